@@ -13,9 +13,10 @@ from published import File
 
 from gallery_lib.console.table import Rows, markdown_table, seconds
 from gallery_lib.measure.replay.sweep_table import read_sweep
-from gallery_lib.report import replay_plots
 from gallery_lib.report.bench.figure import figure_text
 from gallery_lib.report.bench.task_table import task_rows
+from gallery_lib.report.replay.gains import gains_rows
+from gallery_lib.report.replay.scatter import scatter_text
 from gallery_lib.stats import Ratio
 
 _PLAIN = "ddp"
@@ -201,12 +202,12 @@ def sweep(files: Sequence[File]) -> str:
     """Return the picture and table of how much other strategies gain by number of hosts."""
     table = files[-1].path.with_suffix(".csv")
     results = read_sweep(table)
-    picture = f"![{replay_plots.scatter_text(results)}]({files[-1].name}.png)"
+    picture = f"![{scatter_text(results)}]({files[-1].name}.png)"
     return "\n\n".join(
         [
             picture,
             f"Replayed on: {results.machines}.",
-            markdown_table(replay_plots.gains_rows(results)),
+            markdown_table(gains_rows(results)),
         ]
     )
 

@@ -34,8 +34,8 @@ from summary_page import summary_page
 
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.measure.replay.sweep_table import read_sweep
-from gallery_lib.report import replay_plots
 from gallery_lib.report.bench.figure import figure
+from gallery_lib.report.replay.scatter import scatter
 
 _MADE = "<!-- Made by `python3 benchmarks/pages.py` from the raw files beside it. Do not edit. -->"
 
@@ -78,9 +78,7 @@ def _draw_missing(machines: Sequence[Machine]) -> None:
             if file.bench is not None and not picture.exists():
                 figure(file.bench).savefig(picture, dpi=110)
             elif file.name == "sweep" and not picture.exists():
-                replay_plots.scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(
-                    picture, dpi=110
-                )
+                scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(picture, dpi=110)
 
 
 def write(results: Path = RESULTS) -> None:

@@ -3,8 +3,9 @@
     python3 notebooks/build.py            write notebooks/NAME.ipynb for every page
     python3 notebooks/build.py --check    name those that would change (exit code 1)
 
-A task has a page in `pages/`. The notebooks are never edited by hand. Cell ids are counted, so the
-same sources give the same bytes. The figures in the index's table are the committed ones of one
+A task has a page in `pages/`. Its notebook shows the task's own model, loss and optimizer
+(task_cells.py). The notebooks are never edited by hand. Cell ids are counted, so the same sources
+give the same bytes. The figures in the index's table are the committed ones of one
 machine, which is named below the table. The index shows what this machine has measured when it
 runs.
 """
@@ -21,6 +22,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 # A checkout works without being installed.
 sys.path[:0] = [
+    str(FOLDER),
     str(FOLDER.parent),
     str(FOLDER.parent / "docs"),
 ]
@@ -33,6 +35,7 @@ if __name__ == "__main__":
 import generated
 import jupytext
 import nbformat
+import task_cells
 
 from gallery_lib import tasks
 from gallery_lib.config import (
@@ -47,6 +50,7 @@ from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch.latest import Committed
 from gallery_lib.notebooks.batch.measured_code import newest_results
 from gallery_lib.notebooks.batch.shares import CPU_ONLY
+from gallery_lib.notebooks.cells.visible_code import LOOP
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {
@@ -59,7 +63,10 @@ OPTIONS = {
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Return the page's content by its `# name` headings."""
+    """Return the page's content by its `# name` headings.
+
+    A line of code that begins with `#` is no heading: code has it indented or behind other code.
+    """
     result: dict[str, list[str]] = {}
     current: list[str] = []
     for line in page.read_text().splitlines():
@@ -116,13 +123,20 @@ def text_of(page: Path) -> str:
         return string.Template(page.read_text()).substitute(index())
     if page.parent.name == "whole":
         options = OPTIONS.get(page.stem, NotebookConfig)
-        return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
+        return string.Template(page.read_text()).substitute(
+            parameters=parameters_source(options), diff=generated.diff()
+        )
     template = string.Template((FOLDER / "template.md").read_text())
+    task = tasks.get(page.stem)
     try:
         return template.substitute(
             sections(page),
             name=page.stem,
             parameters=parameters_source(NotebookConfig),
+            build_model_cell=task_cells.function_cell(task.build_model),
+            loss_cell=task_cells.function_cell(task.loss),
+            optimizer_cell=task_cells.optimizer_cell(task.optimizer),
+            loop=LOOP,
             diff=generated.diff(),
         )
     except KeyError as missing:

@@ -14,9 +14,12 @@ again takes an hour, not a commit.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 # A checkout works without being installed.
@@ -27,6 +30,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+from gallery_lib import tasks
 from gallery_lib.config.documentation import parameters_source
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.measured_code import is_stale, newest_results
@@ -34,8 +38,10 @@ from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_n
 from gallery_lib.notebooks.batch.parameters import options_class
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_CODE_LINES = 30
+MAX_CODE_LINES = 20
 KERNEL = "gallery"
+WHY = "Why is it faster?"
+"""Heading of the section that says why a model trains faster, in words of its own."""
 HEADER = (
     ("a title", r"\A# \S"),
     ("what one learns", r"\*\*You will learn\*\* \S"),
@@ -119,6 +125,50 @@ def code(notebook: NotebookFile, path: Path) -> Problems:
             )
 
 
+def training(notebook: NotebookFile, path: Path) -> Problems:
+    """Require that a task's notebook shows its training: the model, the loss and the loop."""
+    if path.stem not in tasks.names():
+        return
+    defined = {
+        statement.name
+        for _, cell in _cells(notebook, code=True)
+        for statement in _statements(cell.source)
+        if isinstance(statement, ast.FunctionDef)
+    }
+    for name in ("build_model", "loss", "build_optimizer", "train"):
+        if name not in defined:
+            yield None, f"no cell defines `{name}`: a reader sees no training"
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except SyntaxError:  # a line of IPython's own
+        return []
+
+
+def why(notebook: NotebookFile) -> str:
+    """Return what a notebook says on why its model trains faster; '' where it says nothing."""
+    sources = [cell.source for _, cell in _cells(notebook, code=False)]
+    text = "\n".join(sources).partition(f"## {WHY}\n")[2].partition("\n## ")[0]
+    return " ".join(text.split())
+
+
+def same_reasons(notebooks: Mapping[str, NotebookFile]) -> list[str]:
+    """Return a message for each two notebooks of tasks that give the same reasons."""
+    reasons = {name: why(notebook) for name, notebook in notebooks.items() if name in tasks.names()}
+    messages = [
+        f"{name}.ipynb: the section `{WHY}` is missing"
+        for name, text in reasons.items()
+        if not text
+    ]
+    return messages + [
+        f"{one}.ipynb and {other}.ipynb: the section `{WHY}` is the same in both"
+        for one, other in itertools.combinations(reasons, 2)
+        if reasons[one] and reasons[one] == reasons[other]
+    ]
+
+
 def paths(notebook: NotebookFile, path: Path) -> Problems:
     """Refuse paths that only one machine has."""
     for number, cell in enumerate(notebook.cells, 1):
@@ -169,6 +219,7 @@ RULES: tuple[Callable[[NotebookFile, Path], Problems], ...] = (
     parameters,
     outputs,
     code,
+    training,
     paths,
     links,
 )
@@ -185,6 +236,12 @@ def broken(path: Path) -> list[str]:
         f"{path.name}{f', cell {number}' if number else ''}: {problem}"
         for number, problem in breaches
     ]
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[tuple[str, NotebookFile]]:
+    for path in paths:
+        with contextlib.suppress(InputError):  # which `broken` names
+            yield path.stem, read_notebook(path)
 
 
 def stale_figures(folder: Path, results: Path) -> list[str]:
@@ -215,6 +272,7 @@ def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
     """Print what is broken in any notebook of the folder, and return the exit code."""
     notebooks = sorted(folder.glob("*.ipynb"))
     messages = [message for path in notebooks for message in broken(path)]
+    messages += same_reasons(dict(_readable(notebooks)))
     notes = stale_figures(folder, results)
     print(
         "\n".join(

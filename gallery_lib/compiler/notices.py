@@ -8,7 +8,6 @@ when they are known, once per model.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from gallery_lib.comm import process_group
+from gallery_lib.console.outlets import note
 
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
@@ -31,7 +31,7 @@ def _breaks() -> dict[str, int]:
 
 def _say(message: str) -> None:
     if process_group.rank() == 0:
-        print(message, file=sys.stderr, flush=True)
+        note(message)
 
 
 def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:

@@ -58,6 +58,10 @@ class NotebookConfig:
     block_steps: int | None = option(
         None, "Steps in one turn. Default: the profile's.", unit="steps", minimum=2
     )
+    waterfall: bool = option(
+        True,
+        "Measure one technique after another. Takes minutes the first time; the result is kept.",
+    )
     data_dir: str | None = option(
         None, "Data folder. Default: the mock data that prepare.sh makes."
     )
@@ -126,6 +130,13 @@ class WalkConfig:
         unit="processes",
         minimum=1,
     )
+    rounds: int = option(
+        6,
+        "Turns of each script in the comparison. More narrow the interval, and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    block_steps: int = option(2, "Counted steps in one turn.", unit="steps", minimum=1)
 
 
 @dataclass(frozen=True)

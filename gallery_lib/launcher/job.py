@@ -280,9 +280,9 @@ def launch(
 def _to_its_end(job: Job, shown: Progress) -> Results | None:
     """Show a run until it ends; return its results."""
     try:
-        line = shlex.join(
-            ["python3", "launch_single_task.py", *command_line.words_of(job.launch, job.config)]
-        )
+        model = f"--model={job.config.model}"  # named even where it is the default
+        words = [word for word in command_line.words_of(job.launch, job.config) if word != model]
+        line = shlex.join(["python3", "launch_single_task.py", model, *words])
         # A folder's name may be any bytes.
         shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())
         view = job.view(shown)

@@ -16,9 +16,57 @@ from gallery_lib.comm.rendezvous import loopback_interface, meeting_arguments
 from gallery_lib.compiler import cache
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system import hardware
+from gallery_lib.system.paths import checkout
 from gallery_lib.system.processes import interruptible, run_supervised
 
 _LAST_LINES = 20
+
+
+def command_of(
+    path: Path, arguments: Sequence[str], *, processes: int | None, logs: Path | str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a script, and the variables that it needs.
+
+    The cores are shared out among the processes.
+
+    Args:
+        path: the script.
+        arguments: its arguments.
+        processes: number of torchrun's processes; None: plain python.
+        logs: an empty folder for torchrun's files, which has to stay until the script ends.
+
+    Raises:
+        InputError: the file is missing, or there are not as many devices.
+    """
+    if not path.is_file():
+        raise InputError(f"the script {path} does not exist.", parameter="script")
+    devices = hardware.gpu_count() or hardware.cores()
+    if processes is not None and not 1 <= processes <= devices:
+        raise InputError(
+            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
+        )
+    torchrun = [
+        "-m",
+        "gallery_lib.launcher.torchrun",
+        *meeting_arguments(logs),
+        f"--log-dir={logs}",
+        f"--nproc-per-node={processes}",
+    ]
+    start = [] if processes is None else torchrun
+    environment = {
+        **cache.cache_variables(),
+        **loopback_interface(),
+        "OMP_NUM_THREADS": str(max(1, hardware.cores() // (processes or 1))),
+    }
+    return [sys.executable, *start, str(path), *arguments], environment
+
+
+def shown_command(path: Path, arguments: Sequence[str], *, processes: int | None) -> str:
+    """Return the command line that a reader would type for the script, in the checkout."""
+    root = checkout()
+    file = str(path.relative_to(root)) if root and path.is_relative_to(root) else path.name
+    start = ["python3"] if processes is None else ["torchrun", f"--nproc_per_node={processes}"]
+    return shlex.join([*start, file, *arguments])
 
 
 @interruptible("the script")
@@ -26,8 +74,6 @@ def run_script(
     path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None
 ) -> list[str]:
     """Run a script with plain python or with torchrun; return the lines that it printed.
-
-    The cores are shared out among the processes.
 
     Args:
         path: the script.
@@ -39,35 +85,11 @@ def run_script(
         RunFailed: the script fails; the message has the last lines.
         Interrupted: the script is stopped.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"the script {path} does not exist.", parameter="script")
-    devices = hardware.gpu_count() or hardware.cores()
-    if processes is not None and not 1 <= processes <= devices:
-        raise InputError(
-            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
-        )
-    shown = (
-        ["python", path.name]
-        if processes is None
-        else ["torchrun", f"--nproc_per_node={processes}", path.name]
-    )
-    print("$ " + shlex.join([*shown, *arguments]), flush=True)
-    threads = str(max(1, hardware.cores() // (processes or 1)))
+    path = Path(path).resolve()
     with TemporaryDirectory() as logs:
-        torchrun = [
-            "-m",
-            "gallery_lib.launcher.torchrun",
-            *meeting_arguments(logs),
-            f"--log-dir={logs}",
-        ]
-        start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
-        environment = {
-            **cache.cache_variables(),
-            **loopback_interface(),
-            "OMP_NUM_THREADS": threads,
-        }
-        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], environment)
+        command, environment = command_of(path, arguments, processes=processes, logs=logs)
+        print("$ " + shown_command(path, arguments, processes=processes), flush=True)
+        code, lines = run_supervised(command, environment)
     if code:
         raise RunFailed(
             f"{path.name} ended with exit code {code}. Its last lines:\n"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.comm import process_group
+from gallery_lib.console.outlets import note
 from gallery_lib.data.loading.nesting import map_tensors
 
 _READS_MEMORY = {"as_strided", "as_strided_", "untyped_storage", "data_ptr"}
@@ -187,13 +187,9 @@ class LayoutGuard:
 
 def announce(model: nn.Module, reason: str) -> None:
     """Print why `model` is contiguous though it could gain from channels_last."""
-    print(
-        (
-            f"{type(model).__name__} stays contiguous: {reason}. config.memory.layout = "
-            "'contiguous' says so beforehand."
-        ),
-        file=sys.stderr,
-        flush=True,
+    note(
+        f"{type(model).__name__} stays contiguous: {reason}. config.memory.layout = "
+        "'contiguous' says so beforehand."
     )
 
 

@@ -51,6 +51,13 @@ class OptimizerSpec:
     Only updates that were done count; skipped steps do not.
     """
 
+    @property
+    def in_words(self) -> str:
+        """Return the optimizer with its arguments: `SGD, lr 0.02, momentum 0.9`."""
+        arguments = {"lr": self.lr, "weight_decay": self.weight_decay, **self.arguments}
+        words = (f"{name} {value}" for name, value in arguments.items() if value)
+        return ", ".join([self.name, *words])
+
     def build(
         self,
         parameters: Iterable[nn.Parameter],

@@ -26,9 +26,10 @@ _TABLE_STEPS = 8
 """Number of evenly spread steps that the table of a loss curve has."""
 
 
-def _figure(
+def labelled_figure(
     title: str, x: str, y: str, width: float = 7.0, height: float = 3.6
 ) -> tuple[Figure, Any]:
+    """Return a figure with a title and labelled axes, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
@@ -62,8 +63,8 @@ def throughput(comparison: Comparison) -> Figure:
 
     Start-up is included.
     """
-    figure, axes = _figure(
-        "Throughput since launch, start-up and compilation included",
+    figure, axes = labelled_figure(
+        _throughput_title(comparison),
         "seconds since launch",
         "samples/s",
     )
@@ -84,6 +85,17 @@ def throughput(comparison: Comparison) -> Figure:
     axes.set_ylim(bottom=0)
     axes.legend()
     return figure
+
+
+def _throughput_title(comparison: Comparison) -> str:
+    """Return what the figure says: the rates of both, and how long each trains nothing."""
+    parts = [
+        f"{name}: nothing for {seconds(ends[0])}, then {rate(run.samples_per_second['global'])}"
+        for (name, (ends, _)), run in zip(
+            timelines(comparison).items(), comparison.variants.values(), strict=True
+        )
+    ]
+    return "\n".join(parts)
 
 
 def throughput_text(comparison: Comparison) -> str:
@@ -113,7 +125,7 @@ def throughput_rows(comparison: Comparison) -> Rows:
 
 def losses(comparison: Comparison) -> Figure:
     """Return a figure of the training loss of both variants, step by step."""
-    figure, axes = _figure("Training loss", "step", "loss")
+    figure, axes = labelled_figure(_losses_title(comparison), "step", "loss")
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
         steps, values = zip(
             *[(s, np.nan if v is None else v) for s, v in run.loss["curve"]], strict=True
@@ -121,6 +133,15 @@ def losses(comparison: Comparison) -> Figure:
         axes.plot(steps, values, color=colour, linestyle=line, label=name)
     axes.legend()
     return figure
+
+
+def _losses_title(comparison: Comparison) -> str:
+    """Return what the figure says: from where to where each loss went."""
+    parts = [
+        f"{name}: {_loss(r.loss['first'])} to {_loss(r.loss['last'])}"
+        for name, r in comparison.variants.items()
+    ]
+    return f"Training loss, {'; '.join(parts)}"
 
 
 def _loss(value: float | None) -> str:
@@ -156,8 +177,11 @@ def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
 
 def step_times(comparison: Comparison) -> Figure:
     """Return a figure of the distribution of step times after the warm-up."""
-    figure, axes = _figure(
-        "Step time after the warm-up",
+    medians = [
+        f"{name} below {number(np.median(ms))} ms" for name, ms in _steady(comparison).items()
+    ]
+    figure, axes = labelled_figure(
+        f"Half of the steps: {', '.join(medians)}",
         "step time [ms]",
         "share of steps that take at most this long",
     )
@@ -206,8 +230,11 @@ def break_even(comparison: Comparison) -> Figure:
 
     The lines are extended at the steady-state rate to the break-even point.
     """
-    figure, axes = _figure(
-        "When does the longer start-up pay?", "steps trained", "seconds since launch"
+    paid = comparison.break_even_steps
+    figure, axes = labelled_figure(
+        f"The longer start-up is paid for after {paid:,} steps" if paid else "Time since launch",
+        "steps trained",
+        "seconds since launch",
     )
     steps = comparison.break_even_steps
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):

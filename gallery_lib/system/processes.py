@@ -255,7 +255,10 @@ def interruptible(what: str) -> Iterator[None]:
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:
-    """Send SIGTERM to every descendant of this process, then SIGKILL after the grace period."""
+    """Send SIGTERM to every descendant of this process, then SIGKILL after the grace period.
+
+    A stopped process is resumed, so that it hears SIGTERM.
+    """
     import psutil
 
     me = psutil.Process()
@@ -271,6 +274,7 @@ def end_descendants(grace_seconds: float = 3.0) -> None:
         for process in everyone():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
+                process.resume()
         deadline = time.monotonic() + grace_seconds
         while everyone() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -14,23 +14,13 @@ from gallery_lib.tasks.domains import language_modelling
 
 
 def build_model() -> nn.Module:
-    """Return BART with 6 encoder and 6 decoder layers of width 768 and random weights.
-
-    The default of transformers would be bart-large.
-    """
+    """Return BART, 6 + 6 layers of width 768, with random weights (not the larger default)."""
     from transformers import BartConfig, BartForConditionalGeneration
 
-    config = BartConfig(
-        vocab_size=50265,
-        d_model=768,
-        encoder_layers=6,
-        decoder_layers=6,
-        encoder_attention_heads=12,
-        decoder_attention_heads=12,
-        encoder_ffn_dim=3072,
-        decoder_ffn_dim=3072,
-        use_cache=False,
-    )
+    layers = {"encoder_layers": 6, "decoder_layers": 6}
+    heads = {"encoder_attention_heads": 12, "decoder_attention_heads": 12}
+    inner = {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
+    config = BartConfig(vocab_size=50265, d_model=768, use_cache=False, **layers, **heads, **inner)
     with language_modelling.weights_drawn_once():
         return BartForConditionalGeneration(config)
 

@@ -14,7 +14,7 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
-def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+def build_model(classes: int = 1000) -> nn.Module:
     """Return ResNet-50 for `classes` classes, whose residual branches start small."""
     from torchvision.models.resnet import Bottleneck, resnet50
 

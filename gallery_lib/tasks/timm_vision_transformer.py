@@ -16,7 +16,7 @@ from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 
 
-def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+def build_model(classes: int = 1000) -> nn.Module:
     """Return ViT-S/16 for `classes` classes.
 
     For images of another size than 224² the position embeddings are resampled in each step; the

@@ -15,7 +15,7 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
-def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+def build_model(classes: int = 1000) -> nn.Module:
     """Return VoVNet-39 for `classes` classes.
 
     Its chains of convolutions start small beside the input that they are concatenated with.

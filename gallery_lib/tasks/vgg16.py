@@ -15,7 +15,7 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
 
 
-def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+def build_model(classes: int = 1000) -> nn.Module:
     """Return VGG-16 for `classes` classes.
 
     All layers but the last have centred filters.

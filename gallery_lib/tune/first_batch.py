@@ -6,7 +6,6 @@ change. Earlier calls (evaluation, no gradients) run eagerly and do not tune.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Config
+from gallery_lib.console.outlets import note
 from gallery_lib.tune.candidates import Candidate, candidates
 from gallery_lib.tune.choice import Choice, choose
 
@@ -24,11 +24,7 @@ def _explain(model: nn.Module, choice: Choice) -> None:
         return
     origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
     where = f"; {choice.path} may be edited or deleted" if choice.path else ""
-    print(
-        f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).",
-        file=sys.stderr,
-        flush=True,
-    )
+    note(f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).")
 
 
 def tune_at_first_step(

@@ -1,4 +1,4 @@
-"""ResNet-50 through accelerate(): several processes, automatic mixed precision."""
+"""ResNet-50 through accelerate(): any number of processes, automatic mixed precision."""
 
 import argparse
 import time
@@ -33,6 +33,9 @@ criterion = torch.nn.CrossEntropyLoss()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
 device_type = "cuda" if torch.cuda.is_available() else "cpu"
 scaler = torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
+distributed = torch.distributed.is_initialized()  # not under plain python3
+rank = torch.distributed.get_rank() if distributed else 0
+processes = torch.distributed.get_world_size() if distributed else 1
 
 for epoch in range(options.epochs):
     model.train()
@@ -45,14 +48,9 @@ for epoch in range(options.epochs):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        if i % options.log_steps == 0 and torch.distributed.get_rank() == 0:
+        if i % options.log_steps == 0 and rank == 0:
             seconds = time.time() - start_time
-            throughput = (
-                options.batch_size
-                * options.log_steps
-                / seconds
-                * torch.distributed.get_world_size()
-            )
+            throughput = options.batch_size * options.log_steps / seconds * processes
             print(
                 f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, "
                 f"Throughputs: {throughput:.4f} samples/s"

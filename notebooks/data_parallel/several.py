@@ -1,4 +1,4 @@
-"""ResNet-50 through accelerate(): any number of processes, started by torchrun."""
+"""ResNet-50 through accelerate(): any number of processes, with torchrun or python3."""
 
 import argparse
 import time
@@ -27,6 +27,9 @@ model = torchvision.models.resnet50(num_classes=100)
 model, train_loader = accelerate(model, train_loader)
 criterion = torch.nn.CrossEntropyLoss()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+distributed = torch.distributed.is_initialized()  # not under plain python3
+rank = torch.distributed.get_rank() if distributed else 0
+processes = torch.distributed.get_world_size() if distributed else 1
 
 for epoch in range(options.epochs):
     model.train()
@@ -37,14 +40,9 @@ for epoch in range(options.epochs):
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
-        if i % options.log_steps == 0 and torch.distributed.get_rank() == 0:
+        if i % options.log_steps == 0 and rank == 0:
             seconds = time.time() - start_time
-            throughput = (
-                options.batch_size
-                * options.log_steps
-                / seconds
-                * torch.distributed.get_world_size()
-            )
+            throughput = options.batch_size * options.log_steps / seconds * processes
             print(
                 f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, "
                 f"Throughputs: {throughput:.4f} samples/s"

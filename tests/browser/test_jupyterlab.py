@@ -9,167 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import shutil
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from chromium import chromium, screenshot
+from chromium import screenshot
+from lab_page import Lab, Page, opened, wait_for
 from small_tasks import SMALL
-
-from gallery_lib.system.processes import end_supervised, start_supervised
 
 pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(400)]
 
-MARK = "GALLERY_TEST_MARK"
 PARAMETERS = {
     **SMALL["resnet50"],
     "rounds": 4,
     "block_steps": 2,
     "amp_level": '"O0"',
     "processes": 1,
+    "waterfall": False,
 }
-# A phase as progress shows it.
-PHASE = re.compile(r"^resnet50, ([^:]+(?:: [^:]+)?): [^:]*\d s", re.MULTILINE)
 ENDED_SECONDS = 10.0
 CELLS_SECONDS = 240.0
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.2)
-    return found
-
-
-@dataclass
-class Lab:
-    """A running JupyterLab, whose processes all carry the mark in their environment."""
-
-    process: subprocess.Popen[bytes]
-    mark: str
-    url: str
-    token: str
-    root: Path  # the folder that it shows
-
-    def processes(self) -> set[psutil.Process]:
-        """Return the processes that are there now."""
-        found = set()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get(MARK) == self.mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.add(process)
-        return found
-
-
-@pytest.fixture(scope="module")
-def lab(
-    checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lab]:
-    """Yield a JupyterLab in a copy of the notebooks, and leave nothing of it at the end.
-
-    It has settings and files of its own.
-    """
-    folder = tmp_path_factory.mktemp("lab")
-    root, runtime, log = folder / "checkout", folder / "runtime", folder / "log.txt"
-    shutil.copytree(
-        checkout / "notebooks",
-        root / "notebooks",
-        ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"),
-    )
-    own = {
-        "JUPYTER_RUNTIME_DIR": runtime,
-        "JUPYTER_CONFIG_DIR": folder / "config",
-        "JUPYTERLAB_SETTINGS_DIR": folder / "settings",
-    }
-    own |= {
-        "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
-        "IPYTHONDIR": folder / "ipython",
-        "GALLERY_RUNS_DIR": folder / "runs",
-    }
-    mark = uuid.uuid4().hex
-    with log.open("w") as output:
-        process = start_supervised(
-            [sys.executable, "-m", "gallery_lib.notebooks.jupyterlab", str(root), "--no-browser"],
-            {
-                **kernel,
-                **{k: str(v) for k, v in own.items()},
-                "PYTHONPATH": str(checkout),
-                MARK: mark,
-            },
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        info = wait_for(
-            lambda: next(iter(runtime.glob("jpserver-*.json")), None), 60, "JupyterLab to start"
-        )
-        wait_for(lambda: info.read_text().rstrip().endswith("}"), 5, "its address")
-        values = json.loads(info.read_text())
-        one = Lab(process, mark, values["url"], values["token"], root)
-        yield one
-    finally:
-        end_supervised(process)
-    assert one.processes() == set()
-
-
-@dataclass
-class Page:
-    """The notebook in the browser, by what a reader does and sees."""
-
-    page: Any
-    sources: list[str]  # of the cells, in order
-
-    def cell(self, source: str) -> Any:
-        """Return the cell whose source holds `source`."""
-        (number,) = [number for number, text in enumerate(self.sources) if source in text]
-        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(
-            number
-        )
-
-    def menu(self, name: str, item: str) -> None:
-        """Choose an item of the menu bar."""
-        self.page.locator(".lm-MenuBar-item", has_text=name).click()
-        self.page.locator(".lm-Menu-itemLabel").get_by_text(item, exact=True).click()
-
-    def output(self, source: str) -> str:
-        """Return the text below a cell."""
-        return "\n".join(self.cell(source).locator(".jp-OutputArea-output").all_text_contents())
-
-    def picture(self, source: str, name: str) -> None:
-        """Take a screenshot with the cell in view.
-
-        Cells get their height when they come into view, so the page is scrolled twice.
-        """
-        for _ in range(2):
-            self.cell(source).scroll_into_view_if_needed()
-            self.page.wait_for_timeout(300)
-        screenshot(self.page, name)
-
-    def ran(self, source: str) -> int | None:
-        """Return the number in front of a cell that has run to its end."""
-        found = re.search(r"\[(\d+)\]", self.cell(source).locator(".jp-InputPrompt").text_content())
-        return int(found[1]) if found else None
-
-    def phase(self, source: str) -> str:
-        """Return the phase that progress shows below a cell, or '' before and after it runs."""
-        found = PHASE.search(self.output(source))
-        return found[1] if found else ""
-
 
 TRAINING, MACHINE, LAST = (
     "notebook.compare(settings, processes=1)",
@@ -178,59 +41,11 @@ TRAINING, MACHINE, LAST = (
 )
 
 
-def opened(browser: Any, lab: Lab) -> Page:
-    """Return a page with the notebook open and its kernel ready.
-
-    The notebook is opened in the file browser, from JupyterLab's index.
-    """
-    notebook = lab.root / "notebooks" / "resnet50.ipynb"
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(60_000)
-    page.goto(f"{lab.url}?token={lab.token}")
-    page.locator(
-        ".jp-NotebookPanel", has_text="Accelerated PyTorch training: the gallery"
-    ).wait_for()
-    screenshot(page, "jupyterlab-1-index")
-    page.locator(".jp-DirListing-item", has_text=notebook.name).dblclick()
-    page.locator(
-        ".jp-NotebookPanel:not(.lm-mod-hidden)",
-        has_text="Image classification with a residual network",
-    ).wait_for()
-    page.locator(
-        '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]'
-    ).wait_for()
-    return Page(
-        page, ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]]
-    )
-
-
-def edit_parameters(shown: Page) -> None:
-    """Click into the parameters cell and write other values into it."""
-    (before,) = [text for text in shown.sources if text.startswith("profile: str")]
-    after = before
-    for name, value in PARAMETERS.items():
-        after, changes = re.subn(
-            rf"^({name}: \w+ = )\S+", rf"\g<1>{value}", after, flags=re.MULTILINE
-        )
-        assert changes == 1
-    editor = shown.cell("profile: str").locator(".cm-content")
-    editor.click()
-    shown.page.keyboard.press("ControlOrMeta+a")
-    shown.page.keyboard.insert_text(after)
-    assert "image_size: int = 64" in editor.text_content()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as one:
-        yield one
-
-
 @pytest.fixture(scope="module")
 def shown(browser: Any, lab: Lab) -> Page:
     """Return the notebook, opened and with small parameters."""
-    page = opened(browser, lab)
-    edit_parameters(page)
+    page = opened(browser, lab, "resnet50", "Image classification with a residual network")
+    page.set_parameters(PARAMETERS)
     return page
 
 

@@ -38,3 +38,4 @@ def test_the_notebook_measures_the_techniques_on_a_lab(
     ):
         assert row in text
     assert "Hierarchical averaging does not apply" in text
+    assert text.count("**What to do with it**: ") == 5  # below each finding

@@ -1,4 +1,4 @@
-"""The notebook on communication: its parameters, and a machine that cannot have a lab."""
+"""The notebook on communication: its parameters, advice, and a machine that cannot have a lab."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import subprocess
 from pathlib import Path
 
+import made_effects
 import pytest
 from executed_notebook import execute
 from refusal import refused
 
 from gallery_lib.cluster import requirements
+from gallery_lib.measure.communication.convergence import Scores
 from gallery_lib.notebooks.cells import communication
 
 _WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
@@ -45,7 +47,28 @@ def test_without_a_lab_effects_are_not_measured_with_the_reason(
     for show in (communication.show_effects, communication.show_parity, communication.show_buckets):
         capsys.readouterr()
         show(effects)
-        assert "**Not measured**: a lab needs the command `ip`" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "**Not measured**: a lab needs the command `ip`" in said
+        assert ("**What to do with it**: choose nothing by what was not measured." in said) == (
+            show is communication.show_effects
+        )
+
+
+def test_each_finding_is_followed_by_what_to_do_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    effects = made_effects.effects()
+    settings = communication.settings({"model": "tts_angular", "rate": "1gbit"})
+    by_format = {"fp32": [0.9, 0.95], "bf16": [0.9, 0.95], "PowerSGD": [0.1, 0.2]}
+    scores = [Scores("digits", "held-out accuracy", True, by_format)]
+    for show, finding, advice in (
+        (communication.show_bytes, settings, "In fp32, a link of 1000 Mbit/s is busy for"),
+        (communication.show_effects, effects, "If you accept rounding, use bf16: 2.0"),
+        (communication.show_parity, effects, "Do not use int8: the gradients are wrong."),
+        (communication.show_buckets, effects, "Send fewer bytes, or use a faster link."),
+        (communication.show_learned, scores, "Use bf16 where it is faster"),
+    ):
+        capsys.readouterr()
+        show(finding)
+        assert advice in capsys.readouterr().out.partition("**What to do with it**: ")[2]
 
 
 @pytest.fixture
@@ -82,3 +105,4 @@ def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(
     assert text.count("**Not measured**: the kernel lets this user make no network namespaces") == 3
     assert sum("image/png" in output.data for output in outputs) == 2  # bytes, and what was learned
     assert "| digits, mixed units | int8, no error feedback |" in text
+    assert text.count("**What to do with it**: ") == 3  # on bytes, step times and learning

@@ -100,7 +100,10 @@ def test_the_shipped_notebooks_keep_the_conventions(checkout: Path) -> None:
             code("1", outputs=[{"output_type": "stream", "name": "stdout", "text": "1"}]),
             "has outputs or an execution count",
         ),
-        (code("x = 1\n" * 31), "has 31 lines; at most 30"),
+        (code("x = 1\n" * 21), "has 21 lines; at most 20"),
+        (replaced("def train(", "def fit("), "no cell defines `train`"),
+        (replaced("def build_model(", "def build("), "no cell defines `build_model`"),
+        (replaced("## Why is it faster?", "## Reasons"), "`Why is it faster?` is missing"),
         (code("!pip install torch"), "starts a command (`!`)"),
         (code("lines = !ls"), "starts a command (`lines = !`)"),
         (code("%%bash\nls"), "starts a command (`%%bash`)"),
@@ -134,13 +137,23 @@ def test_each_breach_is_named(
             "Forward and/or backward, 3 images / s, see https://example.org/a/b "
             "or [the docs](https://example.org/x)."
         ),
-        text("See [above](#The-machine), and `data[0](x)` in code."),
+        text("See [above](#The-data), and `data[0](x)` in code."),
     ],
 )
 def test_what_only_looks_like_a_breach_passes(
     changed: Callable[[Change], tuple[int, str]], change: Change
 ) -> None:
     assert changed(change) == (0, "checked: 1 notebook(s), 0 breach(es)\n")
+
+
+def test_two_notebooks_with_the_same_reasons_are_named(checkout: Path, tmp_path: Path) -> None:
+    source = (checkout / "notebooks" / "resnet50.ipynb").read_text()
+    for name in ("resnet50", "vgg16"):
+        (tmp_path / f"{name}.ipynb").write_text(source)
+    code, words = check(checkout, tmp_path)
+    assert code == 1
+    expected = "resnet50.ipynb and vgg16.ipynb: the section `Why is it faster?` is the same in both"
+    assert expected in words
 
 
 def test_figures_of_other_code_are_noted_and_break_nothing(checkout: Path, tmp_path: Path) -> None:

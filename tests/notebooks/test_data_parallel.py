@@ -5,13 +5,16 @@ It goes from one process to several.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusal import refused
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.launcher.script import run_script
+from gallery_lib.launcher.script import run_script, shown_command
+from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 from gallery_lib.notebooks.cells import data_parallel
 from gallery_lib.system import hardware
 
@@ -48,7 +51,60 @@ def test_a_scripts_lines_come_back(tmp_path: Path, capsys: pytest.CaptureFixture
     script = tmp_path / "prints.py"
     script.write_text("import sys\nprint('got', *sys.argv[1:])\n")
     assert run_script(script, ["--steps=3"]) == ["got --steps=3"]
-    assert "$ python prints.py --steps=3" in capsys.readouterr().out
+    assert "$ python3 prints.py --steps=3" in capsys.readouterr().out
+
+
+def test_a_command_is_shown_as_one_would_type_it_in_the_checkout(checkout: Path) -> None:
+    script = checkout / "notebooks" / "data_parallel" / "several.py"
+    shown = "notebooks/data_parallel/several.py --epochs=2"
+    assert shown_command(script, ["--epochs=2"], processes=None) == f"python3 {shown}"
+    assert shown_command(script, ["--epochs=2"], processes=4) == (
+        f"torchrun --nproc_per_node=4 {shown}"
+    )
+
+
+def walk(**parameters: Any) -> data_parallel.WalkSettings:
+    return data_parallel.settings({"processes": 1, **parameters})
+
+
+def test_every_script_takes_turns_and_mixed_precision_also_on_one_process() -> None:
+    scripts = data_parallel._scripts_in_turns(dataclasses.replace(walk(), processes=2))
+    assert {name: script.command.processes for name, script in scripts.items()} == {
+        "native": None,
+        "accelerated": None,
+        "several (2)": 2,
+        "mixed_precision (1)": None,
+        "mixed_precision (2)": 2,
+    }
+    assert scripts["accelerated"].starts_like == "native"
+    assert scripts["accelerated"].tolerance == LOSS_TOLERANCE["O0"]
+    assert scripts["several (2)"].starts_like is None
+    assert len({tuple(script.command.arguments) for script in scripts.values()}) == 1
+
+
+def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
+    assert list(data_parallel._scripts_in_turns(walk())) == [
+        "native",
+        "accelerated",
+        "several (1)",
+        "mixed_precision (1)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "images"),
+    [
+        # one epoch holds all turns twice: 2 × 6 × (1 + 2) steps
+        ({"images": 128, "batch_size": 8}, 36 * 8),
+        ({"images": 100, "batch_size": 8}, 36 * 8),
+        # not more than a gibibyte of images, in whole batches
+        ({"images": 64, "batch_size": 8, "image_size": 1024}, 10 * 8),
+        ({"images": 130, "batch_size": 8, "image_size": 1024, "rounds": 100}, 16 * 8),
+        ({"images": 999, "batch_size": 64, "image_size": 1024, "log_steps": 1}, 15 * 64),
+    ],
+)
+def test_the_images_of_the_turns_are_whole_batches(sizes: dict[str, int], images: int) -> None:
+    assert data_parallel._images_in_turns(walk(**sizes)) == images
 
 
 @pytest.mark.parametrize(

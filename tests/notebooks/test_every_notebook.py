@@ -28,7 +28,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 PARAMETERS = {
     **{
-        name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()
+        name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1, "waterfall": False}
+        for name, sizes in SMALL.items()
     },
     **OTHERS,
 }
@@ -100,8 +101,14 @@ def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
     It shows so many comparisons, in which baseline and backend train alike.
     """
     text, figures = shown(executed.code)
-    assert len(figures) >= 3
+    assert len(figures) >= 6
     for part in (
+        "GFLOP, forward and backward",  # of the model
+        "+model, loader, optimizer = accelerate(model, loader, optimizer, settings.config)",
+        "A step takes",  # of the profile
+        "Model, loss and optimizer are those of the gallery's task",
+        "| 1 | yes |",  # of the launcher with --compiler-opt
+        "held-out metric",
         "step time p50",
         "start-up",
         "gradient scale",
@@ -129,13 +136,49 @@ def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_a_tasks_notebook_compares_on_several_processes(run: Callable[..., Executed]) -> None:
-    executed = run("tts_angular", processes=2)
+def test_a_tasks_notebook_runs_on_several_processes_and_measures_techniques(
+    run: Callable[..., Executed],
+) -> None:
+    executed = run("tts_angular", processes=2, waterfall=True)
     check_a_tasks_notebook(executed, comparisons=2)
     text = shown(executed.code)[0]
     assert (
         "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
     )
+    assert "| 2 | yes |" in text  # of the launcher
+    assert "+ fused-optimizer" in text and "over the row above" in text
+
+
+MUTATIONS = {
+    "the sign of the loss in the loop": (
+        "scaler.scale(value).backward()",
+        "scaler.scale(-value).backward()",
+        "The loop is yours",
+    ),
+    "a learning rate of 0": ("RAdam(parameters, lr=1e-3)", "RAdam(parameters, lr=0.0)", "Yours: "),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_broken_training_shows_as_a_loss_that_does_not_fall(
+    mutation: str, checkout: Path, tmp_path: Path, kernel: dict[str, str]
+) -> None:
+    before, after, announced = MUTATIONS[mutation]
+    source = (checkout / "notebooks" / "tts_angular.ipynb").read_text()
+    assert source.count(before) == 1
+    mutated = tmp_path / "mutated" / "tts_angular.ipynb"
+    mutated.parent.mkdir()
+    mutated.write_text(source.replace(before, after))
+    parameters = {**PARAMETERS["tts_angular"], "batch_size": 32}
+    executed = execute(mutated, tmp_path, parameters, kernel)
+    text = shown(executed.code)[0]
+    assert "**No loss fell" in text and announced in text
+    (found,) = (json.loads(path.read_text()) for path in executed.runs.rglob("comparison.json"))
+    for results in found["variants"].values():
+        fell = results["loss"]["last"] < 0.9 * results["loss"]["first"]
+        # The loop is the notebook's own; the optimizer is measured below.
+        assert fell is (mutation == "the sign of the loss in the loop")
 
 
 @pytest.mark.slow

@@ -56,6 +56,10 @@ def test_what_was_not_measured_is_named_and_other_models_are_shown(
     )
     performance_data.show_other_models(sweep)
     assert "not one of the gallery's" in capsys.readouterr().out
+    performance_data.show_advice(sweep)
+    said = capsys.readouterr().out
+    assert "**What to do with it**: With plain DDP, use more hosts for my_model (1.7× on 2)" in said
+    assert "| my_model | 1.67× | not measured | not measured | yes | 2 hosts 1.10× |" in said
 
 
 def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
@@ -72,6 +76,8 @@ def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
         "| vgg16 | 8 | not measured | not measured | vgg16 needs about 30 GiB" in said
         and "Scatter plot" not in said
     )
+    performance_data.show_advice(sweep)
+    assert "Choose nothing by this sweep: nothing was measured" in capsys.readouterr().out
 
 
 def shown(cells: list[Any]) -> tuple[str, list[str]]:
@@ -108,6 +114,8 @@ def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(
     ]
     assert "| rate of each host's link | 10gbit, emulated |" in text and "| stretch | 8 |" in text
     assert "gains of +0 % to +70 %." in text
+    assert "**What to do with it**: With plain DDP, use more hosts for alexnet (3.3× on 8)" in text
+    assert "On 1 host it gains nothing that is certain" in text
     assert "| hf_Bert | 8 | not measured | not measured | no reason recorded |" in text
     assert text.count("**Not measured**") == len(tasks.names()) - len(synthetic_sweep.MODELS)
     assert (
@@ -128,5 +136,6 @@ def test_without_a_sweep_the_notebook_says_not_measured_and_goes_on(
         ).code
     )
     assert alternatives == []
-    assert text.count("**Not measured**: no sweep was read above.") == 1 + len(tasks.names()) + 1
+    # The scatter plot, each task, other models, and what to do.
+    assert text.count("**Not measured**: no sweep was read above.") == 1 + len(tasks.names()) + 2
     assert "python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2" in text

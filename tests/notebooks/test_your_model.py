@@ -5,10 +5,12 @@ The reader's own line of code stands beside the explanation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 from notebooks.own_mistakes import BATCH_SIZE, CELL, MISTAKES, RETURN_LOSS, changed
@@ -19,6 +21,12 @@ from gallery_lib.config import YourModelConfig, options
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.tasks.domains.own_functions import OPTIMIZERS
+
+
+@pytest.fixture
+def shipped(checkout: Path) -> Any:
+    """Return the notebook as it is shipped."""
+    return nbformat.read(checkout / "notebooks" / "your_model.ipynb", as_version=4)
 
 
 @pytest.fixture
@@ -189,3 +197,38 @@ def test_what_differs_between_kinds_of_batches_is_no_mistake(
                 "x, y = batch\n", f"{unpack}\n"
             )
         )
+
+
+def test_the_notebook_begins_with_the_example_and_ends_with_the_whole_diff(
+    shipped: Any, checkout: Path
+) -> None:
+    code = [place for place, cell in enumerate(shipped.cells) if cell.cell_type == "code"]
+    assert "def build_model" in shipped.cells[code[0]].source
+    before = "\n".join(cell.source for cell in shipped.cells[: code[0]])
+    assert len(before.split()) < 100  # title, what one learns and needs
+    after = "\n".join(cell.source for cell in shipped.cells[code[-1] + 1 :])
+    diff = after.partition("```diff\n")[2].partition("```")[0]
+    (shown,) = re.findall(r"```diff\n.*?```", (checkout / "README.md").read_text(), re.DOTALL)
+    assert f"```diff\n{diff}```" == shown
+    assert re.findall(r"^## (.*)", after.partition("```diff")[2], re.MULTILINE) == ["Next steps"]
+
+
+def test_the_shipped_example_is_tried_and_learns(
+    shipped: Any, settings_of: Callable[..., Any]
+) -> None:
+    source = next(cell.source for cell in shipped.cells if cell.cell_type == "code")
+    settings = settings_of(source, batch_size=16)
+    data = tasks.data_of(settings.train)
+    torch.manual_seed(0)
+    model = settings.task.build_model()
+    optimizer = settings.task.optimizer.build(
+        model.parameters(), lr=None, weight_decay=None, accelerated=False
+    )
+    losses = []
+    for number in range(8):
+        optimizer.zero_grad()
+        loss = settings.task.loss(model, data.train[number])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-3:]) / 3 < 0.8 * losses[0]

@@ -21,7 +21,6 @@ FILES: dict[str, str] = {
     "tests/against_torch/loaders.py": "table of the kinds of loaders, with the class of each",
     "tests/against_torch/loops.py": "table of training loops, written out as people write them",
     "tests/against_torch/models.py": "table of the kinds of models, with the class of each",
-    "tests/browser/test_jupyterlab.py": "one story in one browser session, which takes minutes",
     "tests/comm/test_accelerate_ddp.py": "the tests share processes, which take seconds to start",
     "tests/cuda_on_host/mutation.py": "table of mutations, with the loop that tries them",
     "tests/data/loading/test_loaders_on_ranks.py": "the tests share processes, likewise",

@@ -168,7 +168,7 @@ def test_each_document_shows_commands() -> None:
         "CONTRIBUTING.md",
         "docs/guides/numbers.md",
         "notebooks/template.md",
-        "notebooks/pages/resnet50.md",
+        "notebooks/pages/speech_transformer.md",
     } <= shown
     assert len(PACKED_COMMANDS) >= 3
     assert shutil.which("bash")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import made_effects
 import pytest
+from made_effects import effect
 
-from gallery_lib.config import Comm
-from gallery_lib.measure.communication.bucket_times import Timeline
 from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
+from gallery_lib.measure.communication.strategies import PLAIN, Effects
 from gallery_lib.report.communication.buckets import buckets, buckets_rows, buckets_text
 from gallery_lib.report.communication.bytes_sent import (
     BytesSent,
@@ -25,41 +25,11 @@ from gallery_lib.report.communication.step_times import (
     waterfall_rows,
     waterfall_text,
 )
-from gallery_lib.stats import ratio_of_medians
-
-BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
-
-
-def effect(wire: str, seconds: float, error: float | None, same: bool = True) -> Effect:
-    rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
-    timeline = (
-        Timeline(0.01, seconds, [(1.0, 0.02, 0.1), (3.0, 0.03, seconds)])
-        if error is not None
-        else None
-    )
-    ratio = ratio_of_medians(BASELINE, rounds)
-    return Effect(
-        dataclasses.asdict(Comm(wire=wire)),
-        rounds,
-        ratio,
-        4 * 2**20,
-        4.2 * 2**20,
-        error,
-        same,
-        timeline,
-    )
 
 
 @pytest.fixture
 def effects() -> Effects:
-    plain = dataclasses.replace(effect("exact", 0.4, 3e-8), ratio=None, rounds=BASELINE)
-    ways = {
-        PLAIN: plain,
-        "bf16": effect("bf16", 0.2, 0.002),
-        "int8": effect("int8", 0.1, 0.5),
-        ALONE: effect("exact", 0.05, None),
-    }
-    return Effects("2 hosts × 1 processes", 1, 1_000_000, 0.99, ways)
+    return made_effects.effects()
 
 
 def test_what_comes_from_a_lab_says_emulated_link_in_title_text_and_table(effects: Effects) -> None:
@@ -105,6 +75,7 @@ def test_each_bucket_has_its_bar_and_each_technique_its_line(effects: Effects) -
         "20.0 ms",
         "30.0 ms",
         "200 ms",
+        "170 ms",
     ]
 
 

@@ -50,11 +50,15 @@ def test_the_example_trains_without_being_registered(task_file: str, tmp_path: P
     assert results is not None and results.steps == 3 and results.loss["last"] is not None
 
 
-def test_a_page_is_all_that_its_notebook_takes(checkout: Path, tmp_path: Path) -> None:
+def test_a_page_is_all_that_its_notebook_takes(
+    task_file: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = importlib.util.spec_from_file_location("build", checkout / "notebooks" / "build.py")
     assert spec and spec.loader
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
+    task = tasks.get(task_file)
+    monkeypatch.setattr(tasks, "get", {"mobilenet_v3": task}.__getitem__)
     page = tmp_path / "pages" / "mobilenet_v3.md"
     page.parent.mkdir()
     sections = {
@@ -63,13 +67,17 @@ def test_a_page_is_all_that_its_notebook_takes(checkout: Path, tmp_path: Path) -
         "minutes": "a minute",
         "data": "D.",
         "model": "M.",
-        "next_steps": "N.",
+        "architecture_text": "A.",
+        "architecture": "notebook.show_source(build_model)",
+        "steps": "6",
+        "why": "W.",
+        "techniques": '"compiler"',
+        "exercises": "1. E.",
     }
     page.write_text("\n".join(f"# {name}\n{text}\n" for name, text in sections.items()))
     notebook = nbformat.reads(build.render(page), as_version=4)
     text = "\n".join(cell.source for cell in notebook.cells)
-    assert (
-        'notebook.settings("mobilenet_v3")' in text
-        and "# MobileNetV3" in text
-        and "resnet50" not in text
-    )
+    assert 'notebook.settings("mobilenet_v3")' in text and "# MobileNetV3" in text
+    assert "resnet50" not in text
+    assert "mobilenet_v3_small(num_classes=1000, dropout=0.0)" in text
+    assert "torch.optim.AdamW(parameters, lr=1e-3)" in text

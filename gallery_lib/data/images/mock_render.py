@@ -23,12 +23,12 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.data.images.mock_classes import MAX_CLASSES, look
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 96
 JPEG_SUBSAMPLING = "444"
-MAX_CLASSES = 1000
 # version of the drawing: change it whenever render() would draw another image for the same spec
 STYLE = 1
 
@@ -110,9 +110,7 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
         )
     seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
     rng = np.random.Generator(np.random.Philox(seed))
-    a, b, c = (spec.label(split, index) // d % 10 for d in (1, 10, 100))
-    # ten classes already differ in all three
-    hue, outline, texture = a, (a + b) % 10, (a + b + c) % 10
+    hue, outline, texture = look(spec.label(split, index))
 
     height, width = _size(rng)
     noise = ground(spec.seed, rng, height, width)

@@ -36,11 +36,12 @@ _LIBRARIES = (
 )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are measured, by name."""
     return {name: library_version(name) or "not installed" for name in _LIBRARIES}
 
 
-def _digest(plan: Plan, alive: int | None) -> str:
+def digest_of(plan: Plan, alive: int | None) -> str:
     """Return a digest of everything that the figures depend on.
 
     These are the options, the package's sources, the versions and the machine.
@@ -49,7 +50,7 @@ def _digest(plan: Plan, alive: int | None) -> str:
     facts = [
         float64_reference.key(plan.config, 1),
         *(dataclasses.asdict(plan.compare), variants, list(plan.modes), dict(plan.absent), alive),
-        *(_versions(), hardware.cores()),
+        *(versions(), hardware.cores()),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -142,10 +143,10 @@ def run(
     conditions = options.to_mapping(config)
     del conditions["resume"], conditions["out"]
     bench = Bench(
-        kind, shlex.join(command), conditions, hardware.machine_facts(), _versions(), dict(earlier)
+        kind, shlex.join(command), conditions, hardware.machine_facts(), versions(), dict(earlier)
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
-        digest = _digest(plan, config.alive)
+        digest = digest_of(plan, config.alive)
         if _is_done(name, earlier, digest):
             continue
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name

@@ -24,6 +24,7 @@ from gallery_lib.measure.bench.result import EAGER, OURS, AmpLevel
 from gallery_lib.measure.comparison.plan import Variant
 from gallery_lib.measure.variants import by_hand, forms, peers, recipes
 from gallery_lib.measure.variants.forms import BEST, EAGER_BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS
+from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
 
@@ -219,16 +220,33 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
 def waterfall_plan(name: str, config: BenchConfig) -> Plan:
     """Return the plan for the task `name`, with one technique after another."""
     train, compare = _run_options(name, config)
+    return waterfall_of(train, compare, {technique: [technique] for technique in TECHNIQUES})
+
+
+def waterfall_of(
+    train: TrainConfig, compare: CompareConfig, added: Mapping[str, Sequence[str]]
+) -> Plan:
+    """Return the plan of a waterfall: each variant adds techniques to the one before it.
+
+    Args:
+        train: options of the run.
+        compare: options of the turns.
+        added: the techniques that each variant adds, by the variant's name, in order.
+    """
     baseline = EAGER[train.amp_level]
     variants = {baseline: _variant(train, [], counts_traffic=True)}
     absent: dict[str, str] = {}
     words: list[str] = []
-    for technique in recipes.TECHNIQUES:
-        if why := recipes.reason_not_applied(technique, train.amp_level):
-            absent[technique] = f"does not apply: {why}"
+    for name, techniques in added.items():
+        reasons = {t: recipes.reason_not_applied(t, train.amp_level) for t in techniques}
+        applied = [technique for technique, why in reasons.items() if why is None]
+        if not applied:
+            absent[name] = (
+                f"does not apply: {'; '.join(dict.fromkeys(filter(None, reasons.values())))}"
+            )
             continue
-        words = [*words, technique]
-        variants[technique] = _variant(train, words)
+        words = [*words, *applied]
+        variants[name] = _variant(train, words)
     others = list(variants)[1:]
     pairs = [(baseline, variant) for variant in others] + list(itertools.pairwise(others))
-    return Plan(train, compare, variants, absent, pairs, [baseline, *recipes.TECHNIQUES])
+    return Plan(train, compare, variants, absent, pairs, [baseline, *added])

@@ -11,5 +11,6 @@
   `deviation`: a value and its limit, of which checks are made.
 - `process_spread`: how far apart processes of the same code are, which widens every interval.
 - `machine_load`: what else wanted the machine. `work_per_step`: FLOPs and bytes of a step.
+- `script_turns`: unchanged scripts in turns, by what they log; `paused_script` is one of them.
 - `first_pass`: one pass of a reader's own task before any process is started for it.
 """

@@ -30,7 +30,10 @@ _NOT_MEASURED = (
     *("config/__init__.py", "config/commands.py", "config/cluster.py"),
 )
 _ONLY_FOR = {
-    "data_parallel": ("notebooks/cells/data_parallel.py",),
+    "data_parallel": (
+        *("notebooks/cells/data_parallel.py", "measure/comparison/paused_script.py"),
+        "measure/comparison/script_turns.py",
+    ),
     "communication": (
         *("notebooks/cells/communication.py", "measure/communication", "cluster"),
         "config/communication.py",

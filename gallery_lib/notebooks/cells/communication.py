@@ -1,8 +1,9 @@
 """Functions for the notebook `communication`: bytes on the wire, step times on a lab, learning.
 
 Step times show the effect of each technique on a lab. Learning shows what a model learns with each
-wire format. Where this machine cannot have a lab, the lab's figures are shown as not measured, with
-the reason, and the other cells go on.
+wire format. Below each finding stands what to do with it, made from the same data. Where this
+machine cannot have a lab, the lab's figures are shown as not measured, with the reason, and the
+other cells go on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from gallery_lib.measure.communication.strategies import Effects
 
 
+UNKNOWN = (
+    "choose nothing by what was not measured. Run this notebook where a lab can be made, or "
+    "compare on your own machines with `benchmarks/ddp_benchmark.py`."
+)
+"""What to do where the techniques were not measured."""
+
+
 @dataclass(frozen=True)
 class NotMeasured:
     """Placeholder for figures that were not measured, with the reason."""
@@ -30,6 +38,10 @@ class NotMeasured:
     def __str__(self) -> str:
         """Return the reason as Markdown."""
         return f"**Not measured**: {self.reason}"
+
+
+def _show_advice(text: str) -> None:
+    display_markdown(f"**What to do with it**: {text}")
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
@@ -68,6 +80,7 @@ def show_bytes(settings: WireConfig) -> None:
     from gallery_lib.measure.communication import bytes_sent
     from gallery_lib.report.communication.bytes_sent import (
         BytesSent,
+        bytes_advice,
         bytes_figure,
         bytes_rows,
         bytes_text,
@@ -77,7 +90,7 @@ def show_bytes(settings: WireConfig) -> None:
         shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
     formats = {
         "fp32": Comm(),
-        "bf16, fp16": Comm(wire="bf16"),
+        "bf16 or fp16": Comm(wire="bf16"),
         "int8": Comm(wire="int8"),
         "PowerSGD": Comm(wire="powersgd"),
     }
@@ -95,6 +108,7 @@ def show_bytes(settings: WireConfig) -> None:
         f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
         "time that rounding takes."
     )
+    _show_advice(bytes_advice(counted))
 
 
 def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
@@ -126,12 +140,14 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
 
 
 def show_effects(effects: Effects | NotMeasured) -> None:
-    """Show the step times of each technique."""
+    """Show the step times of each technique, and which to use."""
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
+        _show_advice(UNKNOWN)
         return
     from gallery_lib.report.communication import EMULATED
     from gallery_lib.report.communication.step_times import (
+        effects_advice,
         waterfall,
         waterfall_rows,
         waterfall_text,
@@ -150,6 +166,7 @@ def show_effects(effects: Effects | NotMeasured) -> None:
             "`processes`)."
         )
     display_markdown(" ".join(notes))
+    _show_advice(effects_advice(effects))
 
 
 def show_parity(effects: Effects | NotMeasured) -> None:
@@ -157,9 +174,10 @@ def show_parity(effects: Effects | NotMeasured) -> None:
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
-    from gallery_lib.report.communication.parity import parity_rows
+    from gallery_lib.report.communication.parity import parity_advice, parity_rows
 
     display_markdown(markdown_table(parity_rows(effects)))
+    _show_advice(parity_advice(effects))
 
 
 def show_buckets(effects: Effects | NotMeasured) -> None:
@@ -167,9 +185,15 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
-    from gallery_lib.report.communication.buckets import buckets, buckets_rows, buckets_text
+    from gallery_lib.report.communication.buckets import (
+        buckets,
+        buckets_advice,
+        buckets_rows,
+        buckets_text,
+    )
 
     display_figure(buckets(effects), buckets_text(effects), buckets_rows(effects))
+    _show_advice(buckets_advice(effects))
 
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
@@ -181,6 +205,12 @@ def learn_digits(settings: WireConfig) -> list[Scores]:
 
 def show_learned(trainings: list[Scores]) -> None:
     """Show what each wire format has learned, and whether that is within the noise of fp32."""
-    from gallery_lib.report.communication.learning import learned, learned_rows, learned_text
+    from gallery_lib.report.communication.learning import (
+        learned,
+        learned_rows,
+        learned_text,
+        learning_advice,
+    )
 
     display_figure(learned(trainings), learned_text(trainings), learned_rows(trainings))
+    _show_advice(learning_advice(trainings))

@@ -1,4 +1,4 @@
-"""Functions for the notebook `data_parallel`: show its scripts, compare them by line, run them.
+"""Functions for the notebook `data_parallel`: show its scripts, run them, compare them in turns.
 
 The scripts are files in `notebooks/data_parallel/`. So the shown text is what runs, and it can be
 copied.
@@ -7,22 +7,26 @@ copied.
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import WalkConfig, options
 from gallery_lib.console.table import markdown_table
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_markdown
+from gallery_lib.notebooks.cells.display import display_figure, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
-_LINE = re.compile(
-    r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$"
-)
+if TYPE_CHECKING:
+    from gallery_lib.measure.comparison.paused_script import LoggedLine
+    from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
+
+_IMAGE_BYTES = 2**30
+"""Memory that the images of a script may take in the comparison in turns."""
+_LEAST_STEPS = 4
+"""Steps of an epoch in the comparison in turns; the first one of an epoch does not count."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class WalkSettings:
     epochs: int
     log_steps: int
     processes: int
+    rounds: int
+    block_steps: int
 
     def arguments(self) -> list[str]:
         """Return the command-line options for the scripts."""
@@ -44,15 +50,11 @@ class WalkSettings:
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """One run of a script.
-
-    `lines` holds (epoch, step, loss, samples per second of all processes) for every line that the
-    script logged.
-    """
+    """One run of a script, with every line that it logged."""
 
     title: str
     processes: int
-    lines: list[tuple[int, int, float, float]]
+    lines: list[LoggedLine]
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
@@ -76,6 +78,8 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
         epochs=config.epochs,
         log_steps=config.log_steps,
         processes=config.processes or min(devices, 8),
+        rounds=config.rounds,
+        block_steps=config.block_steps,
     )
     if result.processes > devices:
         raise InputError(
@@ -129,12 +133,10 @@ def run(name: str, settings: WalkSettings, processes: int | None = None) -> Scri
         RunFailed: when the script fails.
     """
     from gallery_lib.launcher.script import run_script  # imports torch
+    from gallery_lib.measure.comparison.paused_script import logged
 
-    matches = [
-        _LINE.match(line)
-        for line in run_script(_script(name), settings.arguments(), processes=processes)
-    ]
-    lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in matches if m]
+    output = run_script(_script(name), settings.arguments(), processes=processes)
+    lines = [line for line in map(logged, output) if line is not None]
     return ScriptRun(name, processes or 1, lines)
 
 
@@ -152,9 +154,107 @@ def show_table(*runs: ScriptRun) -> None:
     ]
     for run in runs:
         first, last = run.lines[0], run.lines[-1]
-        steps = max(step for _, step, _, _ in run.lines)
-        rates = [f"{line[3]:.1f} samples/s" for line in (first, last)]
-        rows.append(
-            [run.title, str(run.processes), str(steps), *rates, f"{first[2]:.2f} → {last[2]:.2f}"]
-        )
+        steps = max(line.step for line in run.lines)
+        rates = [f"{line.samples_per_second:.1f} samples/s" for line in (first, last)]
+        losses = f"{first.loss:.2f} → {last.loss:.2f}"
+        rows.append([run.title, str(run.processes), str(steps), *rates, losses])
     display_markdown(markdown_table(rows))
+
+
+def _images_in_turns(settings: WalkSettings) -> int:
+    """Return how many images the compared scripts train on, as whole batches of all processes.
+
+    One epoch holds the comparison if its images fit into `_IMAGE_BYTES`.
+    """
+    batch = settings.batch_size * settings.processes
+    steps = 2 * settings.rounds * (1 + settings.block_steps)
+    bytes_of_one = 3 * settings.image_size**2 * 4
+    most = max(settings.images, _LEAST_STEPS * batch, _IMAGE_BYTES // bytes_of_one)
+    return min(steps * batch, most) // batch * batch
+
+
+def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
+    """Return the scripts to compare by name, the baseline first.
+
+    Each step is logged, so the first logged loss is that of the initial weights.
+    """
+    from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
+    from gallery_lib.measure.comparison.paused_script import Command
+    from gallery_lib.measure.comparison.script_turns import Script
+
+    several = settings.processes
+    arguments = [
+        f"--images={_images_in_turns(settings)}",
+        f"--image_size={settings.image_size}",
+        f"--batch_size={settings.batch_size}",
+        "--epochs=1000000",  # until it is ended
+        "--log_steps=1",
+    ]
+
+    def script(name: str, conditions: str, processes: int | None = None, **like: Any) -> Script:
+        return Script(Command(_script(name), arguments, processes), conditions, **like)
+
+    low = "fp16" if hardware.gpu_count() else "bf16"
+    others = f"other batches: each of {several} process(es) takes its share"
+    names = [f"several ({several})", "mixed_precision (1)", f"mixed_precision ({several})"]
+    result = {
+        "native": script("native", "PyTorch eager in fp32"),
+        "accelerated": script(
+            "accelerated",
+            "fp32, same batches",
+            starts_like="native",
+            tolerance=LOSS_TOLERANCE["O0"],
+        ),
+        names[0]: script("several", f"fp32, {others}", several),
+        names[1]: script(
+            "mixed_precision",
+            f"{low}, which is not the baseline's precision; same batches",
+            starts_like="native",
+            tolerance=LOSS_TOLERANCE["O1"],
+        ),
+    }
+    if several > 1:
+        result[names[2]] = script(
+            "mixed_precision",
+            f"{low}, which is not the baseline's precision; {others}",
+            several,
+            starts_like=names[0],
+            tolerance=LOSS_TOLERANCE["O1"],
+        )
+    return result
+
+
+def compare_in_turns(settings: WalkSettings) -> ScriptTurns:
+    """Start all scripts, and let one at a time go on, in turns; return what they logged.
+
+    Raises:
+        RunFailed: when a script fails, or logs nothing for too long.
+    """
+    from gallery_lib.measure.comparison import script_turns
+
+    return script_turns.compare(
+        _scripts_in_turns(settings), rounds=settings.rounds, lines=settings.block_steps
+    )
+
+
+def show_turns(turns: ScriptTurns) -> None:
+    """Show how many times as fast as `native` each script is: a figure, a table and notes."""
+    from gallery_lib.report import script_turns_plots
+
+    display_figure(script_turns_plots.figure(turns), script_turns_plots.text(turns), None)
+    notes = [
+        *script_turns_plots.notes(turns),
+        "`native` is PyTorch eager in fp32. In brackets stands the number of processes.",
+        "The losses of `several` differ from those of `native`, since its batches are others.",
+        "Mixed precision is not the precision of `native`: part of its gain is the precision.",
+    ]
+    if hardware.gpu_count() > 1:
+        notes.append(
+            "On several GPUs a paused process may leave its GPU busy with a collective, which "
+            "slows the scripts that compute meanwhile."
+        )
+    display_markdown(
+        "\n".join(
+            [markdown_table(script_turns_plots.rows(turns)), "", *(f"- {note}" for note in notes)]
+        )
+    )

@@ -38,6 +38,29 @@ def _assigned_names(source: str) -> list[str] | None:
     return names or None
 
 
+def binds(source: str, name: str) -> bool:
+    """Return whether a cell assigns the name at its top level, alone or in a tuple."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return False
+    return any(
+        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        for statement in statements
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+    )
+
+
+def cell_that_assigns(name: str) -> str | None:
+    """Return the source of the newest cell of this kernel that assigns `name`, or None."""
+    from IPython import get_ipython
+
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    cells = shell.user_ns.get("In", []) if shell else []
+    return next((source for source in reversed(cells) if binds(source, name)), None)
+
+
 def kernel_parameters() -> dict[str, Any]:
     """Return the parameters that are set in this kernel.
 

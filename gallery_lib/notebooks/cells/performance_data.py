@@ -1,7 +1,7 @@
 """Functions for the notebook `performance_data`: read a sweep, show it by model and as a whole.
 
 Nothing is measured here. Without a sweep, the notebook says so, shows the command that makes one,
-and goes on.
+and goes on. The last function says what to do with the figures, made from the figures.
 """
 
 from __future__ import annotations
@@ -105,17 +105,16 @@ def show_scatter(sweep: Sweep | None) -> None:
         display_markdown(NONE)
         return
     from gallery_lib import tasks
-    from gallery_lib.report import replay_plots
+    from gallery_lib.report.replay.gains import gains_rows, gains_text
+    from gallery_lib.report.replay.scatter import scatter, scatter_rows, scatter_text
 
-    rows = replay_plots.scatter_rows(
-        sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models]))
-    )
+    rows = scatter_rows(sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models])))
     if not sweep.cells:
         display_markdown(markdown_table(rows))
         return
-    display_figure(replay_plots.scatter(sweep), replay_plots.scatter_text(sweep), rows)
-    display_markdown(replay_plots.gains_text(sweep))
-    display_markdown(markdown_table(replay_plots.gains_rows(sweep)))
+    display_figure(scatter(sweep), scatter_text(sweep), rows)
+    display_markdown(gains_text(sweep))
+    display_markdown(markdown_table(gains_rows(sweep)))
 
 
 def show_model(sweep: Sweep | None, model: str) -> None:
@@ -126,7 +125,11 @@ def show_model(sweep: Sweep | None, model: str) -> None:
     if sweep is None:
         display_markdown(NONE)
         return
-    from gallery_lib.report import replay_plots
+    from gallery_lib.report.replay.throughput import (
+        throughput,
+        throughput_rows,
+        throughput_text,
+    )
 
     missing = sweep.missing([model])
     recordings = sweep.recordings(model)
@@ -137,11 +140,10 @@ def show_model(sweep: Sweep | None, model: str) -> None:
         )
     for cells in recordings:
         display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
-        rows = replay_plots.throughput_rows(cells, sweep.hosts, missing)
         display_figure(
-            replay_plots.throughput(cells, sweep.hosts),
-            replay_plots.throughput_text(cells, sweep.hosts),
-            rows,
+            throughput(cells, sweep.hosts),
+            throughput_text(cells, sweep.hosts),
+            throughput_rows(cells, sweep.hosts, missing),
         )
 
 
@@ -154,6 +156,18 @@ def show_other_models(sweep: Sweep | None) -> None:
         show_model(sweep, model)
     if not others:
         display_markdown("There are none in this sweep." if sweep else NONE)
+
+
+def show_advice(sweep: Sweep | None) -> None:
+    """Show for which models more hosts pay with plain DDP, and where the tuner gains."""
+    if sweep is None:
+        display_markdown(NONE)
+        return
+    from gallery_lib.report.replay.advice import advice_rows, advice_text
+
+    display_markdown(f"**What to do with it**: {advice_text(sweep)}")
+    if sweep.cells:
+        display_markdown(markdown_table(advice_rows(sweep)))
 
 
 def _settings_of(cell: Cell) -> list[list[str]]:

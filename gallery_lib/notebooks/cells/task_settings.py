@@ -7,6 +7,7 @@ parameter must be refused before that.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import (
     CompareConfig,
+    Config,
     NotebookConfig,
     TrainConfig,
     YourModelConfig,
+    backend_config,
     options,
 )
 from gallery_lib.console.table import markdown_table
@@ -27,6 +30,8 @@ from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware, paths
 
 if TYPE_CHECKING:
+    import torch
+
     from gallery_lib.tasks.task import Task
 
 _LENGTHS = ("rounds", "starts", "block_steps")
@@ -42,6 +47,37 @@ class Settings:
     train: TrainConfig
     compare: CompareConfig
     processes: int
+    waterfall: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device that this kernel trains on: the first GPU, or the CPU."""
+        import torch
+
+        return torch.device(hardware.device_type())
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Return the dtype of autocast; None in fp32."""
+        from gallery_lib.train import precision
+
+        return precision.autocast_dtype(self.train, self.device.type)
+
+    @property
+    def model_arguments(self) -> dict[str, int]:
+        """Return what `build_model` is called with: the number of classes of the reader's data."""
+        head = self.task.head
+        if head is None or head.wanted(self.train) == head.outputs:
+            return {}
+        return {"classes": head.wanted(self.train)}
+
+    @property
+    def config(self) -> Config:
+        """Return the options that `accelerate()` gets in this notebook."""
+        result = backend_config(dataclasses.replace(self.train, compiler_opt=True))
+        result.compute.bf16 = str(self.autocast_dtype) == "torch.bfloat16"
+        result.compute.fp16 = str(self.autocast_dtype) == "torch.float16"
+        return result
 
 
 def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settings:
@@ -55,6 +91,54 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     """
     values = kernel_parameters() if parameters is None else parameters
     return _completed(task_name, options.from_mapping(NotebookConfig, values))
+
+
+def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Settings:
+    """Return the settings for what the cells of this notebook define.
+
+    As shipped, the cells are the gallery's own task, and the settings stay as they are. What was
+    changed is tried in this kernel, and trained and measured by what follows. Which it is, is
+    shown.
+
+    Args:
+        settings: the notebook's settings.
+        **functions: `build_model`, `loss`, `build_optimizer`, and the loop `train`.
+
+    Raises:
+        InputError: with the cell's line, for a mistake in the functions.
+    """
+    from gallery_lib import tasks
+    from gallery_lib.measure.comparison import first_pass
+    from gallery_lib.notebooks.cells import visible_code
+
+    name = settings.task.name
+    own = visible_code.changed_names(tasks.get(name), functions)
+    notes = []
+    if "train" in own:
+        notes.append(
+            "**The loop is yours, and stays in this notebook**: the launcher and the comparison "
+            "below train with the gallery's loop."
+        )
+        own.remove("train")
+    if not own:
+        notes.append(f"Model, loss and optimizer are those of the gallery's task `{name}`.")
+        display_markdown("\n\n".join(notes))
+        return dataclasses.replace(
+            settings,
+            task=tasks.get(name),
+            train=dataclasses.replace(settings.train, model=name),
+        )
+    functions.pop("train", None)
+    model = visible_code.write_task(name, functions.values(), own)
+    train = dataclasses.replace(settings.train, model=model)
+    task = tasks.get(model)
+    first_pass.try_once(train, settings.device)
+    notes.append(
+        f"**Yours: {', '.join(f'`{one}`' for one in own)}.** What follows trains and measures "
+        f"that, with {task.optimizer.in_words}. `{train.model}` holds your cells."
+    )
+    display_markdown("\n\n".join(notes))
+    return dataclasses.replace(settings, task=task, train=train)
 
 
 def your_settings(
@@ -123,6 +207,8 @@ def _completed(
     from gallery_lib import tasks  # imported only after the parameters are checked
     from gallery_lib.train import precision
 
+    # It warns of a CUDA toolkit without a GPU whenever something is compiled.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     task = tasks.get(task_name)
     device = hardware.device_type()
     devices = hardware.gpu_count() or hardware.cores()
@@ -144,7 +230,8 @@ def _completed(
             f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
     compare = options.from_mapping(CompareConfig, compare_values)
-    result = Settings(task, profile, train, compare, processes)
+    waterfall = isinstance(config, NotebookConfig) and config.waterfall
+    result = Settings(task, profile, train, compare, processes, waterfall)
     display_markdown(markdown_table([*_rows(result, sizes), *more_rows]))
     return result
 

@@ -55,7 +55,8 @@ def _title_and_summary(path: Path) -> tuple[str, str]:
     )
 
 
-def _machine(report: Report, record: Record) -> str:
+def machine_of(report: Report, record: Record) -> str:
+    """Return the machine that a notebook of a batch ran on, in words."""
     devices = [comparison["device"] for comparison in record.comparisons]
     return hardware.describe(
         {**report.machine, "device": next(iter(devices), "GPUs not asked about")}
@@ -67,7 +68,7 @@ def _note_of_run(report: Report, record: Record) -> str:
         ", ".join(f"`{name}={value}`" for name, value in record.parameters.items())
         or "the notebook's own parameters"
     )
-    when, where = (record.date or "")[:10], _machine(report, record)
+    when, where = (record.date or "")[:10], machine_of(report, record)
     return (
         f"**Run on {when}** in {duration(record.seconds)} with {values}, on {where}. Every figure "
         "on this page is of that run; on your machine they will be others."

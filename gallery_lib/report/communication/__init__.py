@@ -1,7 +1,9 @@
 """Plots of communication: bytes sent, step times, buckets over time, and what was learned.
 
 As in report/plots.py, each plot has its alternative text and the rows of a table with the same
-content. A plot from a lab of hosts says in its title that the links are emulated.
+content. Its title says what came out. A function whose name ends in `advice` returns what to do
+with that, made from the same data. A plot from a lab of hosts says in its title that the links are
+emulated.
 """
 
 EMULATED = "emulated link"

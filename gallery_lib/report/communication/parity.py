@@ -5,6 +5,7 @@ from __future__ import annotations
 from gallery_lib.console.table import Rows
 from gallery_lib.measure.communication.strategies import ALONE, Effects
 from gallery_lib.report.communication import EMULATED
+from gallery_lib.report.sentences import listed
 
 _MEBI = 2**20
 
@@ -43,3 +44,35 @@ def parity_rows(effects: Effects) -> Rows:
             ]
         )
     return rows
+
+
+def wrong_techniques(effects: Effects) -> list[str]:
+    """Return the techniques whose gradients are wrong, by name."""
+    return [name for name, effect in effects.ways.items() if effect.parity.startswith("FAILED")]
+
+
+def parity_advice(effects: Effects) -> str:
+    """Return which techniques to trust, by their gradients, and what the bytes are good for."""
+    wrong = wrong_techniques(effects)
+    averaged = {name: e for name, e in effects.ways.items() if name != ALONE}
+    without_limit = [name for name, e in averaged.items() if name not in wrong and e.limit is None]
+    right = [name for name in averaged if name not in (*wrong, *without_limit)]
+    text = ""
+    if wrong:
+        text = f"Do not use {listed(wrong, last='or')}: the gradients are wrong. "
+    if right:
+        text += f"Trust the step times of {listed(right)}: the gradients are right. "
+    if without_limit:
+        text += (
+            f"Judge {listed(without_limit)} by what it learns, below: a single step says little "
+            "about it. "
+        )
+    differences = [
+        abs(e.sent_bytes - e.computed_bytes) for e in averaged.values() if e.sent_bytes is not None
+    ]
+    if not differences:
+        return f"{text}No network card was asked, so the bytes are computed alone."
+    return (
+        f"{text}Plan with the computed bytes: what the network card counted differs by at most "
+        f"{max(differences) / _MEBI:.2f} MiB, which TCP adds."
+    )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.folder_listing import list_classes
 from gallery_lib.data.images.image_folder import ImageFolder
+from gallery_lib.data.images.mock_classes import class_in_words
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
@@ -98,11 +99,11 @@ def examples(splits: Splits, count: int = 16) -> Pictures:
     """Return training images as the model sees them, one class after the other."""
     data: Any = splits.train
     samples = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
-    labels = [data.classes[int(label)] for _, label in samples]
+    labels = [class_in_words(data.classes[int(label)]) for _, label in samples]
     size = samples[0][0].shape[0]
     return Pictures(
         [image.numpy() for image, _ in samples],
-        labels,
+        [label.replace(", ", ",\n") for label in labels],
         (
             f"{len(samples)} of {len(data)} training images, augmented, {size}×{size}, of "
             f"{len(data.classes)} classes"
@@ -121,11 +122,12 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
             torch.tensor([label for _, label in samples]),
         )
     )
-    captions = [f"is {data.classes[int(label)]}" for label in labels]
+    names = [class_in_words(name) for name in data.classes]
+    captions = [f"is {names[int(label)]}" for label in labels]
     for title, model in models.items():
         guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
-            captions[i] += f"\n{title}: {data.classes[guess]} {'✓' if guess == label else '✗'}"
+            captions[i] += f"\n{title}: {names[guess]} {'✓' if guess == label else '✗'}"
     return Pictures(
         [image.numpy() for image, _ in samples],
         captions,

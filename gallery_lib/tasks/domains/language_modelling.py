@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text/masking.py for the
 
 HELD_OUT_SAMPLES = 64
 SHOWN_TOKENS = 28
-_MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
+MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
 def _left_undrawn(module: nn.Module) -> None:
@@ -118,7 +118,7 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
     """Return the logits [N, L, vocabulary] of a batch."""
-    return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}).logits
+    return model(**{name: batch[name] for name in MODEL_INPUTS if name in batch}).logits
 
 
 def _hidden(batch: Batch) -> Tensor:
@@ -134,9 +134,9 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
     The models' own loss would make float64 float32.
     """
-    return cross_entropy(
-        _logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
-    )
+    inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+    logits = model(**inputs).logits  # [N, L, vocabulary]
+    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:

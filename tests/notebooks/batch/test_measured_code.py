@@ -97,12 +97,14 @@ def test_code_cells_count_and_prose_does_not(tmp_path: Path, digest: Callable[[]
 def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Run build.py for one task and the index, in a folder of its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
-    for name in ("build.py", "template.md", "pages/resnet50.md", "whole/index.md"):
+    own = ("build.py", "task_cells.py", "template.md", "pages/resnet50.md", "whole/index.md")
+    for name in own:
         (tmp_path / "notebooks" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(checkout / "notebooks" / name, tmp_path / "notebooks" / name)
     shutil.copytree(checkout / "docs" / "examples", tmp_path / "docs" / "examples")
     shutil.copy(checkout / "docs" / "generated.py", tmp_path / "docs")
-    monkeypatch.delitem(sys.modules, "generated", raising=False)
+    for name in ("generated", "task_cells"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     spec = importlib.util.spec_from_file_location("build", tmp_path / "notebooks" / "build.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

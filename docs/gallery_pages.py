@@ -1,0 +1,198 @@
+"""Write docs/gallery/: the notebooks with the outputs of one batch, to be read online.
+
+    python3 docs/gallery_pages.py --of runs/20261126-180000-gallery
+    python3 docs/gallery_pages.py --check      exit code 1 where a page lacks what it must have
+
+Each page says on which machine and day it was run, and that the figures are not the reader's. Only
+notebooks that passed get a page. Figures are stored with few colours, so that a page stays small.
+Paths of the machine are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# A checkout works without being installed.
+sys.path.insert(0, str(ROOT))
+
+from gallery_lib.system.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
+from PIL import Image
+
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.table import duration, markdown_table
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.batch.evidence import without_escapes
+from gallery_lib.notebooks.batch.record import Report, read_report
+from gallery_lib.notebooks.site.notebooks import Source, machine_of, sources
+
+GALLERY = ROOT / "docs" / "gallery"
+NOTEBOOKS = ROOT / "notebooks"
+MOST_BYTES = 400_000
+"""Size of a page with its figures that is not exceeded."""
+MARK = "**Run on "
+"""Beginning of the note of each page on when and where it was run."""
+_COLOURS, _WIDTH = 64, 900
+_LINES = 30
+_NOTEBOOK_LINK = re.compile(r"\]\(([\w-]+)\.ipynb\)")
+
+
+def _figure(png: str, path: Path) -> None:
+    """Write a figure with few colours, at most _WIDTH pixels wide."""
+    image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    if image.width > _WIDTH:
+        height = round(image.height * _WIDTH / image.width)
+        image = image.resize((_WIDTH, height), Image.Resampling.LANCZOS)
+    image.quantize(_COLOURS).save(path, optimize=True)
+
+
+def _text(lines: list[str]) -> str:
+    """Return printed lines as fenced text, without those in the middle where there are many."""
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines = [*lines[:half], f"… {len(lines) - 2 * half} more lines …", *lines[-half:]]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _outputs(cell: dict[str, Any], name: str, counted: Iterator[int]) -> Iterator[str]:
+    """Yield the outputs of a cell as Markdown; figures are written beside the page."""
+    printed: list[str] = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if output["output_type"] == "stream":
+            lines = without_escapes("".join(output["text"])).splitlines()
+            printed += [line.rstrip() for line in lines if line.strip()]
+        elif "image/png" in data:
+            file = f"{name}-{next(counted)}.png"
+            _figure("".join(data["image/png"]), GALLERY / file)
+            alternative = output["metadata"]["image/png"]["alt"].replace("]", "").replace("[", "")
+            yield f"![{alternative}]({file})"
+        elif "text/markdown" in data:
+            yield "".join(data["text/markdown"])
+        elif "text/plain" in data:
+            printed += "".join(data["text/plain"]).splitlines()
+    if printed:
+        yield _text(printed)
+
+
+def page(source: Source) -> str:
+    """Return the page of an executed notebook; its figures are written beside it."""
+    notebook = json.loads(source.path.read_text(encoding="utf-8"))
+    counted = iter(range(1, 1000))
+    parts: list[str] = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"]).strip()
+        if cell["cell_type"] == "markdown":
+            parts.append(_NOTEBOOK_LINK.sub(r"](\1.md)", text))
+            continue
+        parts.append(f"```python\n{text}\n```")
+        parts += _outputs(cell, source.name, counted)
+    parts.insert(
+        1,
+        f"> {source.note}\n>\n> The notebook: [{source.name}.ipynb]"
+        f"(../../notebooks/{source.name}.ipynb).",
+    )
+    return _without_paths("\n\n".join(parts)) + "\n"
+
+
+def _without_paths(text: str) -> str:
+    """Return the text without this checkout's path and without this user's home."""
+    text = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+    return text.replace(f"{Path.home()}/", "~/")
+
+
+def index(report: Report, shown: list[Source]) -> str:
+    """Return the page that lists the others: how long each notebook took, where and when."""
+    rows = [["notebook", "took", "day"]]
+    for source in shown:
+        record = report.notebooks[source.name]
+        link = f"[{source.title}]({source.name}.md)"
+        rows.append([link, duration(record.seconds), (record.date or "")[:10]])
+    machine = next(machine_of(report, report.notebooks[source.name]) for source in shown)
+    total = sum(report.notebooks[source.name].seconds for source in shown)
+    return (
+        "\n\n".join(
+            [
+                "# The notebooks, as they ran on one machine",
+                f"{MARK}{machine}**, all in {duration(total)}. These are the figures of that "
+                "machine. Your own run says what acceleration gives you: "
+                "`bash prepare.sh --run resnet50`.",
+                markdown_table(rows),
+                "The pages are made by `python3 docs/gallery_pages.py --of FOLDER` from a batch of "
+                "`gallery run --profile quick`.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def write(run: Path) -> int:
+    """Write the pages of a batch, and return the exit code.
+
+    Raises:
+        InputError: for a folder without a batch, and for one in which nothing passed.
+    """
+    report = read_report(run)
+    shown = [source for source in sources(NOTEBOOKS, run) if source.executed]
+    if not shown:
+        raise InputError(f"{run} holds no notebook that passed.", parameter=str(run))
+    GALLERY.mkdir(exist_ok=True)
+    for old in GALLERY.iterdir():
+        old.unlink()
+    for source in shown:
+        (GALLERY / f"{source.name}.md").write_text(page(source), encoding="utf-8")
+    (GALLERY / "README.md").write_text(index(report, shown), encoding="utf-8")
+    print(f"wrote {len(shown)} page(s) to {GALLERY}")
+    return check()
+
+
+def problems() -> Iterator[str]:
+    """Yield a message for each page that lacks its note or a figure, or that is too large."""
+    for path in sorted(GALLERY.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if MARK not in text:
+            yield f"{path.name} does not say where and when it was run"
+        figures = re.findall(r"^!\[([^\]]*)\]\(([^)]+)\)$", text, re.MULTILINE)
+        for alternative, file in figures:
+            if not (GALLERY / file).exists():
+                yield f"{path.name} shows {file}, which does not exist"
+            elif len(alternative) < 30:
+                yield f"{path.name}: {file} has no alternative text"
+        size = path.stat().st_size
+        size += sum((GALLERY / f).stat().st_size for _, f in figures if (GALLERY / f).exists())
+        if size > MOST_BYTES:
+            yield f"{path.name} has {size:,} bytes with its figures; at most {MOST_BYTES:,}"
+
+
+def check() -> int:
+    """Print what is wrong with the pages, and return the exit code."""
+    found = list(problems())
+    print("\n".join([*found, f"checked: {len(list(GALLERY.glob('*.md')))} page(s)"]))
+    return 1 if found else 0
+
+
+def main() -> int:
+    """Write or check the pages, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the notebooks with outputs as pages.")
+    parser.add_argument("--of", type=Path, help="the folder of a batch (gallery run)")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    if options.check or options.of is None:
+        return check()
+    return exit_code_of(lambda: write(options.of), error_prefix="gallery_pages", interrupted="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

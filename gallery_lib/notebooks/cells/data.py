@@ -1,0 +1,93 @@
+"""The data of a task's notebook: made or found, looked at, and what the model makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gallery_lib.console.table import markdown_table, number
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.task_settings import Settings
+from gallery_lib.system import paths
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.comparison.result import Comparison
+    from gallery_lib.tasks.examples import Examples
+
+
+def make_data(settings: Settings) -> None:
+    """Make the task's mock data, or find it complete; data of the reader's own are only named.
+
+    It is the command that `prepare.sh` runs, and goes on where it was interrupted.
+
+    Raises:
+        InputError: without a checkout, which has the command.
+        RunFailed: when the command fails.
+    """
+    from gallery_lib.launcher.script import run_script
+
+    if settings.train.data_dir:
+        display_markdown(f"The data are yours, in `{settings.train.data_dir}`.")
+        return
+    root = paths.checkout()
+    if root is None:
+        raise InputError(
+            "data_prep/ lies beside the notebooks in a checkout, and gallery_lib is installed "
+            "without one here. Give a folder as data_dir.",
+            parameter="data_dir",
+        )
+    run_script(root / "data_prep" / f"{settings.task.data_commands[0]}.py")
+
+
+def show_examples(content: Examples) -> None:
+    """Show examples as a figure with its table, or as a table alone."""
+    from gallery_lib.report import examples
+    from gallery_lib.tasks.examples import Matrices, Pictures
+
+    rows = examples.table_rows(content)
+    if isinstance(content, Pictures | Matrices):
+        display_figure(examples.figure(content), examples.alternative_text(content), rows)
+    else:
+        display_markdown(markdown_table(rows))
+
+
+def show_data(settings: Settings) -> None:
+    """Show some of the training data as the model sees it."""
+    from gallery_lib import tasks
+
+    splits: Any = tasks.data_of(settings.train)
+    notices = "".join(f"\n- {line}" for line in splits.notices())
+    display_markdown(
+        f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out."
+        + (f"\n{notices}" if notices else "")
+    )
+    if settings.task.data_examples is not None:
+        show_examples(settings.task.data_examples(splits))
+
+
+def show_learned(settings: Settings, comparison: Comparison) -> None:
+    """Show what the model makes of held-out data, before and after, and the metrics of both.
+
+    Before training, the model has its initial weights; afterwards, the weights that compiler-opt
+    trained.
+    """
+    import torch
+
+    from gallery_lib import tasks
+    from gallery_lib.train.weights import WEIGHTS_FILE
+
+    path = Path(comparison.folder) / list(comparison.variants)[1] / WEIGHTS_FILE
+    if settings.task.predictions is not None and path.exists():
+        models = {}
+        for title in ("before", "after"):
+            torch.manual_seed(settings.train.seed)
+            models[title] = tasks.of(settings.train).build_model()
+        models["after"].load_state_dict(torch.load(path, weights_only=True))
+        show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
+        path.unlink()  # up to half a gigabyte, written only for this picture
+    rows = [["held-out metric", "guessing", *comparison.variants]]
+    for name, value in comparison.baseline.metrics.items():
+        guessing = number(comparison.chance[name]) if name in comparison.chance else ""
+        rows.append([name, guessing, number(value), number(comparison.candidate.metrics[name])])
+    display_markdown(markdown_table(rows))

@@ -1,0 +1,230 @@
+"""Scripts take turns unchanged; one at a time computes, and none is left when it ends.
+
+The scripts under test do nothing but sleep and log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from refusal import refused
+
+from gallery_lib.errors import Interrupted, RunFailed
+from gallery_lib.measure.comparison import script_turns
+from gallery_lib.measure.comparison.paused_script import Command, LoggedLine, logged
+from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
+
+FAKE = """
+import os, sys, time
+
+name, seconds, loss, log = sys.argv[1], float(sys.argv[2]), sys.argv[3], sys.argv[4]
+epoch_lines, child, end = {epoch_lines}, {child}, {end!r}
+
+def note():
+    with open(log, "a") as file:
+        file.write(name + "\\n")
+
+if child and os.fork() == 0:
+    while True:
+        note()
+        time.sleep(0.01)
+for number in range(1_000_000):
+    start = time.time()
+    epoch, step = divmod(number, epoch_lines)
+    time.sleep(seconds if step or not number else seconds + 0.5)
+    note()
+    place = f"Epoch: {{epoch}}, Step: {{step + 1}}, Loss: {{loss}}"
+    print(f"{{place}}, Throughputs: {{1 / (time.time() - start):.4f}} samples/s")
+    if number == 4:
+        exec(end)
+"""
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Script]:
+    """Return script("a", 0.02), which makes a script that logs a line every 0.02 seconds.
+
+    Args of the result:
+        loss: the text of each loss.
+        epoch_lines: lines of an epoch; the first one of each but the first takes 0.5 seconds more.
+        child: whether it has a child process that notes the name as well.
+        end: code that it runs after its fifth line.
+    """
+
+    def make(
+        name: str,
+        seconds: float = 0.02,
+        *,
+        loss: str = "4.6000",
+        epoch_lines: int = 1_000_000,
+        child: bool = False,
+        end: str = "",
+        starts_like: str | None = None,
+    ) -> Script:
+        path = tmp_path / f"{name}.py"
+        path.write_text(FAKE.format(epoch_lines=epoch_lines, child=child, end=end))
+        arguments = [name, str(seconds), loss, str(tmp_path / "log.txt")]
+        return Script(Command(path, arguments), "as told", starts_like, tolerance=0.01)
+
+    return make
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Iterator[Callable[..., ScriptTurns]]:
+    """Return compare(*scripts, rounds=…), after which no process of a script may be left."""
+
+    def run(*scripts: Script, rounds: int = 2, lines: int = 2, **options: object) -> ScriptTurns:
+        options = {"patience_seconds": PATIENCE_SECONDS, "say": lambda line: None, **options}
+        by_name = {script.command.path.stem: script for script in scripts}
+        return script_turns.compare(by_name, rounds=rounds, lines=lines, **options)  # type: ignore[arg-type]
+
+    yield run
+    assert processes_of(tmp_path) == []
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes that run a script of the folder, also under a supervisor."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if any(f"{folder}/" in word for word in process.info["cmdline"] or [])
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_a_line_of_the_log_is_read_and_another_is_none() -> None:
+    line = "Epoch: 1, Step: 20, Loss: 4.6052, Throughputs: 12.5000 samples/s"
+    assert logged(line) == LoggedLine(1, 20, 4.6052, 12.5)
+    diverged = logged(line.replace("4.6052", "nan"))
+    assert diverged is not None and diverged.loss != diverged.loss
+    assert logged("compiling ResNet") is None
+
+
+def test_the_ratio_is_that_of_what_the_scripts_log(compare, script) -> None:
+    turns = compare(script("slow", 0.09), script("fast", 0.03, starts_like="slow"), rounds=4)
+    ratio = turns.ratio("fast")
+    assert ratio is not None and ratio.verdict == "faster" and 1.5 < ratio.ratio < 6
+    assert turns.round_count == 4 and turns.first_losses == {"slow": 4.6, "fast": 4.6}
+    # A line with a pause in it would tell of the turn of another script.
+    assert all(len(turn) == 2 for turn in turns.rounds["fast"])
+    assert turns.samples_per_second("fast") > 1 / (0.03 + 2 * 0.09)
+
+
+def test_one_script_at_a_time_computes_with_its_children(compare, script, tmp_path: Path) -> None:
+    compare(script("a", child=True), script("b", child=True), rounds=3)
+    names = [name for name, _ in itertools.groupby((tmp_path / "log.txt").read_text().split())]
+    # a and b become warm; then a b, b a, a b
+    assert names == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_a_script_with_another_first_loss_gets_a_reason_instead_of_a_ratio(compare, script) -> None:
+    turns = compare(script("a"), script("b", loss="4.7000", starts_like="a"), script("c"))
+    assert turns.ratio("b") is None
+    reason = turns.reason("b")
+    assert reason is not None and "4.7000" in reason and "4.6000" in reason and "1.00%" in reason
+    assert turns.ratio("c") is not None and turns.difference("c") is None
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_gets_no_ratio(compare, script, loss: str) -> None:
+    turns = compare(script("a", loss=loss), script("b"))
+    assert turns.ratio("b") is None and "first loss of a" in turns.reason("b")
+
+
+def test_the_first_line_of_an_epoch_does_not_count(compare, script) -> None:
+    turns = compare(script("a", epoch_lines=3), script("b", epoch_lines=3))
+    rates = [rate for name in "ab" for turn in turns.rounds[name] for rate in turn]
+    assert min(rates) > 1 / 0.4
+
+
+def test_a_script_with_one_line_an_epoch_is_refused(compare, script) -> None:
+    with pytest.raises(RunFailed, match=r"a\.py logs too few lines per epoch"):
+        compare(script("a", epoch_lines=1), lines=1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("raise ValueError('planted')", r"exit code 1 .*Epoch: 0.*ValueError: planted"),
+        ("sys.exit(0)", r"exit code 0 before its turns were over"),
+        ("os.kill(os.getpid(), 9)", r"exit code 137"),
+        ("print('it waits'); time.sleep(1000)", r"nothing for 5 s.*it waits"),
+    ],
+)
+def test_a_script_that_fails_or_hangs_is_named_with_its_last_lines(
+    compare, script, number: int, end: str, message: str
+) -> None:
+    scripts = [script("a", end=end if number == 0 else ""), script("b", end=end if number else "")]
+    with pytest.raises(RunFailed, match=rf"(?s){'ab'[number]}\.py.*{message}"):
+        compare(*scripts, rounds=10, patience_seconds=5.0)
+
+
+def test_a_script_that_logs_nothing_at_all_is_ended(compare, script, tmp_path: Path) -> None:
+    silent = script("a")
+    silent.command.path.write_text("import time\nprint('hello')\ntime.sleep(1000)\n")
+    with pytest.raises(RunFailed, match=r"(?s)a\.py has logged nothing for 4 s.*hello"):
+        compare(silent, script("b"), patience_seconds=4.0)
+
+
+def test_an_interrupt_ends_all_scripts(compare, script) -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("round 1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="comparison in turns was stopped"):
+        compare(script("a", child=True), script("b", child=True), say=interrupt)
+
+
+def test_impossible_arguments_start_nothing(compare, script, tmp_path: Path) -> None:
+    with refused("rounds", 1):
+        compare(script("a"), rounds=1)
+    with refused("lines", 0):
+        compare(script("a"), lines=0)
+    with refused("script", tmp_path / "none.py"):
+        compare(script("a"), Script(Command(tmp_path / "none.py"), "missing"))
+
+
+OWNER = """
+from pathlib import Path
+from gallery_lib.measure.comparison import script_turns
+from gallery_lib.measure.comparison.script_turns import Command, Script
+
+scripts = {{path.stem: Script(Command(path, [path.stem, "0.02", "1.0", "{log}"]), "as told")
+           for path in [Path("{folder}/a.py"), Path("{folder}/b.py")]}}
+script_turns.compare(scripts, rounds=1000, lines=2, say=lambda line: print(line, flush=True))
+"""
+
+
+def test_paused_scripts_end_with_a_killed_kernel(script, tmp_path: Path, checkout: Path) -> None:
+    for name in "ab":
+        script(name, child=True)
+    source = OWNER.format(folder=tmp_path, log=tmp_path / "log.txt")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        for line in owner.stdout:
+            if line.startswith("round 2 "):
+                break
+        assert len(processes_of(tmp_path)) >= 4
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    deadline = time.monotonic() + 20
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(tmp_path) == []

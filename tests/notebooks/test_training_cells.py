@@ -1,0 +1,213 @@
+"""The cells that train in the notebook's kernel: the same batches, an honest curve, the diff."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import IPython
+import IPython.display
+import pytest
+import torch
+from refusal import refused
+
+from gallery_lib.data.loading.nesting import tensors_in
+from gallery_lib.notebooks.cells import kernel_parameters, waterfall
+from gallery_lib.notebooks.cells import task as notebook
+
+SIZES: dict[str, dict[str, Any]] = {
+    "resnet18": {"batch_size": 4, "image_size": 32},
+    "hf_Bert": {"batch_size": 2, "sequence_length": 16},
+    "speech_transformer": {"batch_size": 4, "sequence_length": 40},
+    "tts_angular": {"batch_size": 8, "sequence_length": 16},
+    "pytorch_unet": {"batch_size": 2, "image_size": 64},
+}
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the Markdown that cells have displayed so far."""
+    texts: list[str] = []
+
+    def display(data: dict[str, Any], **more: Any) -> None:
+        texts.append(data.get("text/markdown", ""))
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    return texts
+
+
+def settings_for(name: str, **parameters: Any) -> notebook.Settings:
+    return notebook.settings(name, {**SIZES[name], "amp_level": "O0", "processes": 1, **parameters})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_batches_of_a_plain_loader_are_what_the_loss_takes(name: str) -> None:
+    settings = settings_for(name)
+    batch = next(iter(notebook.loader(settings)))
+    size = settings.train.batch_size or 0
+    assert any(size // settings.task.samples_per_item in t.shape for t in tensors_in(batch))
+    model = settings.task.build_model()
+    value = settings.task.loss(model, batch)
+    value.backward()
+    assert value.dim() == 0 and torch.isfinite(value)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "speech_transformer"])
+def test_two_loaders_give_the_same_batches_also_on_the_device(name: str) -> None:
+    settings = settings_for(name)
+    plain = next(iter(notebook.on_device(notebook.loader(settings), settings.device)))
+    again = next(iter(notebook.loader(settings)))
+    pairs = list(zip(tensors_in(plain), tensors_in(again), strict=True))
+    assert pairs and all(torch.equal(one.cpu(), other) for one, other in pairs)
+
+
+class Shell:
+    """A kernel in which these cells have run."""
+
+    def __init__(self, *cells: str) -> None:
+        self.user_ns: dict[str, Any] = {"In": ["", *cells]}
+
+
+def run_in(monkeypatch: pytest.MonkeyPatch, *cells: str) -> None:
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: Shell(*cells))
+
+
+PLAIN = "model = build()\nplain = train(model.to(device))"
+ACCELERATED = "model = build()\nmodel = accelerate(model)\naccelerated = train(model)"
+
+
+def test_the_diff_is_made_from_the_cells_that_ran(
+    monkeypatch: pytest.MonkeyPatch, shown: list[str]
+) -> None:
+    old = PLAIN.replace("build()", "build(1)")
+    run_in(monkeypatch, old, "print(plain)", PLAIN, ACCELERATED, "show(accelerated)")
+    notebook.show_diff("plain", "accelerated")
+    lines = shown[-1].splitlines()
+    assert " model = build()" in lines  # of the newest run of the cell
+    assert "-plain = train(model.to(device))" in lines
+    assert "+model = accelerate(model)" in lines
+
+
+def test_a_diff_of_cells_that_have_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in(monkeypatch, PLAIN)
+    with refused("accelerated", "accelerated"):
+        notebook.show_diff("plain", "accelerated")
+
+
+@pytest.mark.parametrize(
+    ("source", "assigns"),
+    [
+        ("plain = 1", True),
+        ("plain, other = f()", True),
+        ("plain: int = 1", True),
+        ("print(plain)", False),
+        ("other = plain", False),
+        ("%%time\nplain = 1", False),
+        ("def f():\n    plain = 1", False),
+    ],
+)
+def test_which_cells_assign_a_name(source: str, assigns: bool) -> None:
+    assert kernel_parameters.binds(source, "plain") is assigns
+
+
+def test_losses_that_do_not_fall_are_called_so(shown: list[str]) -> None:
+    notebook.show_training(plain=[3.0, 3.0, 3.0], accelerated=[3.0, 3.0, 3.0])
+    assert shown[-1].startswith("**No loss fell")
+    notebook.show_training(plain=[3.0, 2.0, 1.0], accelerated=[3.0, 2.0, 1.0])
+    assert "Both losses fell" in shown[-1] and "**" not in shown[-1]
+
+
+def test_a_loop_that_returns_no_losses_is_named() -> None:
+    with refused("accelerated", "accelerated"):
+        notebook.show_training(plain=[3.0, 2.0], accelerated=[])
+
+
+def test_the_size_and_work_of_a_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_for("resnet18")
+    model = settings.task.build_model()
+    notebook.show_model(settings, model, settings.task.loss)
+    shown = capsys.readouterr().out
+    assert "| `layer4` | Sequential | 8,393,728 | 72% |" in shown
+    assert "11.7 million parameters" in shown and "GFLOP" in shown
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_shared_weight_counts_once_and_recurrent_layers_are_said_to_be_left_out(
+    shown: list[str],
+) -> None:
+    settings = settings_for("hf_Bert")
+    notebook.show_model(settings, settings.task.build_model(), settings.task.loss)
+    assert "| `bert` | BertModel | 108,891,648 | 99% |" in shown[-1]
+    assert "| `cls` | BertOnlyMLMHead | 622,650 | 1% |" in shown[-1]
+    assert "not in it" not in shown[-1]
+    settings = settings_for("tts_angular")
+    notebook.show_model(settings, settings.task.build_model(), settings.task.loss)
+    assert "The recurrent layers are not in it" in shown[-1]
+
+
+def test_the_source_of_an_architecture_is_shown(shown: list[str]) -> None:
+    from gallery_lib.models.unet import UNet
+
+    notebook.show_source(UNet.forward)
+    assert "`gallery_lib.models.unet.UNet.forward`" in shown[-1]
+    assert "\ndef forward(self" in shown[-1] and "\n    return" in shown[-1]
+
+
+def test_a_profile_takes_the_steps_of_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    def train(model: Any, batches: list[Any], optimizer: Any) -> None:
+        for batch in batches:
+            seen.append(batch)
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    model = torch.nn.Linear(4, 4)
+    profile = notebook.profile(
+        train, model, [torch.ones(2, 4)] * 5, torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    assert len(seen) == 2 and profile.seconds > 0
+    notebook.show_profile(before=profile)
+    assert "A step takes" in capsys.readouterr().out
+
+
+def test_an_unknown_technique_is_refused() -> None:
+    with refused("techniques", "layuot", "layout"):
+        notebook.measure_techniques(settings_for("tts_angular"), "layuot")
+
+
+def test_the_rows_of_a_waterfall_are_all_techniques_once() -> None:
+    from gallery_lib.measure.variants.recipes import TECHNIQUES
+
+    added = waterfall._added(["compiler", "fused-optimizer"])
+    assert list(added) == ["compiler", "fused-optimizer", waterfall.ALL_OTHERS]
+    assert sorted(name for names in added.values() for name in names) == sorted(TECHNIQUES)
+
+
+def test_a_waterfall_that_is_not_wanted_is_said_to_be_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = settings_for("tts_angular", waterfall=False)
+    assert notebook.measure_techniques(settings, "compiler") is None
+    notebook.show_techniques_added(None)
+    assert "**Not measured**" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_a_waterfall_is_measured_once_and_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
+    settings = settings_for("tts_angular", rounds=4, block_steps=2)
+    first = notebook.measure_techniques(settings, "compiler", "fused-optimizer")
+    assert first is not None
+    (outcome,) = first.tasks.values()
+    assert list(outcome.rows) == ["eager-fp32", "compiler", "fused-optimizer", "all others"]
+    assert all(row.comparable for row in outcome.rows.values() if row.reason is None)
+    capsys.readouterr()
+    again = notebook.measure_techniques(settings, "compiler", "fused-optimizer")
+    assert again == first
+    assert "Measured on" in capsys.readouterr().out
+    notebook.show_techniques_added(again)
+    assert "times as fast as eager-fp32" in capsys.readouterr().out

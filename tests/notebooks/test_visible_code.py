@@ -1,0 +1,186 @@
+"""The cells of a task's notebook are the task's own code, and what is changed there is trained."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refusal import refused
+from torch import nn
+
+from gallery_lib import tasks
+from gallery_lib.notebooks.batch.notebook_file import read_notebook
+from gallery_lib.notebooks.cells import task as notebook
+from gallery_lib.notebooks.cells import visible_code
+
+FUNCTIONS = ("build_model", "loss", "build_optimizer", "train")
+Kernel = dict[str, Any]
+
+
+@pytest.fixture
+def kernel_of(checkout: Path, tmp_path: Path) -> Callable[..., Kernel]:
+    """Return kernel_of(name, before, after): the names of the cells that define functions.
+
+    In the sources of these cells `before` is replaced by `after`.
+    """
+
+    def run(name: str, before: str = "", after: str = "") -> Kernel:
+        names: Kernel = {"__name__": "__main__", "settings": FakeSettings()}
+        cells = [c.source for c in read_notebook(checkout / "notebooks" / f"{name}.ipynb").code]
+        cells = [source for source in cells if any(f"def {f}(" in source for f in FUNCTIONS)]
+        assert not before or sum(before in source for source in cells) == 1
+        for number, source in enumerate(cells):
+            path = str(tmp_path / f"cell-{number}.py")
+            changed = source.replace(before, after) if before else source
+            linecache.cache[path] = (len(changed), None, changed.splitlines(True), path)
+            exec(compile(changed, path, "exec"), names)
+        return names
+
+    return run
+
+
+class FakeSettings:
+    """What the loop's cell reads of the settings."""
+
+    device = torch.device("cpu")
+    autocast_dtype = None
+
+
+def functions_of(kernel: Kernel) -> dict[str, Callable[..., Any]]:
+    return {name: kernel[name] for name in FUNCTIONS}
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_the_shipped_cells_are_the_tasks_own(name: str, kernel_of: Callable[..., Kernel]) -> None:
+    functions = functions_of(kernel_of(name))
+    assert visible_code.changed_names(tasks.get(name), functions) == []
+
+
+CHANGES = {
+    "the model": (
+        "resnet50",
+        "resnet50(num_classes=classes)",
+        "resnet50(num_classes=classes, width_per_group=32)",
+        "build_model",
+    ),
+    "the sign of the loss": ("resnet50", "return cross_entropy", "return -cross_entropy", "loss"),
+    "a constant of the loss": (
+        "speech_transformer",
+        "label_smoothing=LABEL_SMOOTHING",
+        "label_smoothing=0.0",
+        "loss",
+    ),
+    "the learning rate": ("resnet50", "lr=1e-3", "lr=0.0", "build_optimizer"),
+    "the optimizer": (
+        "hf_Bert",
+        "AdamW(parameters, lr=3e-4, weight_decay=1e-2)",
+        "SGD(parameters, lr=0.1)",
+        "build_optimizer",
+    ),
+    "the loop": ("tts_angular", "scaler.scale(value)", "scaler.scale(-value)", "train"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_found(change: str, kernel_of: Callable[..., Kernel]) -> None:
+    name, before, after, function = CHANGES[change]
+    functions = functions_of(kernel_of(name, before, after))
+    assert visible_code.changed_names(tasks.get(name), functions) == [function]
+
+
+def test_comments_docstrings_and_annotations_are_no_change() -> None:
+    one = (
+        "def loss(model: nn.Module, batch: Batch) -> Tensor:\n"
+        '    """Return the loss."""\n    x: int = 1\n    return x'
+    )
+    other = "def loss(model, batch):\n    # one\n    x = 1\n    return x\n"
+    assert visible_code.same_code(one, other)
+    assert not visible_code.same_code(one, other.replace("x = 1", "x = 2"))
+
+
+def settings_for(name: str, **parameters: Any) -> notebook.Settings:
+    small = {"tts_angular": {"batch_size": 8, "sequence_length": 16}}[name]
+    return notebook.settings(name, {**small, "amp_level": "O0", "processes": 1, **parameters})
+
+
+def test_unchanged_cells_train_the_gallerys_task(
+    kernel_of: Callable[..., Kernel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_for("tts_angular")
+    result = notebook.with_your_code(settings, **functions_of(kernel_of("tts_angular")))
+    assert result.train == settings.train and result.task is tasks.get("tts_angular")
+    assert "those of the gallery's task `tts_angular`" in capsys.readouterr().out
+
+
+def test_a_changed_optimizer_is_what_the_processes_train_with(
+    kernel_of: Callable[..., Kernel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = functions_of(
+        kernel_of("tts_angular", "RAdam(parameters, lr=1e-3)", "SGD(parameters, lr=0.5)")
+    )
+    result = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    task = tasks.get(result.train.model)
+    assert task.optimizer.in_words == "SGD, lr 0.5"
+    assert task.build_model is tasks.get("tts_angular").build_model
+    shown = capsys.readouterr().out
+    assert "Yours: `build_optimizer`" in shown and "SGD, lr 0.5" in shown
+    again = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    assert again.train.model == result.train.model  # a kept float64 reference is found again
+
+
+def test_a_changed_model_and_loss_are_trained(kernel_of: Callable[..., Kernel]) -> None:
+    functions = functions_of(
+        kernel_of("tts_angular", "return SpeakerEncoder(", "return SpeakerEncoder(layers=1, ")
+    )
+    result = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    model = tasks.get(result.train.model).build_model()
+    plain = tasks.get("tts_angular").build_model()
+    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in plain.parameters())
+
+
+def test_changing_back_trains_the_gallerys_task_again(kernel_of: Callable[..., Kernel]) -> None:
+    changed = functions_of(kernel_of("tts_angular", "lr=1e-3", "lr=1e-2"))
+    settings = notebook.with_your_code(settings_for("tts_angular"), **changed)
+    back = notebook.with_your_code(settings, **functions_of(kernel_of("tts_angular")))
+    assert back.train.model == "tts_angular"
+
+
+def test_a_changed_loop_is_announced_as_the_notebooks_alone(
+    kernel_of: Callable[..., Kernel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = functions_of(
+        kernel_of("tts_angular", "scaler.scale(value)", "scaler.scale(-value)")
+    )
+    result = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    assert result.train.model == "tts_angular"
+    shown = capsys.readouterr().out
+    assert "The loop is yours" in shown and "gallery's loop" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("build_model", nn.Linear(2, 2), "a Linear"),
+        ("loss", nn.CrossEntropyLoss, "the class CrossEntropyLoss"),
+        ("build_optimizer", None, "a NoneType"),
+    ],
+)
+def test_what_is_no_function_is_refused(
+    name: str, value: Any, what: str, kernel_of: Callable[..., Kernel]
+) -> None:
+    functions = {**functions_of(kernel_of("tts_angular")), name: value}
+    with refused(name, what):
+        notebook.with_your_code(settings_for("tts_angular"), **functions)
+
+
+def test_a_mistake_is_told_with_the_readers_line(kernel_of: Callable[..., Kernel]) -> None:
+    functions = functions_of(
+        kernel_of("tts_angular", "model(batch[0])", "model(batch[0].flatten())")
+    )
+    with pytest.raises(Exception, match="your cell, line") as caught:
+        notebook.with_your_code(settings_for("tts_angular"), **functions)
+    assert "model(batch[0].flatten())" in str(caught.value)
