@@ -111,7 +111,7 @@ class WalkConfig:
     )
     image_size: int | None = option(
         None,
-        "Height and width of the images. Default: 224 on a GPU, else 64.",
+        "Height and width of the images. Default: 224 on a GPU, else 48.",
         unit="pixels",
         minimum=32,
         maximum=1024,
@@ -122,8 +122,8 @@ class WalkConfig:
         unit="samples",
         minimum=1,
     )
-    epochs: int = option(2, "Passes over the images.", unit="epochs", minimum=1)
-    log_steps: int = option(5, "Steps between two lines of the log.", unit="steps", minimum=1)
+    epochs: int = option(1, "Passes over the images.", unit="epochs", minimum=1)
+    log_steps: int = option(4, "Steps between two lines of the log.", unit="steps", minimum=1)
     processes: int | None = option(
         None,
         "Processes of the parallel runs. Default: one per device, at most 8.",

@@ -25,7 +25,8 @@ def _result(name: str, ratio: Ratio | None, baseline: str) -> str:
 def title(turns: ScriptTurns) -> str:
     """Return what came out: `accelerated is 1.31× as fast as native`.
 
-    It is about the first candidate, and about the fastest one if that is another.
+    It is about the first candidate, and about the fastest one if that is another. It says where
+    the machine was busy: then scripts with several threads wait for one another.
     """
     ratios = _ratios(turns)
     first = turns.candidates[0]
@@ -36,7 +37,9 @@ def title(turns: ScriptTurns) -> str:
         if ratio is not None and ratio.verdict == "faster"
     }
     best = max(faster, key=lambda name: faster[name], default=first)
-    return text if best == first else f"{text}\nfastest is {best}: {faster[best]:.2f}×"
+    if best != first:
+        text += f"\nfastest is {best}: {faster[best]:.2f}×"
+    return f"{text}\n(the machine was busy: measure again)" if turns.load.reasons() else text
 
 
 def figure(turns: ScriptTurns) -> Figure:
@@ -64,7 +67,7 @@ def figure(turns: ScriptTurns) -> Figure:
 def text(turns: ScriptTurns) -> str:
     """Return the alternative text of `figure`."""
     bars = ", ".join(f"{name} {ratio or 'not compared'}" for name, ratio in _ratios(turns).items())
-    result = title(turns).replace("\n", "; ")
+    result = title(turns).replace("\n", "; ").replace("; (", " (")
     return f"Bars with intervals, times as fast as {turns.baseline}: {bars}. {result}."
 
 

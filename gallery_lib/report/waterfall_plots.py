@@ -25,26 +25,31 @@ def _ratios(bench: Bench) -> dict[str, Ratio | None]:
     }
 
 
-def _steps(bench: Bench) -> dict[str, float]:
+def _steps(bench: Bench) -> dict[str, Ratio]:
     """Return how many times as fast each row is as the row before it, of those measured."""
     outcome, steps, before = _outcome(bench), {}, bench.baseline
     for name, ratio in _ratios(bench).items():
         if ratio is not None and (step := outcome.ratio(before, name)) is not None:
-            steps[name], before = step.ratio, name
+            steps[name], before = step, name
     return steps
 
 
 def title(bench: Bench) -> str:
-    """Return what the bars say: which technique gains most, and what all gain."""
+    """Return what the bars say: which technique certainly gains most, and what all gain."""
     measured = [ratio for ratio in _ratios(bench).values() if ratio is not None]
     steps = _steps(bench)
     if not measured or not steps:
         return "No technique could be compared with the baseline"
-    best = max(steps, key=lambda name: steps[name])
-    all_together = f"all together are {measured[-1].ratio:.2f}× as fast as {bench.baseline}"
-    if steps[best] <= 1.0:
-        return f"No technique gains here: {all_together}"
-    return f"`{best}` gains most ({steps[best]:.2f}×); {all_together}".replace("`", "")
+    together = f"all together {measured[-1].ratio:.2f}× as fast as {bench.baseline}"
+    certain = {name: step.ratio for name, step in steps.items() if step.low > 1.0}
+    if not certain:
+        return f"No technique certainly gains here; {together}, {_span(measured[-1])}"
+    best = max(certain, key=lambda name: certain[name])
+    return f"Most is gained with {best} ({certain[best]:.2f}×); {together}"
+
+
+def _span(ratio: Ratio) -> str:
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def figure(bench: Bench) -> Figure:
@@ -93,7 +98,7 @@ def rows(bench: Bench) -> Rows:
     )
     for name, ratio in ratios.items():
         row = outcome.rows[name]
-        step = f"{steps[name]:.2f}" if name in steps else ""
+        step = ratio_text(steps[name]) if name in steps else ""
         if row.reason is not None:
             table.append([f"+ {name}", "", "", "", row.reason])
             continue

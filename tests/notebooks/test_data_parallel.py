@@ -79,16 +79,15 @@ def test_every_script_takes_turns_and_mixed_precision_also_on_one_process() -> N
     assert scripts["accelerated"].starts_like == "native"
     assert scripts["accelerated"].tolerance == LOSS_TOLERANCE["O0"]
     assert scripts["several (2)"].starts_like is None
+    assert scripts["mixed_precision (1)"].starts_like == "native"
+    assert scripts["mixed_precision (2)"].starts_like == "several (2)"
     assert len({tuple(script.command.arguments) for script in scripts.values()}) == 1
 
 
 def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
-    assert list(data_parallel._scripts_in_turns(walk())) == [
-        "native",
-        "accelerated",
-        "several (1)",
-        "mixed_precision (1)",
-    ]
+    scripts = data_parallel._scripts_in_turns(walk())
+    assert list(scripts) == ["native", "accelerated", "several (1)", "mixed_precision (1)"]
+    assert scripts["several (1)"].starts_like == "native"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import IPython
@@ -12,6 +13,10 @@ import torch
 from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
+from gallery_lib.errors import RunFailed
+from gallery_lib.measure.bench.plan import Plan
+from gallery_lib.measure.bench.result import Outcome, Row
+from gallery_lib.measure.comparison import machine_load
 from gallery_lib.notebooks.cells import kernel_parameters, waterfall
 from gallery_lib.notebooks.cells import task as notebook
 
@@ -193,21 +198,57 @@ def test_a_waterfall_that_is_not_wanted_is_said_to_be_not_measured(
     assert "**Not measured**" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.whole_machine
-def test_a_waterfall_is_measured_once_and_kept(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Return the digests of what has been measured so far; measuring takes no time here."""
+    from gallery_lib.measure.bench import task
+
+    digests: list[str] = []
+
+    def measure(plan: Plan, alive: None, digest: str, folder: Path) -> Outcome:
+        digests.append(digest)
+        rows = {name: Row(plan.absent.get(name), {"p50": 0.1}) for name in plan.order}
+        return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, {}, rows, [])
+
+    monkeypatch.setattr(task, "measure", measure)
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    settings = settings_for("tts_angular", rounds=4, block_steps=2)
-    first = notebook.measure_techniques(settings, "compiler", "fused-optimizer")
-    assert first is not None
+    return digests
+
+
+def waterfall_of(parameters: dict[str, Any]) -> Any:
+    settings = notebook.settings("tts_angular", parameters)
+    return notebook.measure_techniques(settings, "compiler", "fused-optimizer")
+
+
+def test_a_waterfall_is_measured_once_and_kept(
+    measured: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_load, "OTHER_CORES", float("inf"))
+    parameters = {"amp_level": "O0", "processes": 1}
+    first = waterfall_of(parameters)
     (outcome,) = first.tasks.values()
     assert list(outcome.rows) == ["eager-fp32", "compiler", "fused-optimizer", "all others"]
-    assert all(row.comparable for row in outcome.rows.values() if row.reason is None)
-    capsys.readouterr()
-    again = notebook.measure_techniques(settings, "compiler", "fused-optimizer")
-    assert again == first
-    assert "Measured on" in capsys.readouterr().out
-    notebook.show_techniques_added(again)
-    assert "times as fast as eager-fp32" in capsys.readouterr().out
+    assert waterfall_of(parameters) == first and len(measured) == 1
+    assert "Measured on 2026-01-02 on this machine" in shown[-1]
+    waterfall_of({**parameters, "batch_size": 8})
+    assert len(set(measured)) == 2  # other options are measured anew
+
+
+def test_a_waterfall_of_a_busy_machine_says_so_and_is_not_kept(
+    measured: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine_load, "OTHER_CORES", -1.0)
+    waterfall_of({"amp_level": "O0", "processes": 1})
+    assert "The machine was busy" in shown[-1] and "not kept" in shown[-1]
+    assert not list(tmp_path.glob("waterfalls/*"))
+
+
+def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gallery_lib.measure.bench import task
+
+    failed = Outcome("", "", 1.0, "no memory left", {}, {}, {}, [])
+    monkeypatch.setattr(task, "measure", lambda *a, **k: failed)
+    with pytest.raises(RunFailed, match="no memory left"):
+        waterfall_of({"amp_level": "O0", "processes": 1})

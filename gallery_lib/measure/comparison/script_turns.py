@@ -108,8 +108,8 @@ class ScriptTurns:
             return None
         return (
             f"its first loss is {self.first_losses[name]:.4f}, that of {script.starts_like} is "
-            f"{self.first_losses[script.starts_like or '']:.4f}: {difference:.2%} apart, and "
-            f"rounding explains {script.tolerance:.2%}"
+            f"{self.first_losses[script.starts_like or '']:.4f}: {difference:.2%} apart, at most "
+            f"{script.tolerance:.1%} is allowed"
         )
 
     def ratio(self, name: str) -> Ratio | None:

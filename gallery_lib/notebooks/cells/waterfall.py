@@ -1,7 +1,8 @@
 """The techniques that matter for a model, one after another, measured in turns and kept.
 
 A waterfall takes minutes. What was measured on this machine with this code, these options and
-these library versions is kept in the cache folder and shown again, with its date.
+these library versions is kept in the cache folder and shown again, with its date. What was measured
+while other processes were at work is shown with a remark, and not kept.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     from gallery_lib.measure.bench import bench, task
     from gallery_lib.measure.bench.plan import waterfall_of
     from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
+    from gallery_lib.measure.comparison import machine_load
 
     added = _added(techniques)
     if not settings.waterfall:
@@ -76,6 +78,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         )
         return result
     name = settings.task.name.rsplit(":", 1)[-1]
+    before = machine_load.look()
     outcome = task.measure(plan, None, digest, paths.new_run_dir(f"waterfall-{name}"))
     if outcome.reason is not None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
@@ -87,7 +90,13 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         versions=bench.versions(),
         tasks={name: outcome},
     )
-    if all(row.reason is None or name in plan.absent for name, row in outcome.rows.items()):
+    others = machine_load.others_between([before, machine_load.look()], with_hidden=False)
+    if others is not None and others.cores > machine_load.OTHER_CORES:
+        display_markdown(
+            f"The machine was busy: other processes took {others.cores:.1f} of {hardware.cores()} "
+            "cores. Run this cell again when it is quiet; these figures are not kept."
+        )
+    elif all(row.reason is None or name in plan.absent for name, row in outcome.rows.items()):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_bench(kept, result)
     return result
