@@ -107,7 +107,7 @@ class WalkConfig:
     """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
 
     images: int | None = option(
-        None, "Random training images. Default: 6400 on a GPU, else 128.", unit="images", minimum=8
+        None, "Random training images. Default: 6400 on a GPU, else 32.", unit="images", minimum=8
     )
     image_size: int | None = option(
         None,
@@ -118,12 +118,17 @@ class WalkConfig:
     )
     batch_size: int | None = option(
         None,
-        "Samples per process and step. Default: 64 on a GPU, else 8.",
+        "Samples per process and step. Default: 64 on a GPU, else 4.",
         unit="samples",
         minimum=1,
     )
     epochs: int = option(1, "Passes over the images.", unit="epochs", minimum=1)
-    log_steps: int = option(4, "Steps between two lines of the log.", unit="steps", minimum=1)
+    log_steps: int | None = option(
+        None,
+        "Steps between two lines of the log. Default: 5 on a GPU, else 2.",
+        unit="steps",
+        minimum=1,
+    )
     processes: int | None = option(
         None,
         "Processes of the parallel runs. Default: one per device, at most 8.",
@@ -136,7 +141,9 @@ class WalkConfig:
         unit="turns",
         minimum=4,
     )
-    block_steps: int = option(2, "Counted steps in one turn.", unit="steps", minimum=1)
+    block_steps: int | None = option(
+        None, "Counted steps in one turn. Default: 10 on a GPU, else 1.", unit="steps", minimum=1
+    )
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def test_a_command_is_shown_as_one_would_type_it_in_the_checkout(checkout: Path)
 
 
 def walk(**parameters: Any) -> data_parallel.WalkSettings:
-    return data_parallel.settings({"processes": 1, **parameters})
+    return data_parallel.settings({"processes": 1, "block_steps": 2, **parameters})
 
 
 def test_every_script_takes_turns_and_mixed_precision_also_on_one_process() -> None:

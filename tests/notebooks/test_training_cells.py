@@ -45,7 +45,9 @@ def settings_for(name: str, **parameters: Any) -> notebook.Settings:
     return notebook.settings(name, {**SIZES[name], "amp_level": "O0", "processes": 1, **parameters})
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hf_Bert" else n for n in SIZES]
+)
 def test_the_batches_of_a_plain_loader_are_what_the_loss_takes(name: str) -> None:
     settings = settings_for(name)
     batch = next(iter(notebook.loader(settings)))
@@ -137,6 +139,7 @@ def test_the_size_and_work_of_a_model_are_shown(capsys: pytest.CaptureFixture[st
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_shared_weight_counts_once_and_recurrent_layers_are_said_to_be_left_out(
     shown: list[str],
 ) -> None:

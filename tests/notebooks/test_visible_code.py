@@ -116,6 +116,7 @@ def test_unchanged_cells_train_the_gallerys_task(
     assert "those of the gallery's task `tts_angular`" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_changed_optimizer_is_what_the_processes_train_with(
     kernel_of: Callable[..., Kernel], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_changed_optimizer_is_what_the_processes_train_with(
     assert again.train.model == result.train.model  # a kept float64 reference is found again
 
 
+@pytest.mark.slow
 def test_a_changed_model_and_loss_are_trained(kernel_of: Callable[..., Kernel]) -> None:
     functions = functions_of(
         kernel_of("tts_angular", "return SpeakerEncoder(", "return SpeakerEncoder(layers=1, ")
@@ -142,6 +144,7 @@ def test_a_changed_model_and_loss_are_trained(kernel_of: Callable[..., Kernel]) 
     assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in plain.parameters())
 
 
+@pytest.mark.slow
 def test_changing_back_trains_the_gallerys_task_again(kernel_of: Callable[..., Kernel]) -> None:
     changed = functions_of(kernel_of("tts_angular", "lr=1e-3", "lr=1e-2"))
     settings = notebook.with_your_code(settings_for("tts_angular"), **changed)

@@ -41,7 +41,9 @@ def test_the_examples_are_augmented_training_images_of_every_class(splits: Split
     shown = classification.examples(splits, count=9)
     assert len(shown.images) == len(shown.captions) == 9
     assert all(image.shape == (32, 32, 3) and image.dtype == np.uint8 for image in shown.images)
-    assert shown.captions == ["n00000001"] * 3 + ["n00000002"] * 3 + ["n00000003"] * 3
+    names = ["red discs,\nstriped across", "orange triangles,\nfinely striped across"]
+    names.append("lime squares,\nstriped down")
+    assert shown.captions == [name for name in names for _ in range(3)]
     assert "9 of 18 training images, augmented, 32×32, of 3 classes" in shown.description
     assert all(
         np.array_equal(image, splits.train[2 * i][0].numpy())
@@ -54,13 +56,18 @@ def test_the_predictions_say_what_each_model_takes_a_held_out_image_for(splits: 
         {"one": Always(0, 1), "two": Always(999, 2)}, splits, count=6
     )
     assert all(image.shape == (32, 32, 3) and image.dtype == np.uint8 for image in shown.images)
+    first, second, third = (
+        "red discs, striped across",
+        "orange triangles, finely striped across",
+        "lime squares, striped down",
+    )
     assert shown.captions == [
         (
             f"is {name}\n"
-            f"one: n00000001 {'✓' if name == 'n00000001' else '✗'}\n"
-            f"two: n00000003 {'✓' if name == 'n00000003' else '✗'}"
+            f"one: {first} {'✓' if name == first else '✗'}\n"
+            f"two: {third} {'✓' if name == third else '✗'}"
         )
-        for name in ("n00000001", "n00000001", "n00000002", "n00000002", "n00000003", "n00000003")
+        for name in (first, first, second, second, third, third)
     ]
 
 

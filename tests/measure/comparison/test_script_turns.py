@@ -147,11 +147,13 @@ def test_the_first_line_of_an_epoch_does_not_count(compare, script) -> None:
     assert min(rates) > 1 / 0.4
 
 
+@pytest.mark.slow
 def test_a_script_with_one_line_an_epoch_is_refused(compare, script) -> None:
     with pytest.raises(RunFailed, match=r"a\.py logs too few lines per epoch"):
         compare(script("a", epoch_lines=1), lines=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
     ("end", "message"),
@@ -170,6 +172,7 @@ def test_a_script_that_fails_or_hangs_is_named_with_its_last_lines(
         compare(*scripts, rounds=10, patience_seconds=5.0)
 
 
+@pytest.mark.slow
 def test_a_script_that_logs_nothing_at_all_is_ended(compare, script, tmp_path: Path) -> None:
     silent = script("a")
     silent.command.path.write_text("import time\nprint('hello')\ntime.sleep(1000)\n")
@@ -206,6 +209,7 @@ script_turns.compare(scripts, rounds=1000, lines=2, say=lambda line: print(line,
 """
 
 
+@pytest.mark.slow
 def test_paused_scripts_end_with_a_killed_kernel(script, tmp_path: Path, checkout: Path) -> None:
     for name in "ab":
         script(name, child=True)
