@@ -107,7 +107,11 @@ class WalkConfig:
     """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
 
     images: int | None = option(
-        None, "Random training images. Default: 6400 on a GPU, else 32.", unit="images", minimum=8
+        None,
+        "Random training images. Default: 6400 on a GPU, else 32, or what an epoch of the "
+        "processes needs to log twice.",
+        unit="images",
+        minimum=8,
     )
     image_size: int | None = option(
         None,

@@ -13,30 +13,39 @@ from gallery_lib.report.plots import COLOURS, LINES, labelled_figure
 
 Curves = Mapping[str, Sequence[float]]
 _FELL = 0.99
-"""Part of the first loss that the last ones must be below, for a loss that fell."""
-_LAST = 3
+"""Part of the first pass's loss that the second pass's must be below, for a loss that fell."""
 
 
-def _last(losses: Sequence[float]) -> float:
-    """Return the mean of the last losses, of which one alone says little."""
-    return mean(losses[-min(_LAST, max(1, len(losses) - 1)) :])
+def _passes(losses: Sequence[float]) -> tuple[float, float]:
+    """Return the mean losses of the first and the second half of the steps: of the two passes."""
+    half = len(losses) // 2
+    return mean(losses[:half] or losses), mean(losses[half:])
 
 
 def fell(losses: Sequence[float]) -> bool:
-    """Return whether the mean of the last losses is finite and below the first."""
-    return math.isfinite(_last(losses)) and _last(losses) < _FELL * losses[0]
+    """Return whether the loss of the second pass is finite and below that of the first.
+
+    The passes are over the same batches, since losses of different ones differ by chance.
+    """
+    first, second = _passes(losses)
+    return math.isfinite(second) and second < _FELL * first
 
 
 def title(curves: Curves) -> str:
-    """Return what the curves say: `Both losses fell, from 6.9 to 4.2 and 4.3`."""
+    """Return what the curves say: `Both losses fell in the second pass, from 6.9 to 4.2`."""
     failed = [name for name, losses in curves.items() if not fell(losses)]
-    ends = " and ".join(dict.fromkeys(number(_last(losses)) for losses in curves.values()))
-    start = number(next(iter(curves.values()))[0])
-    if failed:
-        which = "No loss fell" if len(failed) == len(curves) else f"The loss of {failed[0]} did not"
-        return f"{which}: from {start} to {ends}".replace("did not:", "did not fall:")
-    which = "The loss" if len(curves) == 1 else "Both losses" if len(curves) == 2 else "All losses"
-    return f"{which} fell, from {start} to {ends}"
+    passes = [_passes(losses) for losses in curves.values()]
+    start, end = (
+        " and ".join(dict.fromkeys(number(value) for value in values))
+        for values in zip(*passes, strict=True)
+    )
+    change = f"from {start} to {end}"
+    if not failed:
+        which = "The loss" if len(curves) == 1 else "Both losses"
+        return f"{which} fell in the second pass, {change}"
+    if len(failed) == len(curves):
+        return f"No loss fell in the second pass: {change}"
+    return f"The loss of {failed[0]} did not fall in the second pass: {change}"
 
 
 def figure(curves: Curves) -> Figure:

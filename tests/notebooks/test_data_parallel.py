@@ -24,6 +24,11 @@ def test_parameters_that_would_log_nothing_are_refused() -> None:
         data_parallel.settings({"images": 16, "batch_size": 8, "log_steps": 5, "processes": 1})
 
 
+def test_the_images_that_are_not_given_let_each_process_log_twice() -> None:
+    settings = data_parallel.settings({"batch_size": 999, "log_steps": 7, "processes": 1})
+    assert settings.images // settings.batch_size == 2 * settings.log_steps
+
+
 def test_an_unknown_parameter_is_named_with_the_closest_one() -> None:
     with refused("image", "`image`", "`images`"):
         data_parallel.settings({"image": 16})

@@ -192,8 +192,17 @@ def test_a_readers_own_model_is_measured_like_the_tasks(
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_the_walk_to_several_processes_runs(run: Callable[..., Executed]) -> None:
-    assert "mixed_precision | 2 |" in shown(run("data_parallel").code)[0]
+def test_the_walk_to_several_processes_runs_and_ends_with_turns(
+    run: Callable[..., Executed],
+) -> None:
+    text, figures = shown(run("data_parallel").code)
+    assert "mixed_precision | 1 |" in text and "mixed_precision | 2 |" in text
+    rows = [line.split(" | ") for line in text.splitlines() if "samples/s |" in line][-5:]
+    names = ["native", "accelerated", "several (2)", "mixed_precision (1)", "mixed_precision (2)"]
+    assert [row[0].removeprefix("| ") for row in rows] == names
+    assert rows[1][4].startswith("first loss 0.") and "×" in rows[1][2]
+    assert "PyTorch eager in fp32" in text and "Rounds: 6" in text
+    assert len(figures) == 1 and "native" in figures[0].metadata["image/png"]["alt"]
 
 
 @pytest.mark.slow

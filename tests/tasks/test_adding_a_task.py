@@ -69,7 +69,7 @@ def test_a_page_is_all_that_its_notebook_takes(
         "model": "M.",
         "architecture_text": "A.",
         "architecture": "notebook.show_source(build_model)",
-        "steps": "6",
+        "batches": "3",
         "why": "W.",
         "techniques": '"compiler"',
         "exercises": "1. E.",

@@ -84,14 +84,13 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
     )
     gpus = hardware.gpu_count()
     devices = gpus or hardware.cores()
+    processes = config.processes or min(devices, 8)
     defaults = _ON_A_GPU if gpus else _ON_A_CPU
     sizes = {name: getattr(config, name) or value for name, value in defaults.items()}
-    result = WalkSettings(
-        **sizes,
-        epochs=config.epochs,
-        processes=config.processes or min(devices, 8),
-        rounds=config.rounds,
-    )
+    if config.images is None:  # two lines of the log for each process
+        least = 2 * sizes["log_steps"] * sizes["batch_size"] * processes
+        sizes["images"] = max(sizes["images"], least)
+    result = WalkSettings(**sizes, epochs=config.epochs, processes=processes, rounds=config.rounds)
     if result.processes > devices:
         raise InputError(
             f"processes={result.processes}: this host has {devices} device(s).",

@@ -58,7 +58,8 @@ def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 def show_training(**curves: Sequence[float]) -> None:
     """Show the losses of training in this notebook, a curve for each name.
 
-    The title says whether they fell.
+    The steps are two passes over the same batches. The title says whether the losses of the second
+    pass are smaller.
 
     Raises:
         InputError: for a curve without losses.
