@@ -72,12 +72,3 @@ def test_a_folder_without_a_batch_is_refused(pages: ModuleType, tmp_path: Path) 
     with refused(tmp_path / "report.json"):
         pages.write(tmp_path)
     assert not pages.GALLERY.exists()
-
-
-def test_the_committed_pages_have_what_they_must_have(checkout: Path) -> None:
-    spec = importlib.util.spec_from_file_location("committed", checkout / "docs/gallery_pages.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert list(module.problems()) == []
-    assert len(list(module.GALLERY.glob("*.md"))) > 1
