@@ -108,7 +108,7 @@ class WalkConfig:
 
     images: int | None = option(
         None,
-        "Random training images. Default: 6400 on a GPU, else 32, or what an epoch of the "
+        "Random training images. Default: 6400 on a GPU, else 16, or what an epoch of the "
         "processes needs to log twice.",
         unit="images",
         minimum=8,
@@ -129,7 +129,7 @@ class WalkConfig:
     epochs: int = option(1, "Passes over the images.", unit="epochs", minimum=1)
     log_steps: int | None = option(
         None,
-        "Steps between two lines of the log. Default: 5 on a GPU, else 2.",
+        "Steps between two lines of the log. Default: 5 on a GPU, else 1.",
         unit="steps",
         minimum=1,
     )
@@ -140,7 +140,7 @@ class WalkConfig:
         minimum=1,
     )
     rounds: int = option(
-        6,
+        8,
         "Turns of each script in the comparison. More narrow the interval, and take longer.",
         unit="turns",
         minimum=4,

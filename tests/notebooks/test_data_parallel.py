@@ -98,9 +98,9 @@ def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
 @pytest.mark.parametrize(
     ("sizes", "images"),
     [
-        # one epoch holds all turns twice: 2 × 6 × (1 + 2) steps
-        ({"images": 128, "batch_size": 8}, 36 * 8),
-        ({"images": 100, "batch_size": 8}, 36 * 8),
+        # one epoch holds all turns twice: 2 × 8 × (1 + 2) steps
+        ({"images": 128, "batch_size": 8}, 48 * 8),
+        ({"images": 100, "batch_size": 8}, 48 * 8),
         # not more than a gibibyte of images, in whole batches
         ({"images": 64, "batch_size": 8, "image_size": 1024}, 10 * 8),
         ({"images": 130, "batch_size": 8, "image_size": 1024, "rounds": 100}, 16 * 8),

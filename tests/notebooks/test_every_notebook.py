@@ -201,7 +201,7 @@ def test_the_walk_to_several_processes_runs_and_ends_with_turns(
     names = ["native", "accelerated", "several (2)", "mixed_precision (1)", "mixed_precision (2)"]
     assert [row[0].removeprefix("| ") for row in rows] == names
     assert rows[1][4].startswith("first loss 0.") and "×" in rows[1][2]
-    assert "PyTorch eager in fp32" in text and "Rounds: 6" in text
+    assert "PyTorch eager in fp32" in text and "Rounds: 8" in text
     assert len(figures) == 1 and "native" in figures[0].metadata["image/png"]["alt"]
 
 

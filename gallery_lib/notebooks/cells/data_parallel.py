@@ -30,7 +30,7 @@ _ON_A_GPU = {
     "log_steps": 5,
     "block_steps": 10,
 }
-_ON_A_CPU = {"images": 32, "image_size": 48, "batch_size": 4, "log_steps": 2, "block_steps": 1}
+_ON_A_CPU = {"images": 16, "image_size": 48, "batch_size": 4, "log_steps": 1, "block_steps": 1}
 """Sizes that are not given, by device. On two cores they keep the notebook below three minutes."""
 _IMAGE_BYTES = 2**30
 """Memory that the images of a script may take in the comparison in turns."""
