@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -52,35 +53,43 @@ CALLS = 5
 """Calls of each candidate in a round."""
 
 
+def gpu_tests(folder: Path = ROOT / "tests") -> list[str]:
+    """Return the files with tests marked `gpu`, relative to the checkout.
+
+    Only these are collected: others need packages that a machine with a GPU may lack.
+    """
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted(folder.rglob("test_*.py"))
+        if "mark.gpu" in path.read_text(encoding="utf-8")
+    ]
+
+
 def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> dict[str, Any]:
     # The tests run in one process, with or without pytest-xdist.
-    options = (
-        "-o",
-        "addopts=--strict-markers --import-mode=importlib",
-    )
-    command = [
-        *before,
-        sys.executable,
-        "-m",
-        "pytest",
-        *options,
-        "-m",
-        "gpu",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "--no-header",
-        *arguments,
-    ]
+    options = ["-o", "addopts=--strict-markers --import-mode=importlib", "-m", "gpu", "-rs"]
+    quiet = ["-p", "no:cacheprovider", "--no-header"]
+    command = [*before, sys.executable, "-m", "pytest", *options, *quiet, *arguments]
     began = time.monotonic()
+    # A session of its own, so that at the limit the children of a sanitizer go as well.
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return {"outcome": f"not finished within {seconds:.0f} s"}
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     telling = ("ERROR SUMMARY", " passed", " failed", "SKIPPED", "FAILED")
     wanted = [line for line in lines if any(word in line for word in telling)]
-    outcome = "passed" if done.returncode == 0 else f"exit code {done.returncode}"
+    outcome = "passed" if process.returncode == 0 else f"exit code {process.returncode}"
     return {
         "outcome": outcome,
         "seconds": round(time.monotonic() - began, 1),
@@ -90,7 +99,7 @@ def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> di
 
 def correctness() -> dict[str, Any]:
     """Run the tests marked `gpu`, and those of the kernels under compute-sanitizer."""
-    outcomes = {"pytest -m gpu": _pytest("tests", seconds=TESTS_SECONDS)}
+    outcomes = {"pytest -m gpu": _pytest(*gpu_tests(), seconds=TESTS_SECONDS)}
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
         if sanitizer is None:

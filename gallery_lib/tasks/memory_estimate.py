@@ -38,6 +38,10 @@ _STATES = {
 _RESERVE = 0.05  # of the memory, for everything else
 
 
+class DoesNotFit(InputError):
+    """Error: the processes of a run need more memory than is free on this host."""
+
+
 def activation_bytes(task: Task, batch: Any, samples: int) -> int:
     """Return the bytes per sample that a step takes for activations, on the CPU.
 
@@ -89,7 +93,7 @@ def free_bytes() -> float:
 
 
 def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
-    """Raise InputError when the processes of a run do not fit into this host's free memory.
+    """Raise DoesNotFit when the processes of a run need more memory than this host has free.
 
     `processes` is the number of processes of a run, `compared` the number of runs that are compared
     at once. Nothing is checked on a host with GPUs.
@@ -106,7 +110,7 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
         for name in ("batch_size", "image_size", "sequence_length")
         if (value := getattr(sized, name))
     ]
-    raise InputError(
+    raise DoesNotFit(
         f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about "
         f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free on this host. "
         "Choose smaller sizes, fewer processes, or a larger machine."

@@ -9,8 +9,8 @@ resize is torch's antialiased bilinear one on uint8, about three times as fast a
 image exists here. Each thread reuses its buffers for file, pixels and crop. Fresh memory for every
 image would cost page faults worth 5 % of the decoding time.
 
-Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. A file that
-Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too.
+Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. It reads all
+images where simplejpeg is not installed. A file that Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too.
 As in torchvision's loader, the first frame is taken, converted to RGB, and not rotated as EXIF
 says.
 """
@@ -23,13 +23,13 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-import simplejpeg
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 
 from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.images import jpeg
 from gallery_lib.errors import InputError
 
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
@@ -131,6 +131,10 @@ def decode(
     because its header is changed temporarily. The pixels lie in a buffer that the thread's next
     image will overwrite.
     """
+    simplejpeg = jpeg.simplejpeg
+    if simplejpeg is None:
+        jpeg.announce()
+        return _decode_with_pillow(data, choose_box)
     try:
         height, width, colourspace, subsampling = simplejpeg.decode_jpeg_header(data)
     except ValueError:

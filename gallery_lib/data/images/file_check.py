@@ -17,8 +17,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import simplejpeg
 from PIL import Image
+
+from gallery_lib.data.images import jpeg
 
 _FORMATS = {
     ".jpg": "JPEG",
@@ -89,7 +90,14 @@ def _reason(error: Exception) -> str:
 
 
 def _jpeg_warning(data: bytes) -> str | None:
-    """Return the warning with which libjpeg goes on decoding, or None."""
+    """Return the warning with which libjpeg goes on decoding, or None.
+
+    It is unknown where simplejpeg is not installed; that is announced.
+    """
+    simplejpeg = jpeg.simplejpeg
+    if simplejpeg is None:
+        jpeg.announce()
+        return None
     try:
         colourspace = simplejpeg.decode_jpeg_header(data)[2]
         target = {"Gray": "GRAY", "CMYK": "CMYK", "YCCK": "CMYK"}.get(colourspace, "RGB")

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
 from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.data.images import jpeg
 from gallery_lib.data.images.mock_classes import MAX_CLASSES, look
 from gallery_lib.errors import InputError
 
@@ -131,9 +131,7 @@ def encode(image: NDArray[np.uint8]) -> bytes:
 
     Quality and chroma subsampling are those of the data set.
     """
-    return simplejpeg.encode_jpeg(
-        image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
-    )
+    return jpeg.encode(image, JPEG_QUALITY, JPEG_SUBSAMPLING)
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:

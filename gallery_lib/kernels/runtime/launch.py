@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,7 @@ class LaunchFailed(GalleryError, RuntimeError):
     """Error: the driver refused to load or to start a kernel."""
 
 
+@functools.cache
 def architecture(device: torch.device) -> int:
     """Return the architecture of `device`: 75 for compute capability 7.5, and so on."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -52,52 +54,50 @@ def architecture(device: torch.device) -> int:
 
 
 @functools.cache
-def _function(source: str, kernel: str, defines: Defines, device_index: int) -> int:
-    """Return the handle of a loaded kernel.
+def _launcher(source: str, kernel: str, defines: Defines, device_index: int) -> Callable[..., str]:
+    """Return a call that enqueues a kernel: (blocks, stream, address of arguments) → error or "".
 
-    The first call compiles and loads the kernel, so it must not happen inside a graph capture.
+    The first call compiles and loads the kernel, so it must not happen inside a graph capture. What
+    does not change between launches is looked up here, once: a step has hundreds of them.
     """
+    from cuda.bindings import driver
     from cuda.core import ObjectCode
 
     code = ObjectCode.from_cubin(
         compiled(source, defines, architecture(torch.device("cuda", device_index))).cubin,
         name=source,
     )
-    loaded = code.get_kernel(kernel)
-    _LOADED.append(loaded)  # the handle lives as long as its owner
-    return int(loaded.handle)
+    loaded = code.get_kernel(kernel)  # the call keeps it: the handle lives as long as its owner
+    function = driver.CUfunction(int(loaded.handle))
+    launch_kernel, success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
 
+    def enqueue(blocks: int, stream: int, arguments: int, _owner: object = loaded) -> str:
+        parameters = ctypes.c_void_p(arguments)
+        (error,) = launch_kernel(
+            function, blocks, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+        )
+        return "" if error == success else str(error.name)
 
-_LOADED: list[object] = []
+    return enqueue
 
 
 def run(launch: Launch, device: torch.device) -> None:
     """Enqueue the launch on torch's current stream of `device`, without waiting."""
     if launch.blocks == 0:
         return
-    from cuda.bindings import driver
-
-    with torch.cuda.device(device):
-        function = _function(
-            launch.source, launch.kernel, launch.defines, torch.cuda.current_device()
-        )
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(launch.arguments))
-        stream = torch.cuda.current_stream().cuda_stream
-        (error,) = driver.cuLaunchKernel(
-            driver.CUfunction(function),
-            launch.blocks,
-            1,
-            1,
-            THREADS,
-            1,
-            1,
-            0,
-            stream,
-            ctypes.addressof(parameters),
-            0,
-        )
-    if error != driver.CUresult.CUDA_SUCCESS:
+    current = torch._C._cuda_getDevice()
+    index = current if device.index is None else device.index
+    if index != current:
+        with torch.cuda.device(index):
+            run(launch, device)
+        return
+    error = _launcher(launch.source, launch.kernel, launch.defines, index)(
+        launch.blocks,
+        torch._C._cuda_getCurrentRawStream(index),
+        ctypes.addressof(launch.arguments),
+    )
+    if error:
         raise LaunchFailed(
             f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} "
-            f"blocks: {error.name}"
+            f"blocks: {error}"
         )

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
 
 
+@dataclasses.dataclass(frozen=True)
+class NotMeasured:
+    """A comparison that this machine cannot make. `because` is the rest of a sentence."""
+
+    because: str
+
+
 def compare(settings: Settings, processes: int) -> Comparison:
     """Compare the baseline with the accelerated backend on `processes` processes, in turns."""
     from gallery_lib.measure.comparison.compare import compare_backend
@@ -40,15 +47,16 @@ def batch_shared_by(settings: Settings, processes: int) -> TrainConfig:
     return dataclasses.replace(settings.train, batch_size=batch_size)
 
 
-def compare_on_several(settings: Settings) -> Comparison | None:
+def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     """Compare on all devices, in half as many turns and without evaluation.
 
-    Returns None where there is only one device.
+    Returns NotMeasured where there is one device, or too little memory for two variants on several.
     """
     from gallery_lib.measure.comparison.compare import compare_backend
+    from gallery_lib.tasks import memory_estimate
 
     if settings.processes == 1:
-        return None
+        return NotMeasured("this machine has one device, so there is no run on several.")
     train = dataclasses.replace(batch_shared_by(settings, settings.processes), evaluate=False)
     fewer = dataclasses.replace(
         settings.compare,
@@ -56,15 +64,16 @@ def compare_on_several(settings: Settings) -> Comparison | None:
         block_steps=min(settings.compare.block_steps, max(3, settings.compare.block_steps // 2)),
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
-    return compare_backend(train, launch, fewer)
+    try:
+        return compare_backend(train, launch, fewer)
+    except memory_estimate.DoesNotFit as error:
+        return NotMeasured(str(error))
 
 
-def show_comparison(comparison: Comparison | None) -> None:
+def show_comparison(comparison: Comparison | NotMeasured) -> None:
     """Show the verdict, with the tables folded."""
-    if comparison is None:
-        display_markdown(
-            "**Not measured**: this machine has one device, so there is no run on several."
-        )
+    if isinstance(comparison, NotMeasured):
+        display_markdown(f"**Not measured**: {comparison.because}")
         return
     display_markdown(tables.comparison_markdown(comparison))
 
@@ -114,10 +123,10 @@ def show_break_even(comparison: Comparison) -> None:
     )
 
 
-def show_scaling(one: Comparison, several: Comparison | None) -> None:
+def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
     """Show one process beside several: total rates, and how well the rates add up."""
-    if several is None:
-        show_comparison(None)
+    if isinstance(several, NotMeasured):
+        show_comparison(several)
         return
     display_markdown(tables.scaling_markdown(one, several))
 

@@ -1,0 +1,45 @@
+// Functions of the runtime that torch is linked with and that nothing here needs. Each says its name.
+// Without them the real runtime would be called, which knows nothing of this device.
+#include <cstdio>
+
+#define UNSUPPORTED(name)                                                        \
+    extern "C" __attribute__((visibility("default"))) int name() {               \
+        fprintf(stderr, "fake GPU: %s is not supported\n", #name);               \
+        return 801; /* cudaErrorNotSupported */                                  \
+    }
+
+UNSUPPORTED(cudaDeviceGetDefaultMemPool)
+UNSUPPORTED(cudaDeviceGetGraphMemAttribute)
+UNSUPPORTED(cudaDeviceSetGraphMemAttribute)
+UNSUPPORTED(cudaGraphAddNode)
+UNSUPPORTED(cudaGraphConditionalHandleCreate)
+UNSUPPORTED(cudaGraphNodeGetDependencies)
+UNSUPPORTED(cudaGraphRetainUserObject)
+UNSUPPORTED(cudaIpcCloseMemHandle)
+UNSUPPORTED(cudaIpcGetEventHandle)
+UNSUPPORTED(cudaIpcGetMemHandle)
+UNSUPPORTED(cudaIpcOpenEventHandle)
+UNSUPPORTED(cudaIpcOpenMemHandle)
+UNSUPPORTED(cudaKernelSetAttributeForDevice)
+UNSUPPORTED(cudaLibraryGetGlobal)
+UNSUPPORTED(cudaLibraryGetKernel)
+UNSUPPORTED(cudaLibraryGetKernelCount)
+UNSUPPORTED(cudaLibraryGetManaged)
+UNSUPPORTED(cudaLibraryGetUnifiedFunction)
+UNSUPPORTED(cudaLibraryLoadData)
+UNSUPPORTED(cudaLibraryLoadFromFile)
+UNSUPPORTED(cudaLibraryUnload)
+UNSUPPORTED(cudaMallocManaged)
+UNSUPPORTED(cudaMemPoolGetAttribute)
+UNSUPPORTED(cudaMemPoolSetAccess)
+UNSUPPORTED(cudaMemPoolSetAttribute)
+UNSUPPORTED(cudaMemPoolTrimTo)
+UNSUPPORTED(cudaStreamBeginCaptureToGraph)
+UNSUPPORTED(cudaStreamUpdateCaptureDependencies)
+UNSUPPORTED(cudaUserObjectCreate)
+UNSUPPORTED(cudaUserObjectRelease)
+UNSUPPORTED(__cudaPopCallConfiguration)
+
+extern "C" __attribute__((visibility("default"))) unsigned __cudaPushCallConfiguration() {
+    return 0;  // a launch follows, which is refused
+}

@@ -1,0 +1,200 @@
+"""Tests inside a process with the fake device: the device brings out what a program forgot.
+
+test_device.py runs them in several orders of the streams' work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+import torch
+from fake_gpu import operators
+
+from gallery_lib.kernels.compression_launch import pack_launch
+from gallery_lib.kernels.compression_layout import packed_bytes
+from gallery_lib.kernels.gradient_statistics import gradient_statistics
+from gallery_lib.kernels.runtime import launch
+
+ORDER = os.environ["FAKE_GPU_ORDER"]
+late_only = pytest.mark.skipif(ORDER != "late", reason="the order late alone promises it")
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def ordered():
+    """Set the order of the streams' work within a test; the process's own comes back."""
+    yield lambda order: operators.LIBRARY.fake_gpu_order(order.encode())
+    operators.LIBRARY.fake_gpu_order(ORDER.encode())
+
+
+@pytest.fixture
+def waiting_forbidden():
+    """Forbid the host to wait within a test, and allow it again afterwards."""
+    yield lambda: operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    operators.LIBRARY.fake_gpu_forbid_waiting(0)
+
+
+@late_only
+def test_work_begins_when_somebody_waits_for_it():
+    ones = torch.ones(4, device=DEVICE)
+    assert operators.alias(ones).isnan().all()  # memory of the device begins as NaN
+    torch.cuda.synchronize()
+    assert operators.alias(ones).eq(1).all()
+
+
+def test_values_are_those_of_the_cpu():
+    x = torch.randn(64, 32)
+    on_device = x.to(DEVICE)
+    expected = torch.softmax(x @ x.T, 1).sum(0)
+    assert torch.equal(torch.softmax(on_device @ on_device.T, 1).sum(0).cpu(), expected)
+    assert torch.equal(on_device[on_device > 0.5].cpu(), x[x > 0.5])  # a shape that values decide
+
+
+def written_on_a_side_stream(with_wait: bool) -> torch.Tensor:
+    """Return what the current stream reads of a value that another stream writes."""
+    value = torch.zeros(1000, device=DEVICE)
+    side = torch.cuda.Stream(DEVICE)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        value.add_(1)
+    if with_wait:
+        torch.cuda.current_stream().wait_stream(side)
+    read = value * 1
+    value.record_stream(side)
+    return read.cpu()
+
+
+def test_a_stream_that_waits_reads_what_was_written():
+    assert written_on_a_side_stream(with_wait=True).eq(1).all()
+
+
+def test_a_forgotten_wait_shows(ordered):
+    ordered("late")
+    assert not written_on_a_side_stream(with_wait=False).eq(1).all()
+
+
+def copied_ahead(with_record: bool) -> torch.Tensor:
+    """Return what is read of a batch made on a side stream, whose memory is used again there."""
+    side = torch.cuda.Stream(DEVICE)
+    with torch.cuda.stream(side):
+        batch = torch.full((4096,), 1.0, device=DEVICE)
+    torch.cuda.current_stream().wait_stream(side)
+    if with_record:
+        batch.record_stream(torch.cuda.current_stream())
+    read = batch * 1
+    del batch
+    with torch.cuda.stream(side):
+        torch.full((4096,), 2.0, device=DEVICE)
+    return read.cpu()
+
+
+def test_memory_that_is_recorded_is_not_used_again_too_early():
+    assert copied_ahead(with_record=True).eq(1).all()
+
+
+def test_a_forgotten_record_of_a_stream_shows(ordered):
+    ordered("early")
+    assert not copied_ahead(with_record=False).eq(1).all()
+
+
+def test_pinned_memory_that_is_written_too_early_shows(ordered):
+    ordered("late")
+    pinned = torch.ones(8).pin_memory()
+    copied = pinned.to(DEVICE, non_blocking=True)
+    pinned.fill_(3)
+    assert copied.cpu().eq(3).all()
+
+
+def test_pageable_memory_is_read_at_the_call():
+    values = torch.ones(8)
+    copied = values.to(DEVICE, non_blocking=True)
+    values.fill_(3)
+    assert copied.cpu().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        torch.cuda.synchronize,
+        lambda: torch.ones(1, device=DEVICE).item(),
+        lambda: torch.ones(3, device=DEVICE).nonzero(),
+        lambda: torch.ones(3, device=DEVICE).cpu(),
+        lambda: torch.cuda.current_stream().synchronize(),
+    ],
+)
+def test_waiting_is_an_error_where_it_is_forbidden(wait, waiting_forbidden):
+    waiting_forbidden()
+    with pytest.raises(RuntimeError, match="operation not permitted|forbids it"):
+        wait()
+
+
+def test_a_step_without_waiting_passes_where_it_is_forbidden(waiting_forbidden):
+    weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
+    x = torch.randn(4, 8, device=DEVICE)
+    waiting_forbidden()
+    (x @ weight).square().mean().backward()
+    torch.optim.SGD([weight], 0.1, fused=True).step()
+
+
+def test_a_captured_graph_runs_again_with_new_inputs():
+    x, weight = torch.zeros(4, 8, device=DEVICE), torch.ones(8, 2, device=DEVICE)
+    side = torch.cuda.Stream(DEVICE)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x @ weight
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = (x @ weight).relu()
+    for value in (1.0, -1.0, 2.0):
+        x.fill_(value)
+        graph.replay()
+        assert result.cpu().eq(max(0.0, 8 * value)).all()
+
+
+def test_waiting_during_a_capture_is_refused():
+    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.ones(1, device=DEVICE).item()
+
+
+def test_memory_runs_out_at_the_chosen_allocation():
+    torch.cuda.empty_cache()
+    operators.LIBRARY.fake_gpu_fail_allocation(1)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            torch.empty(2**28, device=DEVICE)
+    finally:
+        operators.LIBRARY.fake_gpu_fail_allocation(-1)
+    assert torch.ones(2**20, device=DEVICE).sum().item() == 2**20
+
+
+def test_random_numbers_follow_the_seed():
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.cuda.manual_seed(seed)
+        drawn.append(
+            torch.nn.functional.dropout(torch.ones(1000, device=DEVICE), 0.5).cpu()
+        )
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert 400 < drawn[0].count_nonzero() < 600
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
+def test_a_kernel_goes_to_its_tensors_device():
+    values = torch.arange(100.0)
+    norm, _ = gradient_statistics([values.to("cuda:1")])
+    assert torch.cuda.current_device() == 0 and norm.device.index == 1
+    torch.testing.assert_close(norm.cpu(), values.norm())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
+def test_a_kernel_on_a_stream_of_another_device_is_refused():
+    gradient = torch.ones(64, device="cuda:1")
+    packed = torch.empty(packed_bytes(64, "bf16"), dtype=torch.uint8, device="cuda:1")
+    one = pack_launch(gradient, None, "bf16", packed)
+    enqueue = launch._launcher(one.source, one.kernel, one.defines, 0)
+    stream = torch.cuda.Stream("cuda:1").cuda_stream
+    error = enqueue(one.blocks, stream, ctypes.addressof(one.arguments))
+    assert error == "CUDA_ERROR_INVALID_HANDLE"

@@ -1,0 +1,81 @@
+"""The fake device as a library, built at first use, and the environment that a process needs.
+
+The sources are in `device/`. g++ builds them against the CUDA headers that Triton brings; neither a
+GPU nor a driver is needed. Builds are kept in `.cache/fake_gpu`, under a hash of the sources.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from gallery_lib.system import paths
+
+SOURCES = Path(__file__).parent / "device"
+TESTS = Path(__file__).parents[1]
+_COMMAND = "g++ -shared -fPIC -O1 -g -std=c++17 -Wall -Wno-deprecated-declarations".split()
+_NAME = "libcuda.so.1"
+
+
+def _headers() -> Path:
+    triton = importlib.util.find_spec("triton")
+    assert triton is not None and triton.origin is not None, "the CUDA headers come with triton"
+    return Path(triton.origin).parent / "backends" / "nvidia" / "include"
+
+
+@functools.cache
+def folder() -> Path:
+    """Return the folder that holds the library, which is built if need be."""
+    sources = sorted(SOURCES.iterdir())
+    everything = repr([(path.name, path.read_text()) for path in sources] + _COMMAND)
+    built = paths.cache_dir() / "fake_gpu" / hashlib.sha256(everything.encode()).hexdigest()[:24]
+    if not (built / _NAME).is_file():
+        built.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built) as scratch:
+            new = Path(scratch) / _NAME
+            subprocess.run(
+                [
+                    *_COMMAND,
+                    f"-I{_headers()}",
+                    f"-Wl,-soname,{_NAME}",
+                    *(str(path) for path in sources if path.suffix == ".cpp"),
+                    "-o",
+                    str(new),
+                    "-ldl",
+                ],
+                check=True,
+            )
+            new.replace(built / _NAME)
+    return built
+
+
+def environment(
+    *, order: str = "late", devices: int = 1, memory_gib: float = 8, torch_kernels: str = "refuse"
+) -> dict[str, str]:
+    """Return the variables of a process for which the fake device is there.
+
+    Args:
+        order: the order in which streams do their work: "late", "early" or "random:SEED".
+        devices: the number of devices.
+        memory_gib: memory of each, in GiB.
+        torch_kernels: "refuse" kernels of torch that nothing stands in for, or "count" them.
+    """
+    place = str(folder())
+    python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
+    kept = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
+    return {
+        **kept,
+        "LD_PRELOAD": str(folder() / _NAME),
+        "LD_LIBRARY_PATH": place,
+        "TRITON_LIBCUDA_PATH": place,
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "FAKE_GPU_ORDER": order,
+        "FAKE_GPU_DEVICES": str(devices),
+        "FAKE_GPU_MEMORY": str(int(memory_gib * 2**30)),
+        "FAKE_GPU_TORCH_KERNELS": torch_kernels,
+    }

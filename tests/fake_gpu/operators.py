@@ -1,0 +1,347 @@
+"""Operators of torch on the fake device: each is enqueued, and runs later with its CPU kernel.
+
+`install()` replaces the CUDA kernel of every ATen operator. A call works out the shapes of its
+results, gives them memory on the device, and enqueues the work on the current stream. When the
+device comes to it, the CPU kernel runs on the same memory. So the values are right, and an
+operator reads its inputs when its turn comes, not at the call: what has been overwritten by then is
+overwritten, as on a device.
+
+Operators whose shapes depend on values wait for the device, as they do on CUDA. Operators that
+exist on CUDA alone have their mathematics in `cuda_only.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fake_gpu import cuda_only
+
+LIBRARY = ctypes.CDLL("libcuda.so.1")
+LIBRARY.fake_gpu_enqueue_python.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_long]
+LIBRARY.fake_gpu_forbidden_wait.restype = ctypes.c_char_p
+
+_AS_THEY_ARE = frozenset(
+    {
+        "_cudnn_init_dropout_state", "_has_compatible_shallow_copy_type", "_local_scalar_dense",
+        "_pin_memory", "_reshape_alias", "alias", "as_strided", "as_strided_", "detach", "empty",
+        "empty_like", "empty_strided", "is_pinned", "is_set_to", "record_stream", "resize_",
+        "set_", "squeeze_", "t_", "transpose_", "unfold", "unsqueeze_", "view", "view_as_complex",
+        "view_as_real", "_fused_sdp_choice",
+    }
+)  # fmt: skip
+"""Operators that start no kernel: memory, views, and the copy of one value to the host."""
+
+_work: dict[int, Callable[[], None]] = {}
+_numbers = itertools.count(1)
+_failures: list[BaseException] = []
+_held = threading.local()
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Return a CPU tensor over the memory of a CUDA tensor, which it does not keep alive."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        memory = torch.UntypedStorage(0)
+    else:
+        memory = torch._C._construct_storage_from_data_pointer(
+            storage.data_ptr(), torch.device("cpu"), storage.nbytes()
+        )
+    result = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    result.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return result
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long, ctypes.c_int)
+def _run(number: int, last: int) -> int:
+    work = _work.pop(number) if last else _work[number]
+    try:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            work()
+    except BaseException as error:
+        traceback.print_exc()
+        _failures.append(error)
+        return 1
+    return 0
+
+
+def enqueue(name: str, work: Callable[[], None], device: torch.device | None = None) -> None:
+    """Let the current stream of `device` do `work` when its turn comes."""
+    number = next(_numbers)
+    _work[number] = work
+    index = torch.cuda.current_device() if device is None or device.index is None else device.index
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    with torch.cuda.device(index):
+        LIBRARY.fake_gpu_enqueue_python(stream, name.encode(), number)
+
+
+def wait(device: torch.device | None = None) -> None:
+    """Wait for the current stream, as an operator does whose result has an unknown shape."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+def _device_of(flat: list[Any]) -> torch.device:
+    for each in flat:
+        if isinstance(each, Tensor) and each.is_cuda:
+            return each.device
+    for each in flat:
+        if isinstance(each, torch.device) and each.type == "cuda":
+            return each if each.index is not None else torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _on(kind: str) -> Callable[[Any], Any]:
+    """Return a function that moves an argument to `kind`, "cpu" or "meta"."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_cuda:
+            if kind == "cpu":
+                return alias(value)
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, Tensor) and kind == "meta" and value.device.type == "cpu":
+            # a number in a tensor decides no shape; its value may decide a dtype
+            return value if value.dim() == 0 else value.to("meta")
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return torch.device(kind)
+        if isinstance(value, torch.Generator):
+            return None
+        return value
+
+    return moved
+
+
+def _drawn(flat: list[Any], device: torch.device) -> int:
+    """Return a seed from the device's generator, and advance it, as a drawing kernel does."""
+    given = [each for each in flat if isinstance(each, torch.Generator)]
+    generator = given[0] if given else torch.cuda.default_generators[device.index or 0]
+    if torch.cuda.is_current_stream_capturing():
+        return next(_numbers)
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)
+    return (generator.initial_seed() * 1_000_003 + offset) % 2**63
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Any:
+    before = torch.random.get_rng_state()
+    torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(before)
+
+
+def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return the implementation of `operator` for CUDA tensors; `run` does the work on the CPU."""
+    with_number = _form_for_numbers(operator)
+    full_name = operator._schema.name
+    name = f"{operator.namespace}::{operator}"
+    draws = torch.Tag.nondeterministic_seeded in operator.tags
+    returns = [each.alias_info for each in operator._schema.returns]
+    writes = any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in operator._schema.arguments
+    )
+    all_written = writes and all(each is not None for each in returns)
+
+    is_out = any(argument.is_out for argument in operator._schema.arguments)
+    takes_tensor = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        form = operator
+        if any(
+            tensor and isinstance(value, int | float)
+            for tensor, value in zip(takes_tensor, arguments, strict=False)
+        ):
+            form = with_number  # a number in the place of a tensor
+        do = run or form
+        flat, _ = tree_flatten((arguments, options))
+        device = _device_of(flat)
+        shapes = None
+        if is_out:
+            _resize_targets(form, arguments, options)
+        if not all_written:
+            shapes = _shapes(form, arguments, options)
+            if shapes is _UNKNOWN:
+                return _at_once(do, arguments, options, device, flat if draws else None)
+        inputs = tree_map(_on("cpu"), (arguments, options))
+        seed = _drawn(flat, device) if draws else None
+        if all_written:
+            results, into = _written_results(operator, arguments, options), []
+        else:
+            if full_name in cuda_only.FOLLOW_CHANNELS_LAST:
+                shapes = _laid_out_like(arguments, shapes)
+            results = tree_map(lambda each: _like(each, device), shapes)
+            into = [
+                None if not isinstance(each, Tensor) else alias(each)
+                for each in tree_flatten(results)[0]
+            ]
+
+        def work() -> None:
+            given, named = inputs
+            with _seeded(seed) if seed is not None else contextlib.nullcontext():
+                values = do(*given, **named)
+            if into:
+                for target, value in zip(into, tree_flatten(values)[0], strict=True):
+                    if target is not None and isinstance(value, Tensor):
+                        target.copy_(value)
+
+        enqueue(name, work, device)
+        return results
+
+    return call
+
+
+def _form_for_numbers(operator: Any) -> Any:
+    """Return the overload that takes a number where `operator` takes a tensor, else `operator`."""
+    wanted = operator._overloadname.replace("Tensor", "Scalar")
+    return getattr(operator.overloadpacket, wanted, operator)
+
+
+_UNKNOWN = object()
+
+
+def _shapes(operator: Any, arguments: Any, options: Any) -> Any:
+    """Return the results on the device `meta`, or _UNKNOWN where values decide their shape."""
+    given, named = tree_map(_on("meta"), (arguments, options))
+    try:
+        return operator(*given, **named)
+    except (NotImplementedError, RuntimeError):
+        return _UNKNOWN
+
+
+def _resize_targets(operator: Any, arguments: Any, options: Any) -> None:
+    """Give the tensors that results are written to the results' shapes, as torch does."""
+    shapes = _shapes(operator, arguments, options)
+    targets = _written_results(operator, arguments, options)
+    if shapes is _UNKNOWN or targets is None:
+        return
+    for target, meta in zip(tree_flatten(targets)[0], tree_flatten(shapes)[0], strict=True):
+        if target.size() != meta.size():
+            target.resize_(meta.size())
+
+
+def _laid_out_like(arguments: Any, shapes: Any) -> Any:
+    """Return `shapes` in channels_last if one of the arguments is, as cuDNN's convolutions do."""
+    images = [each for each in arguments if isinstance(each, Tensor) and each.dim() == 4]
+    if not any(
+        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
+        for each in images
+    ):
+        return shapes
+
+    def laid_out(value: Any) -> Any:
+        is_image = isinstance(value, Tensor) and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+    return tree_map(laid_out, shapes)
+
+
+def _like(meta: Any, device: torch.device) -> Any:
+    if not isinstance(meta, Tensor):
+        return meta
+    return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device=device)
+
+
+def _written_results(operator: Any, arguments: Any, options: Any) -> Any:
+    """Return the arguments that the operator writes and returns; the schema has them in order."""
+    written = [
+        arguments[position] if position < len(arguments) else options[argument.name]
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    returned = len(operator._schema.returns)
+    if returned == 0:
+        return None
+    return written[0] if returned == 1 else tuple(written[:returned])
+
+
+def _at_once(run: Any, arguments: Any, options: Any, device: torch.device, flat: Any) -> Any:
+    """Wait for the device, and do the work before the call returns."""
+    wait(device)
+    given, named = tree_map(_on("cpu"), (arguments, options))
+    seed = _drawn(flat, device) if flat is not None else None
+    with torch.no_grad(), _seeded(seed) if seed is not None else contextlib.nullcontext():
+        values = run(*given, **named)
+
+    def up(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
+        if value.numel():
+            alias(result).copy_(value)
+        return result
+
+    return tree_map(up, values)
+
+
+def _copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy to, from or on a device, with CUDA's rules on who waits.
+
+    Pageable memory of the host is read at the call. A copy to the host waits for the device, unless
+    it is `non_blocking` and goes to pinned memory.
+    """
+    on_host = [each for each in (to, source) if not each.is_cuda]
+    device = to.device if to.is_cuda else source.device
+    kept = source
+    if not source.is_cuda and not (non_blocking and source.is_pinned()):
+        kept = source.clone()
+    target, origin = (alias(each) if each.is_cuda else each for each in (to, kept))
+    # A copy between devices: the stream of the source's device does it, after the target's.
+    if to.is_cuda and source.is_cuda and to.device != source.device:
+        torch.cuda.current_stream(source.device).wait_stream(torch.cuda.current_stream(to.device))
+        enqueue("aten::copy_", lambda: target.copy_(origin), source.device)
+        torch.cuda.current_stream(to.device).wait_stream(torch.cuda.current_stream(source.device))
+        return to
+    enqueue("aten::copy_", lambda: target.copy_(origin), device)
+    if on_host and not (non_blocking and on_host[0].is_pinned()):
+        wait(device)
+    return to
+
+
+_installed: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Let every ATen operator on CUDA tensors run on the fake device, in all threads."""
+    if _installed:
+        return
+    LIBRARY.fake_gpu_python(_run)
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)
+    replaced = {torch.ops.aten.copy_.default: _copy_}
+    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = full_name.partition("::")
+        name, _, overload = rest.partition(".")
+        if namespace != "aten" or name in _AS_THEY_ARE:
+            continue
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA"):
+            continue
+        operator = getattr(getattr(torch.ops.aten, name), overload or "default")
+        if operator in replaced:
+            continue
+        replaced[operator] = on_device(operator, cuda_only.MATHEMATICS.get(full_name))
+    for full_name in cuda_only.COMPOSED:
+        name, _, overload = full_name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, name), overload or "default")
+        replaced.setdefault(operator, on_device(operator))
+    torch.cuda._sleep = lambda cycles: enqueue("sleep", lambda: None)
+    for operator, implementation in replaced.items():
+        library.impl(operator, implementation, "CUDA", allow_override=True)
+
+
+def failures() -> list[BaseException]:
+    """Return what went wrong in work on the device since the last call, and begin anew."""
+    found = list(_failures)
+    _failures.clear()
+    LIBRARY.fake_gpu_reset()
+    return found

@@ -1,0 +1,45 @@
+"""Plugin of pytest, and module of other commands, that makes the fake device usable in a process.
+
+    python -m pytest -p fake_gpu.plugin …
+
+The process must have been started with `library.environment()`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def install() -> None:
+    """Let torch's operators, own kernels and process groups work on the fake device."""
+    import torch.distributed as dist
+    from fake_gpu import operators, own_kernels
+
+    operators.install()
+    own_kernels.install()
+    begin = dist.init_process_group
+
+    def with_gloo(backend: str | None = None, *arguments: object, **options: object) -> None:
+        """Start gloo where NCCL is asked for, which needs a device."""
+        options.pop("device_id", None)
+        return begin("cpu:gloo,cuda:gloo" if backend == "nccl" else backend, *arguments, **options)
+
+    dist.init_process_group = with_gloo
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    install()
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails_on_the_device() -> object:
+    """Fail a test when work on the device failed, also where nobody waited for it."""
+    import torch
+    from fake_gpu import operators
+
+    yield
+    try:
+        torch.cuda.synchronize()
+    finally:
+        failures = operators.failures()
+    assert failures == []

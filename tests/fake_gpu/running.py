@@ -1,0 +1,52 @@
+"""Run pytest, or Python code, in a process for which the fake device is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fake_gpu import library
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 900
+
+
+def pytest_on_device(*arguments: str, **device: Any) -> str:
+    """Return what pytest printed about the tests that `arguments` name.
+
+    Args:
+        arguments: files and options of pytest.
+        device: of the device, as `library.environment` has them.
+
+    Raises:
+        AssertionError: with pytest's output, unless all tests passed.
+    """
+    options = ("-o", "addopts=--strict-markers --import-mode=importlib", "-p", "no:cacheprovider")
+    done = _run("-m", "pytest", "-p", "fake_gpu.plugin", *options, "-q", *arguments, **device)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def code_on_device(code: str, **device: Any) -> str:
+    """Return what the Python `code` printed; it must end with exit code 0."""
+    begin = "from fake_gpu import plugin\nplugin.install()\n"
+    done = _run("-c", begin + code, **device)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def _run(*command: str, **device: Any) -> subprocess.CompletedProcess[str]:
+    variables = library.environment(**device)
+    variables.setdefault("OMP_NUM_THREADS", "1")
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )

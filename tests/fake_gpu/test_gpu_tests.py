@@ -1,0 +1,18 @@
+"""All tests marked `gpu` pass on the fake device, in each order of the streams' work."""
+
+from __future__ import annotations
+
+import pytest
+from fake_gpu.running import ROOT, pytest_on_device
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["late", "early", "random:3"])
+def test_the_tests_for_a_gpu_pass(order):
+    files = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "mark.gpu" in path.read_text() and path.parent.name != "fake_gpu"
+    ]
+    assert files
+    pytest_on_device("-m", "gpu", *files, order=order)
