@@ -36,7 +36,7 @@ _AS_THEY_ARE = frozenset(
         "_pin_memory", "_reshape_alias", "alias", "as_strided", "as_strided_", "detach", "empty",
         "empty_like", "empty_strided", "is_pinned", "is_set_to", "record_stream", "resize_",
         "set_", "squeeze_", "t_", "transpose_", "unfold", "unsqueeze_", "view", "view_as_complex",
-        "view_as_real", "_fused_sdp_choice",
+        "view_as_real",
     }
 )  # fmt: skip
 """Operators that start no kernel: memory, views, and the copy of one value to the host."""
@@ -318,6 +318,11 @@ def install() -> None:
     LIBRARY.fake_gpu_python(_run)
     library = torch.library.Library("aten", "IMPL")
     _installed.append(library)
+    # Attention is done in steps, which have CPU kernels.
+    for enable in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
+    # cuDNN asks the device for what is not there; without it torch takes its own operators.
+    torch.backends.cudnn.enabled = False
     replaced = {torch.ops.aten.copy_.default: _copy_}
     for full_name in sorted(torch._C._dispatch_get_all_op_names()):
         namespace, _, rest = full_name.partition("::")

@@ -37,6 +37,14 @@ def code_on_device(code: str, **device: Any) -> str:
     return done.stdout
 
 
+def code_on_ranks(script: str, ranks: int, **device: Any) -> str:
+    """Return what `script` printed on several ranks, each with a device of its own."""
+    started = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", script)
+    done = _run("-m", *started, **{"devices": ranks, **device})
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def _run(*command: str, **device: Any) -> subprocess.CompletedProcess[str]:
     variables = library.environment(**device)
     variables.setdefault("OMP_NUM_THREADS", "1")

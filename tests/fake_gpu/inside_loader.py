@@ -1,0 +1,63 @@
+"""Tests inside a process with the fake device: batches arrive whole, whatever the streams' order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_gpu import operators
+from torch.utils.data import DataLoader, TensorDataset
+
+from gallery_lib.config import Loader
+from gallery_lib.data.loading.device_loader import DeviceLoader
+
+DEVICE = torch.device("cuda", 0)
+BATCHES, SAMPLES = 24, 64
+VALUES = torch.randn(BATCHES * SAMPLES, 512, generator=torch.Generator().manual_seed(1))
+
+
+def as_they_are(batch):
+    return batch[0]
+
+
+def named(batch):
+    return {"a": batch[0], "b": [batch[0] + 1]}
+
+
+def device_loader(prefetch: int, collate=None) -> DeviceLoader:
+    loader = DataLoader(TensorDataset(VALUES), batch_size=SAMPLES)
+    if collate is not None:
+        loader = [collate(batch) for batch in loader]
+    return DeviceLoader(loader, DEVICE, torch.contiguous_format, Loader(prefetch=prefetch))
+
+
+def used(value: torch.Tensor) -> torch.Tensor:
+    """Return what a model makes of a batch: work that is queued, and reads the batch late."""
+    return (value * 2).sum(0) + value.sum(0)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize("collate", [as_they_are, named], ids=["tensor", "dict"])
+def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, collate):
+    results = []
+    for batch in device_loader(prefetch, collate):
+        value = batch if isinstance(batch, torch.Tensor) else batch["b"][0] - 1
+        assert value.device == DEVICE
+        results.append(used(value))
+        del batch, value
+        # What comes next takes the memory that was given back.
+        torch.full((SAMPLES, 512), -1e9, device=DEVICE)
+    found = torch.stack(results).cpu()
+    expected = torch.stack([used(each) for each in VALUES.split(SAMPLES)])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+
+
+def test_the_host_does_not_wait_for_the_device():
+    batches = iter(device_loader(2, as_they_are))
+    first = used(next(batches))
+    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    try:
+        rest = [used(batch) for batch in batches]
+    finally:
+        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+    assert len(rest) == BATCHES - 1
+    assert torch.stack([first, *rest]).isfinite().all().item()

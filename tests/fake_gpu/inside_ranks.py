@@ -1,0 +1,80 @@
+"""A rank of a run on several fake devices: each way to average gradients gives their mean.
+
+test_device.py starts it with torchrun. Rank 0 prints a line for each way, and `FAILED` for a wrong
+one.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from fake_gpu import operators, plugin
+
+plugin.install()
+os.environ.update(GALLERY_COMPILER_OPT="1", GALLERY_KERNELS="1")
+
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.config import Comm
+
+WAYS: dict[str, tuple[float, dict]] = {
+    "DDP's own": (1e-5, {}),
+    "bucket views": (1e-5, {"bucket_views": True}),
+    "two streams": (1e-5, {"streams": 2, "bucket_mb": 0.01}),
+    "hierarchical": (1e-5, {"hierarchical": True}),
+    "bf16": (2e-2, {"wire": "bf16"}),
+    "fp16": (2e-2, {"wire": "fp16"}),
+    "int8": (5e-2, {"wire": "int8", "streams": 2, "bucket_mb": 0.02}),
+    "powersgd": (1.0, {"wire": "powersgd"}),
+    "non-finite gradients skipped": (1e-5, {"non_finite": "skip"}),
+}
+STEPS = 4
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(40, 64), torch.nn.ReLU(), torch.nn.Linear(64, 300), torch.nn.ReLU(),
+        torch.nn.Linear(300, 5),
+    )  # fmt: skip
+
+
+def gradients(net: torch.nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    net.zero_grad()
+    net(batch).square().mean().backward()
+    return [parameter.grad.cpu().clone() for parameter in net.parameters()]
+
+
+def main() -> int:
+    """Try every way; return 1 if one was wrong on this rank."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    batches = torch.randn(world, 8, 40, generator=torch.Generator().manual_seed(1))
+    of_ranks = [gradients(copy.deepcopy(model()), batch) for batch in batches]
+    mean = [sum(each) / world for each in zip(*of_ranks, strict=True)]
+    wrong = 0
+    for name, (tolerance, options) in WAYS.items():
+        net = torch.nn.parallel.DistributedDataParallel(
+            model().to(device), device_ids=[device.index]
+        )
+        accelerate_ddp(net, Comm(**options))
+        for _ in range(STEPS):
+            found = gradients(net, batches[rank].to(device))
+        error = max(
+            ((a - b).norm() / b.norm()).item() for a, b in zip(found, mean, strict=True)
+        )
+        right = error <= tolerance and not operators.failures()
+        wrong += not right
+        if rank == 0 or not right:
+            print(f"{name}: relative error {error:.1e}{'' if right else ' FAILED'}", flush=True)
+    dist.destroy_process_group()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

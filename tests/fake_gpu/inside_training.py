@@ -1,0 +1,81 @@
+"""Tests inside a process with the fake device: the gallery's tasks train on it as on the CPU.
+
+Nothing is compiled, so each operator's arithmetic is the CPU's, and losses can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import without_dropout
+from small_tasks import SMALL
+
+from gallery_lib import tasks
+from gallery_lib.compiler import backend
+from gallery_lib.config import TrainConfig
+from gallery_lib.train.loop import train
+
+AMP = {
+    "O0": {"amp_level": "O0"},
+    "bf16": {"amp_level": "O1", "amp_dtype": "bf16"},
+    "fp16": {"amp_level": "O1", "amp_dtype": "fp16"},
+}
+CLOSE = {"O0": 2e-3, "bf16": 4e-2, "fp16": 2e-2}
+"""Relative difference of losses before and after the first update; its only cause is rounding."""
+WITH_ALL_PRECISIONS = ("resnet18", "hf_Bert", "speech_transformer", "tts_angular", "pytorch_unet")
+"""One task of each kind. The others train in bfloat16 alone: what differs is their model."""
+
+
+@pytest.fixture(autouse=True)
+def own_runs_and_no_compiler(tmp_path, monkeypatch):
+    """Send runs to a folder that is thrown away, and leave models uncompiled."""
+
+    def eager(model, options, device):
+        model._compiled_call_impl = model._call_impl
+        return "nothing: a test on the fake device"
+
+    monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
+    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
+
+
+def config_of(name: str, amp: str, **options) -> TrainConfig:
+    return TrainConfig(
+        model=f"{Path(without_dropout.__file__)}:{name}",
+        seed=1, max_steps=2, log_interval=1, workers=0, evaluate=False, threads=1,
+        **AMP[amp], **SMALL[name], **options,
+    )  # fmt: skip
+
+
+def losses(results) -> list[float]:
+    return [loss for _, loss in results.loss["curve"]]
+
+
+@pytest.mark.parametrize("name", WITH_ALL_PRECISIONS)
+def test_eager_training_is_that_of_the_cpu(name, monkeypatch):
+    config = config_of(name, "O0")
+    on_device = train(config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_cpu = train(config)
+    assert losses(on_device) == pytest.approx(losses(on_cpu), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "amp"),
+    [
+        (name, amp)
+        for name in tasks.names()
+        for amp in (AMP if name in WITH_ALL_PRECISIONS else ["bf16"])
+    ],
+)
+def test_the_accelerated_training_is_that_of_eager(name, amp):
+    config = config_of(name, amp, compiler_opt=True)
+    ours = train(config)
+    theirs = train(dataclasses.replace(config, compiler_opt=False))
+    assert losses(ours) == pytest.approx(losses(theirs), rel=CLOSE[amp])
+    assert "own kernel" in ours.techniques["kernels"]
+    assert "plain torch" not in ours.techniques["kernels"]
+    assert ours.skipped_steps == theirs.skipped_steps
+    assert ours.techniques["optimizer"] in ("sync-free", "fused")
