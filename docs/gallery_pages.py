@@ -1,4 +1,4 @@
-"""Write docs/gallery/: the notebooks with the outputs of one batch, to be read online.
+"""Write docs/gallery/: the notebooks with the outputs of a batch, to be read online.
 
     python3 docs/gallery_pages.py --of runs/20261126-180000-gallery
     python3 docs/gallery_pages.py --check      exit code 1 where a page lacks what it must have
@@ -113,24 +113,24 @@ def _without_paths(text: str) -> str:
     return text.replace(f"{Path.home()}/", "~/")
 
 
-def index(report: Report, shown: list[Source]) -> str:
+def index(shown: list[tuple[Report, Source]]) -> str:
     """Return the page that lists the others: how long each notebook took, where and when."""
     rows = [["notebook", "took", "day"]]
-    for source in shown:
+    for report, source in shown:
         record = report.notebooks[source.name]
         link = f"[{source.title}]({source.name}.md)"
         rows.append([link, duration(record.seconds), (record.date or "")[:10]])
-    machine = next(machine_of(report, report.notebooks[source.name]) for source in shown)
-    total = sum(report.notebooks[source.name].seconds for source in shown)
+    machines = {machine_of(report, report.notebooks[source.name]) for report, source in shown}
+    total = sum(report.notebooks[source.name].seconds for report, source in shown)
     return (
         "\n\n".join(
             [
                 "# The notebooks, as they ran on one machine",
-                f"{MARK}{machine}**, all in {duration(total)}. These are the figures of that "
-                "machine. Your own run says what acceleration gives you: "
+                f"{MARK}{'; '.join(sorted(machines))}**, all in {duration(total)}. These are the "
+                "figures of that machine. Your own run says what acceleration gives you: "
                 "`bash prepare.sh --run resnet50`.",
                 markdown_table(rows),
-                "The pages are made by `python3 docs/gallery_pages.py --of FOLDER` from a batch of "
+                "The pages are made by `python3 docs/gallery_pages.py --of FOLDER` from batches of "
                 "`gallery run --profile quick`.",
             ]
         )
@@ -138,22 +138,26 @@ def index(report: Report, shown: list[Source]) -> str:
     )
 
 
-def write(run: Path) -> int:
-    """Write the pages of a batch, and return the exit code.
+def write(runs: list[Path]) -> int:
+    """Write the pages of batches, and return the exit code. A later batch replaces an earlier one.
 
     Raises:
         InputError: for a folder without a batch, and for one in which nothing passed.
     """
-    report = read_report(run)
-    shown = [source for source in sources(NOTEBOOKS, run) if source.executed]
-    if not shown:
-        raise InputError(f"{run} holds no notebook that passed.", parameter=str(run))
+    found: dict[str, tuple[Report, Source]] = {}
+    for run in runs:
+        report = read_report(run)
+        executed = [source for source in sources(NOTEBOOKS, run) if source.executed]
+        if not executed:
+            raise InputError(f"{run} holds no notebook that passed.", parameter=str(run))
+        found |= {source.name: (report, source) for source in executed}
+    shown = [found[name] for name in sorted(found)]
     GALLERY.mkdir(exist_ok=True)
     for old in GALLERY.iterdir():
         old.unlink()
-    for source in shown:
+    for _, source in shown:
         (GALLERY / f"{source.name}.md").write_text(page(source), encoding="utf-8")
-    (GALLERY / "README.md").write_text(index(report, shown), encoding="utf-8")
+    (GALLERY / "README.md").write_text(index(shown), encoding="utf-8")
     print(f"wrote {len(shown)} page(s) to {GALLERY}")
     return check()
 
@@ -186,7 +190,7 @@ def check() -> int:
 def main() -> int:
     """Write or check the pages, and return the exit code."""
     parser = argparse.ArgumentParser(description="Write the notebooks with outputs as pages.")
-    parser.add_argument("--of", type=Path, help="the folder of a batch (gallery run)")
+    parser.add_argument("--of", type=Path, nargs="+", help="folders of batches (gallery run)")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     if options.check or options.of is None:

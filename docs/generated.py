@@ -157,7 +157,16 @@ def floors() -> str:
     return "\n".join(rows)
 
 
+def cuda_paths() -> str:
+    """Return the table of what of the GPU side ran, and where."""
+    import runpy
+
+    table: Callable[[], str] = runpy.run_path(str(DOCS / "cuda_paths.py"))["table"]
+    return table()
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "cuda-paths": cuda_paths,
     "diff": diff,
     "floors": floors,
     "results": results,

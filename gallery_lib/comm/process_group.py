@@ -152,13 +152,15 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
             parameter="MASTER_ADDR",
         )
     own_device = device()
+    # A process that is alone has nobody to send to: it need not wait for NCCL, nor give it memory.
+    over_nccl = own_device.type == "cuda" and here.world_size > 1
     dist.init_process_group(
-        backend="nccl" if own_device.type == "cuda" else "gloo",
+        backend="nccl" if over_nccl else "gloo",
         store=dist.FileStore(meeting_file, here.world_size) if meeting_file else None,
         rank=here.rank,
         world_size=here.world_size,
         timeout=timedelta(seconds=timeout_seconds),
-        device_id=own_device if own_device.type == "cuda" else None,
+        device_id=own_device if over_nccl else None,
     )
     _made_here = True
 

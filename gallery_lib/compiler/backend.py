@@ -16,6 +16,7 @@ from torch import nn
 
 from gallery_lib.compiler import cache, repeated_blocks
 from gallery_lib.compiler.calls import go_through
+from gallery_lib.compiler.in_place import compile_call
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -106,7 +107,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         done += f", {options.keep_activations:.0%} of the activations kept"
     regions = repeated_blocks.find(model) if options.repeated_blocks_once else None
     if regions is None:
-        model.compile(backend=name, options=compile_options or None)
+        compile_call(model, backend=name, options=compile_options or None)
         return done
     repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options or None)
     return (

@@ -20,6 +20,9 @@ from gallery_lib.console.outlets import note
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
 
+_compiled_kinds: set[type] = set()
+"""Classes of models that the compiler made graphs of: another model of the class may use these."""
+
 
 def _breaks() -> dict[str, int]:
     """Return the graph breaks that Dynamo has counted in this process so far, by reason."""
@@ -27,6 +30,13 @@ def _breaks() -> dict[str, int]:
 
     # Newer releases count the reasons as `unimplemented`, older ones as `graph_break`.
     return {**counters["unimplemented"], **counters["graph_break"]}
+
+
+def _graphs() -> int:
+    """Return how many graphs Dynamo has made in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _say(message: str) -> None:
@@ -37,18 +47,24 @@ def _say(message: str) -> None:
 def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
     """Make `model`, compiled in place, announce what its first call does.
 
-    The call adds its graph breaks to `done["graph breaks"]`.
+    The call adds its graph breaks to `done["graph breaks"]`, and says in `done["compiler"]` where
+    nothing was compiled.
     """
     compiled: Any = model._compiled_call_impl
     name = type(model).__name__
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
-        before, began = _breaks(), time.monotonic()
+        before, graphs, began = _breaks(), _graphs(), time.monotonic()
         _say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
         if model._compiled_call_impl is first_call:
             model._compiled_call_impl = compiled
         seconds = time.monotonic() - began
+        if _graphs() > graphs:
+            _compiled_kinds.add(type(model))
+        elif type(model) not in _compiled_kinds:
+            done["compiler"] = f"none: the compiler made no graph of {name}"
+            _say(f"{name} runs as it is: the compiler made no graph of it")
         breaks = {
             reason: count - before.get(reason, 0)
             for reason, count in _breaks().items()

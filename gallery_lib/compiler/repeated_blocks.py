@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gallery_lib.compiler.in_place import compile_call
+
 FEWEST_BLOCKS = 3
 LEAST_PART = 0.5
 """Least share of the model's parameters in repeated blocks; with less, the model is compiled as
@@ -102,7 +104,7 @@ def compile_regions(model: nn.Module, regions: Regions, **options: Any) -> None:
     call on.
     """
     for module in (*(block for group in regions.groups for block in group), *regions.around):
-        module.compile(**options)
+        compile_call(module, **options)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         began, shared = _graphs(), True
@@ -133,7 +135,7 @@ def compile_regions(model: nn.Module, regions: Regions, **options: Any) -> None:
                 warnings.warn(f"{what}: from its next call on, it is compiled as one", stacklevel=2)
                 for module in (*compiled, *regions.around):
                     module._compiled_call_impl = None
-                model.compile(**options)
+                compile_call(model, **options)
             elif _graphs() > began:
                 model._compiled_call_impl = None
 

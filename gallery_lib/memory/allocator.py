@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import gc
 import os
 import platform
 import threading
@@ -55,6 +56,16 @@ def installed() -> list[str]:
         for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
     )
     return [name for name in names if name]
+
+
+def trim() -> None:
+    """Give freed memory of this process back to the kernel, where the C library can.
+
+    A process that keeps large blocks for its steps would keep them for ever, from others too.
+    """
+    gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def allocator_variables() -> dict[str, str]:

@@ -43,6 +43,7 @@ class Trial:
         device: torch.device,
     ) -> None:
         self.candidate, self.device = candidate, device
+        self._directions: list[Tensor] = []
         self.model = copy.deepcopy(model)
         without_dropout(self.model)
         candidate.apply(self.model, options, device)
@@ -56,14 +57,22 @@ class Trial:
         self._synchronize()
         began = time.perf_counter()
         outputs = [t for t in tensors_in(self.model(*self.args, **self.kwargs)) if t.requires_grad]
-        generator = torch.Generator().manual_seed(0)
-        directions = [
-            torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t)
-            for t in outputs
-        ]
-        torch.autograd.backward(outputs, directions)
+        torch.autograd.backward(outputs, self._directions_of(outputs))
         self._synchronize()
         return time.perf_counter() - began
+
+    def _directions_of(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return what the outputs are multiplied with.
+
+        It is drawn at the first step, which no turn counts.
+        """
+        if [t.shape for t in self._directions] != [t.shape for t in outputs]:
+            generator = torch.Generator().manual_seed(0)
+            self._directions = [
+                torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t)
+                for t in outputs
+            ]
+        return self._directions
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

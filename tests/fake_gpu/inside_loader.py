@@ -1,4 +1,4 @@
-"""Tests inside a process with the fake device: batches arrive whole, whatever the streams' order."""
+"""Tests inside a process with the fake device: batches arrive whole, whatever the order of work."""
 
 from __future__ import annotations
 

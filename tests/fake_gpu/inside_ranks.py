@@ -14,9 +14,6 @@ import torch
 import torch.distributed as dist
 from fake_gpu import operators, plugin
 
-plugin.install()
-os.environ.update(GALLERY_COMPILER_OPT="1", GALLERY_KERNELS="1")
-
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
 
@@ -50,6 +47,8 @@ def gradients(net: torch.nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 def main() -> int:
     """Try every way; return 1 if one was wrong on this rank."""
+    plugin.install()
+    os.environ.update(GALLERY_COMPILER_OPT="1", GALLERY_KERNELS="1")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
@@ -65,9 +64,7 @@ def main() -> int:
         accelerate_ddp(net, Comm(**options))
         for _ in range(STEPS):
             found = gradients(net, batches[rank].to(device))
-        error = max(
-            ((a - b).norm() / b.norm()).item() for a, b in zip(found, mean, strict=True)
-        )
+        error = max(((a - b).norm() / b.norm()).item() for a, b in zip(found, mean, strict=True))
         right = error <= tolerance and not operators.failures()
         wrong += not right
         if rank == 0 or not right:

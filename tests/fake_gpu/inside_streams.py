@@ -6,6 +6,7 @@ test_device.py runs them in several orders of the streams' work.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 
 import pytest
@@ -126,7 +127,7 @@ def test_pageable_memory_is_read_at_the_call():
 )
 def test_waiting_is_an_error_where_it_is_forbidden(wait, waiting_forbidden):
     waiting_forbidden()
-    with pytest.raises(RuntimeError, match="operation not permitted|forbids it"):
+    with pytest.raises(RuntimeError, match=r"operation not permitted|forbids it"):
         wait()
 
 
@@ -174,9 +175,7 @@ def test_random_numbers_follow_the_seed():
     drawn = []
     for seed in (1, 1, 2):
         torch.cuda.manual_seed(seed)
-        drawn.append(
-            torch.nn.functional.dropout(torch.ones(1000, device=DEVICE), 0.5).cpu()
-        )
+        drawn.append(torch.nn.functional.dropout(torch.ones(1000, device=DEVICE), 0.5).cpu())
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     assert 400 < drawn[0].count_nonzero() < 600
 
@@ -198,3 +197,11 @@ def test_a_kernel_on_a_stream_of_another_device_is_refused():
     stream = torch.cuda.Stream("cuda:1").cuda_stream
     error = enqueue(one.blocks, stream, ctypes.addressof(one.arguments))
     assert error == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_a_launch_that_the_driver_refuses_is_an_error():
+    gradient = torch.ones(64, device=DEVICE)
+    packed = torch.empty(packed_bytes(64, "bf16"), dtype=torch.uint8, device=DEVICE)
+    one = pack_launch(gradient, None, "bf16", packed)
+    with pytest.raises(launch.LaunchFailed, match="CUDA_ERROR_INVALID_VALUE"):
+        launch.run(dataclasses.replace(one, blocks=2**31), DEVICE)

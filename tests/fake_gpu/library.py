@@ -18,7 +18,10 @@ from gallery_lib.system import paths
 
 SOURCES = Path(__file__).parent / "device"
 TESTS = Path(__file__).parents[1]
-_COMMAND = "g++ -shared -fPIC -O1 -g -std=c++17 -Wall -Wno-deprecated-declarations".split()
+_COMMAND = [
+    *("g++", "-shared", "-fPIC", "-O1", "-g"),
+    *("-std=c++17", "-Wall", "-Wno-deprecated-declarations"),
+]
 _NAME = "libcuda.so.1"
 
 
@@ -55,7 +58,12 @@ def folder() -> Path:
 
 
 def environment(
-    *, order: str = "late", devices: int = 1, memory_gib: float = 8, torch_kernels: str = "refuse"
+    *,
+    order: str = "late",
+    devices: int = 1,
+    memory_gib: float = 8,
+    torch_kernels: str = "refuse",
+    everywhere: bool = False,
 ) -> dict[str, str]:
     """Return the variables of a process for which the fake device is there.
 
@@ -64,9 +72,13 @@ def environment(
         devices: the number of devices.
         memory_gib: memory of each, in GiB.
         torch_kernels: "refuse" kernels of torch that nothing stands in for, or "count" them.
+        everywhere: install the device in each process that imports torch, not only in those that
+            call `plugin.install()`.
     """
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
+    if everywhere:
+        python_path.insert(0, str(Path(__file__).parent / "startup"))
     kept = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
     return {
         **kept,

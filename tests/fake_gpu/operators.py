@@ -17,14 +17,14 @@ import ctypes
 import itertools
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from fake_gpu import cuda_only
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-
-from fake_gpu import cuda_only
 
 LIBRARY = ctypes.CDLL("libcuda.so.1")
 LIBRARY.fake_gpu_enqueue_python.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_long]
@@ -90,13 +90,14 @@ def wait(device: torch.device | None = None) -> None:
 
 
 def _device_of(flat: list[Any]) -> torch.device:
+    current = torch.device("cuda", torch.cuda.current_device())
     for each in flat:
         if isinstance(each, Tensor) and each.is_cuda:
             return each.device
     for each in flat:
         if isinstance(each, torch.device) and each.type == "cuda":
-            return each if each.index is not None else torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cuda", torch.cuda.current_device())
+            return each if each.index is not None else current
+    return current
 
 
 def _on(kind: str) -> Callable[[Any], Any]:
@@ -106,7 +107,9 @@ def _on(kind: str) -> Callable[[Any], Any]:
         if isinstance(value, Tensor) and value.is_cuda:
             if kind == "cpu":
                 return alias(value)
-            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+            return torch.empty_strided(
+                value.size(), value.stride(), dtype=value.dtype, device="meta"
+            )
         if isinstance(value, Tensor) and kind == "meta" and value.device.type == "cpu":
             # a number in a tensor decides no shape; its value may decide a dtype
             return value if value.dim() == 0 else value.to("meta")
@@ -311,10 +314,13 @@ def _copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 _installed: list[torch.library.Library] = []
 
 
+def installed() -> bool:
+    """Return whether the device is in use in this process."""
+    return bool(_installed)
+
+
 def install() -> None:
     """Let every ATen operator on CUDA tensors run on the fake device, in all threads."""
-    if _installed:
-        return
     LIBRARY.fake_gpu_python(_run)
     library = torch.library.Library("aten", "IMPL")
     _installed.append(library)
@@ -342,6 +348,17 @@ def install() -> None:
     torch.cuda._sleep = lambda cycles: enqueue("sleep", lambda: None)
     for operator, implementation in replaced.items():
         library.impl(operator, implementation, "CUDA", allow_override=True)
+
+
+def counts() -> Counter[str]:
+    """Return how often each function was called and each kernel launched since the last reset.
+
+    Names begin with "call " or "launch ". Operators of torch count as one launch each.
+    """
+    text = ctypes.create_string_buffer(LIBRARY.fake_gpu_report(None, 0) + 4096)
+    LIBRARY.fake_gpu_report(text, len(text))
+    lines = (line.split("\t") for line in text.value.decode().splitlines())
+    return Counter({f"{kind} {name}": int(times) for kind, name, times in lines})
 
 
 def failures() -> list[BaseException]:

@@ -1,4 +1,4 @@
-"""The fake device: right programs give the same values in every order, and wrong ones are noticed."""
+"""The fake device: right programs give right values in every order, and wrong ones are noticed."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def test_batches_arrive_whole(order):
 def test_two_ranks_average_their_gradients(order):
     printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", ranks=2, order=order)
     assert "int8: relative error" in printed and "FAILED" not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["late", "early", "random:6"])
+def test_a_step_with_own_kernels_is_right(order):
+    pytest_on_device("tests/fake_gpu/inside_steps.py", order=order, devices=2)

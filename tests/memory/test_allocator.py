@@ -81,3 +81,31 @@ def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(
     ]
     assert model.weight.grad is not None
     assert expected == sum(tensor.numel() * 4 for tensor in [model.weight.grad, *states])
+
+
+KEPT = """
+import psutil, torch
+from gallery_lib.memory import allocator
+
+assert allocator.apply().startswith(allocator.KEEPS)
+resident = psutil.Process().memory_info
+before = resident().rss
+# Blocks of a model's size, and a small one above them that holds on to the heap's end.
+blocks = [torch.ones(2**24) for _ in range(8)]  # 512 MiB
+above = torch.ones(2**10)
+del blocks
+kept = resident().rss - before
+allocator.trim()
+print(kept // 2**20, (resident().rss - before) // 2**20)
+"""
+
+
+@pytest.mark.skipif(
+    allocator.reason_not_applied() is not None, reason="needs glibc 2.35, whose memory is kept"
+)
+def test_memory_that_is_kept_is_given_back_on_demand():
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True, timeout=120
+    )
+    kept, left = map(int, done.stdout.split())
+    assert kept > 400 and left < 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import IPython
 import IPython.display
@@ -19,6 +19,8 @@ from gallery_lib.measure.bench.result import Outcome, Row
 from gallery_lib.measure.comparison import machine_load
 from gallery_lib.notebooks.cells import kernel_parameters, waterfall
 from gallery_lib.notebooks.cells import task as notebook
+from gallery_lib.system import hardware
+from gallery_lib.tasks import memory_estimate
 
 SIZES: dict[str, dict[str, Any]] = {
     "resnet18": {"batch_size": 4, "image_size": 32},
@@ -199,6 +201,26 @@ def test_a_waterfall_that_is_not_wanted_is_said_to_be_not_measured(
     assert notebook.measure_techniques(settings, "compiler") is None
     notebook.show_techniques_added(None)
     assert "**Not measured**" in capsys.readouterr().out
+
+
+def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 3.0 * 2**30)
+    settings = settings_for("hf_Bert", processes=2)
+    capsys.readouterr()
+    several = notebook.compare_on_several(settings)
+    notebook.show_comparison(several)
+    notebook.show_scaling(cast(Any, None), several)
+    said = capsys.readouterr().out
+    assert said.count("**Not measured**: hf_Bert") == said.count("3.0 GiB are free") > 0
+    assert "2 process(es)" in said
+
+
+def test_one_device_has_no_comparison_on_several(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook.show_comparison(notebook.compare_on_several(settings_for("tts_angular")))
+    assert "**Not measured**: this machine has one device" in capsys.readouterr().out
 
 
 @pytest.fixture

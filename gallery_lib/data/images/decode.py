@@ -10,9 +10,9 @@ image exists here. Each thread reuses its buffers for file, pixels and crop. Fre
 image would cost page faults worth 5 % of the decoding time.
 
 Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. It reads all
-images where simplejpeg is not installed. A file that Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too.
-As in torchvision's loader, the first frame is taken, converted to RGB, and not rotated as EXIF
-says.
+images where simplejpeg is not installed. A file that Pillow refuses raises InputError with its
+name. Warnings that Pillow ignores are ignored here too. As in torchvision's loader, the first frame
+is taken, converted to RGB, and not rotated as EXIF says.
 """
 
 from __future__ import annotations

@@ -49,7 +49,5 @@ def encode(image: NDArray[np.uint8], quality: int, subsampling: str) -> bytes:
         return encoded
     announce()
     file = io.BytesIO()
-    Image.fromarray(image).save(
-        file, "JPEG", quality=quality, subsampling=":".join(subsampling)
-    )
+    Image.fromarray(image).save(file, "JPEG", quality=quality, subsampling=":".join(subsampling))
     return file.getvalue()

@@ -109,8 +109,10 @@ def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Setti
     """
     from gallery_lib import tasks
     from gallery_lib.measure.comparison import first_pass
+    from gallery_lib.memory import allocator
     from gallery_lib.notebooks.cells import visible_code
 
+    allocator.trim()  # what follows trains in other processes
     name = settings.task.name
     own = visible_code.changed_names(tasks.get(name), functions)
     notes = []

@@ -61,6 +61,7 @@ CUresult launch(Kernel* kernel, unsigned blocks, unsigned blocks_y, unsigned blo
                 kernel->name.c_str(), stream->device, current_device());
         return CUDA_ERROR_INVALID_HANDLE;
     }
+    if (blocks > 2147483647u) return CUDA_ERROR_INVALID_VALUE;
     if (!blocks || !blocks_y || !blocks_z || !threads || !threads_y || !threads_z)
         return CUDA_ERROR_INVALID_VALUE;
     if (!kernel->call) return CUDA_SUCCESS;

@@ -26,7 +26,7 @@ def pages(checkout: Path, tmp_path: Path) -> Iterator[ModuleType]:
 def test_only_what_passed_gets_a_page_with_its_machine_and_day(
     pages: ModuleType, batch: Path
 ) -> None:
-    assert pages.write(batch) == 0
+    assert pages.write([batch]) == 0
     assert {path.name for path in pages.GALLERY.glob("*.md")} == {"README.md", "resnet50.md"}
     text = (pages.GALLERY / "resnet50.md").read_text()
     assert "> **Run on 2026-11-21**" in text and "A CPU" in text
@@ -39,7 +39,7 @@ def test_only_what_passed_gets_a_page_with_its_machine_and_day(
 def test_figures_lie_beside_the_page_small_and_with_their_text(
     pages: ModuleType, batch: Path
 ) -> None:
-    pages.write(batch)
+    pages.write([batch])
     text = (pages.GALLERY / "resnet50.md").read_text()
     assert "![Line plot of *two* things: one rises, the other_one falls.](resnet50-1.png)" in text
     assert sorted(path.name for path in pages.GALLERY.glob("*.png")) == [
@@ -56,7 +56,7 @@ def test_paths_of_the_machine_are_left_out(pages: ModuleType) -> None:
 def test_a_page_without_its_note_or_figure_or_too_large_is_found(
     pages: ModuleType, batch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages.write(batch)
+    pages.write([batch])
     page = pages.GALLERY / "resnet50.md"
     page.write_text(page.read_text().replace(pages.MARK, "Run on "))
     (pages.GALLERY / "resnet50-2.png").unlink()
@@ -70,5 +70,5 @@ def test_a_page_without_its_note_or_figure_or_too_large_is_found(
 
 def test_a_folder_without_a_batch_is_refused(pages: ModuleType, tmp_path: Path) -> None:
     with refused(tmp_path / "report.json"):
-        pages.write(tmp_path)
+        pages.write([tmp_path])
     assert not pages.GALLERY.exists()

@@ -1,0 +1,92 @@
+"""What of the GPU side ran, and where: the table of docs/guides/gpu.md.
+
+A path names the test that runs it on the fake device. docs/generated.py makes the table; it fails
+for a test that does not exist.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+
+
+class CudaPath(NamedTuple):
+    """A part of the package that only a GPU uses.
+
+    `test` is `file::function` below tests/, or None with the reason in `because`.
+    """
+
+    what: str
+    test: str | None
+    because: str = ""
+
+
+_INSIDE = "fake_gpu/inside_{}.py::{}".format
+PATHS = (
+    CudaPath(
+        "own kernels against their references",
+        "kernels/test_compression_operator.py"
+        "::test_the_kernels_on_the_device_give_the_bytes_of_the_reference",
+    ),
+    CudaPath(
+        "own kernels in a training step: stream, device, values",
+        _INSIDE("steps", "test_the_losses_are_those_of_the_cpu"),
+    ),
+    CudaPath(
+        "a step that never makes the host wait",
+        _INSIDE("steps", "test_the_host_never_waits_in_a_step"),
+    ),
+    CudaPath(
+        "gradient scaling and skipped steps",
+        _INSIDE("steps", "test_an_overflow_is_skipped_without_waiting"),
+    ),
+    CudaPath(
+        "sync-free optimizers against torch's",
+        "kernels/test_updates_on_the_device.py::test_updates_do_not_wait_and_are_torchs",
+    ),
+    CudaPath(
+        "CUDA graphs: forward and backward captured and replayed",
+        _INSIDE("steps", "test_forward_and_backward_are_captured_and_replayed"),
+    ),
+    CudaPath(
+        "tracing by the compiler",
+        _INSIDE("steps", "test_the_compiler_traces_a_step_whole"),
+    ),
+    CudaPath(
+        "batches copied ahead on a stream of their own",
+        _INSIDE("loader", "test_batches_are_those_of_the_loader_though_memory_is_used_again"),
+    ),
+    CudaPath(
+        "training of all eleven tasks, eager and accelerated, fp32 and mixed precision",
+        _INSIDE("training", "test_the_accelerated_training_is_that_of_eager"),
+    ),
+    CudaPath(
+        "DistributedDataParallel and `accelerate_ddp` on two devices",
+        "fake_gpu/test_device.py::test_two_ranks_average_their_gradients",
+    ),
+    CudaPath("code that Inductor and Triton generate", None, "compiled, and not executed there"),
+    CudaPath("`gallery compare`, `bench`, `doctor` and `tune`", None, "not tried there yet"),
+    CudaPath("NCCL", None, "needs devices; gloo stands in"),
+    CudaPath("speed", None, "needs a device"),
+)
+
+
+def table() -> str:
+    """Return the table as Markdown.
+
+    Raises:
+        SystemExit: for a test that does not exist.
+    """
+    rows = ["| what | on the fake device, in CI | on a GPU |", "|---|---|---|"]
+    for path in PATHS:
+        if path.test is None:
+            where = f"no: {path.because}"
+        else:
+            file, _, function = path.test.partition("::")
+            if f"def {function}(" not in (TESTS / file).read_text(encoding="utf-8"):
+                raise SystemExit(f"docs/cuda_paths.py: there is no test {path.test}")
+            where = f"yes: `{function}`"
+        rows.append(f"| {path.what} | {where} | not run |")
+    return "\n".join(rows)

@@ -1,0 +1,93 @@
+"""Compilation in place compiles modules with torch's own `forward`, and says where it did not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gallery_lib.compiler import notices
+from gallery_lib.compiler.in_place import compile_call
+
+
+class Counted:
+    """A backend that counts graphs and calls, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs = self.calls = 0
+
+    def __call__(self, graph, examples):
+        self.graphs += 1
+
+        def run(*arguments):
+            self.calls += 1
+            return graph.forward(*arguments)
+
+        return run
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Own,
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.ReLU()),
+        lambda: nn.Linear(4, 4),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+    ],
+    ids=["a class of one's own", "Sequential", "nested", "Linear", "TransformerEncoderLayer"],
+)
+def test_a_module_is_one_graph_whoever_wrote_its_forward(build):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x, backend = build(), torch.randn(3, 4), Counted()
+    expected = module(x)
+    compile_call(module, backend=backend)
+    torch.testing.assert_close(module(x), expected)
+    module(x)
+    assert (backend.graphs, backend.calls) == (1, 2)
+
+
+class Refused(nn.Module):
+    """A model that the compiler may not look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    @torch.compiler.disable
+    def _layer(self, x):
+        return self.layer(x)
+
+    def forward(self, x):
+        return self._layer(x)
+
+
+def test_a_model_of_which_no_graph_was_made_is_named(capsys):
+    torch._dynamo.reset()
+    model, done = Refused(), {"compiler": "inductor, mode default"}
+    compile_call(model, backend=Counted())
+    notices.announce_first_call(model, done)
+    model(torch.randn(3, 4))
+    assert done["compiler"] == "none: the compiler made no graph of Refused"
+    assert "Refused runs as it is" in capsys.readouterr().err
+
+
+def test_a_second_model_of_a_class_may_use_the_graphs_of_the_first(capsys):
+    torch._dynamo.reset()
+    for _ in range(2):
+        model, done = Own(), {"compiler": "inductor, mode default"}
+        compile_call(model, backend="eager")
+        notices.announce_first_call(model, done)
+        model(torch.randn(3, 4))
+        assert done["compiler"] == "inductor, mode default"
+    assert "runs as it is" not in capsys.readouterr().err

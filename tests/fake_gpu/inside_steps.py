@@ -1,0 +1,220 @@
+"""Tests inside a process with the fake device: a training step of own kernels, from all sides.
+
+It equals the CPU's, runs on the stream that is current, never makes the host wait, goes through the
+compiler's tracing, and can be captured as a graph and replayed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from fake_gpu import operators
+from torch import nn
+from torchvision.models.resnet import BasicBlock
+
+from gallery_lib.compiler.fusion.batch_norm import fuse_batchnorm
+from gallery_lib.data.images.image_folder import finish_batch
+from gallery_lib.kernels.cross_entropy import cross_entropy
+from gallery_lib.kernels.runtime import call_counts
+from gallery_lib.optim.clipping import clip_factor
+from gallery_lib.optim.grad_scaler import GradScaler
+from gallery_lib.optim.sync_free import SGD
+
+STEPS, IMAGES, SIZE, CLASSES = 4, 6, 12, 5
+
+
+@pytest.fixture(autouse=True, params=[0, 1], ids=["first device", "second device"])
+def device(request, monkeypatch):
+    """Return the device; the current one is the first, whatever the test's own is."""
+    if request.param >= torch.cuda.device_count():
+        pytest.skip("needs FAKE_GPU_DEVICES=2")
+    monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
+    monkeypatch.setenv("GALLERY_KERNELS", "1")
+    return torch.device("cuda", request.param)
+
+
+class Net(nn.Module):
+    """Convolutions with batch norms of both kinds, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
+        self.block = BasicBlock(16, 16)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.first(x)).mean((2, 3)))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().to(memory_format=torch.channels_last)
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randint(0, 256, (IMAGES, SIZE, SIZE, 3), dtype=torch.uint8, generator=draw),
+            torch.randint(0, CLASSES, (IMAGES,), generator=draw),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+def on_the_cpu() -> list[float]:
+    """Return the losses of plain torch on the CPU."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for images, labels in batches():
+        x, labels = finish_batch((images, labels), torch.channels_last)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels, label_smoothing=0.1)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Training:
+    """The same training with own kernels on a device."""
+
+    def __init__(self, device: torch.device, compiler: Callable | None = None) -> None:
+        self.device = device
+        self.model = net().to(device)
+        fused = fuse_batchnorm(self.model)
+        assert (fused.relu, fused.add_relu) == (2, 1)
+        self.call = self.model if compiler is None else compiler(self.model)
+        self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scaler = GradScaler("cuda", init_scale=2.0**10)
+
+    def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, labels = finish_batch(batch, torch.channels_last)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = cross_entropy(self.call(x), labels, label_smoothing=0.1)
+        self.scaler.scale(loss).backward()
+        norm = self.scaler.gradient_norm(self.optimizer)
+        self.optimizer.clip_factor = clip_factor(norm, 0.5)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    def on_device(self) -> list[tuple[torch.Tensor, ...]]:
+        return [tuple(part.to(self.device) for part in batch) for batch in batches()]
+
+
+def test_the_losses_are_those_of_the_cpu(device):
+    training, before = Training(device), call_counts.counts()
+    losses = [training.step(batch) for batch in training.on_device()]
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    used = call_counts.counts() - before
+    assert used and all(how == call_counts.KERNEL for _, how in used), used
+    assert training.scaler.skipped_steps() == 0
+
+
+def test_a_step_runs_on_the_stream_that_is_current(device):
+    training = Training(device)
+    given = training.on_device()
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        losses = torch.stack([training.step(batch) for batch in given])
+    torch.cuda.current_stream(device).wait_stream(side)
+    assert losses.cpu().tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+
+
+def test_the_host_never_waits_in_a_step(device):
+    training = Training(device)
+    first, *rest = training.on_device()
+    losses = [training.step(first)]
+    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    try:
+        losses += [training.step(batch) for batch in rest]
+        training.scaler.skipped_steps(wait=False)
+    finally:
+        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+
+
+def test_an_overflow_is_skipped_without_waiting(device):
+    training = Training(device)
+    first, *rest = training.on_device()
+    training.step(first)
+    torch.cuda.synchronize(device)
+    before = copy.deepcopy(training.model.state_dict())
+    training.scaler._scale.fill_(float("inf"))
+    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    try:
+        training.step(rest[0])
+    finally:
+        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+    after = training.model.state_dict()
+    assert training.scaler.skipped_steps() == 1
+    for name in before:
+        if "running" not in name and "num_batches" not in name:
+            assert torch.equal(before[name].cpu(), after[name].cpu()), name
+
+
+def test_the_compiler_traces_a_step_whole(device):
+    training = Training(
+        device, lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)
+    )
+    losses = [training.step(batch) for batch in training.on_device()]
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+
+
+def test_every_operator_tells_the_compiler_its_results_without_running():
+    names = [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("gallery::") and "." not in name
+    ]
+    known = torch._library.simple_registry.singleton
+    assert len(names) > 10
+    assert [name for name in names if known.find(name).fake_impl.kernel is None] == []
+
+
+def test_forward_and_backward_are_captured_and_replayed(device):
+    training = Training(device)
+    given = training.on_device()
+    images, labels = (torch.zeros_like(part) for part in given[0])
+    model = training.model
+
+    def forward_and_backward() -> torch.Tensor:
+        x, wanted = finish_batch((images, labels), torch.channels_last)
+        loss = cross_entropy(model(x), wanted, label_smoothing=0.1)
+        loss.backward()
+        return loss.detach()
+
+    with torch.cuda.device(device):
+        running = {name: value.clone() for name, value in model.named_buffers()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward_and_backward()  # compiles and loads the kernels
+            training.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+            loss = forward_and_backward()
+        for name, value in model.named_buffers():
+            value.copy_(running[name])
+        losses = []
+        for batch in given:
+            images.copy_(batch[0])
+            labels.copy_(batch[1])
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+            graph.replay()
+            norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            training.optimizer.clip_factor = clip_factor(norm, 0.5)
+            training.optimizer.step()
+            losses.append(loss.clone())
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)

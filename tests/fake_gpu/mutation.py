@@ -1,0 +1,212 @@
+"""Plant faults in the Python side of CUDA, one at a time, and count which the tests notice.
+
+    python tests/fake_gpu/mutation.py [--only TEXT]
+
+A fault is one replacement in one file of a copy of the checkout. The tests named beside it run
+there on the fake device, in the orders that bring it out. A fault that survives is printed, and the
+exit code is 1. No compiler runs, so a fault takes a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT)]
+
+STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
+UPDATES = ("../kernels/test_updates_on_the_device.py", "-m", "gpu")
+KERNELS = ("../kernels/test_compression_operator.py", "-m", "gpu")
+STATISTICS = ("../kernels/test_gradient_statistics.py", "-m", "gpu")
+RANKS = ("inside_ranks.py",)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: in `file` of the package, `old` becomes `new`; `tests` must fail in an order."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+LOADING = "data/loading/device_loader.py"
+LAUNCH, CHANNEL, COUNT = "kernels/runtime/launch.py", "comm/channel.py", "optim/device_count.py"
+SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free_step.py"
+FAULTS = [
+    Fault("a dropped record_stream", LOADING,
+          "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
+          "        pass\n", LOADER),
+    Fault("a dropped wait for the copy", LOADING,
+          "            torch.cuda.current_stream(self._device).wait_event(copied)\n", "", LOADER),
+    Fault("the event is recorded before the copy", LOADING,
+          "(to_device(pinned, self._device), self._stream.record_event(), None)",
+          "(*reversed((self._stream.record_event(), to_device(pinned, self._device))), None)",
+          LOADER),
+    Fault("batches are not copied asynchronously", LOADING,
+          "    return tensor.pin_memory()\n", "    return tensor\n", LOADER),
+    Fault("the host waits for each copy", LOADING,
+          "            torch.cuda.current_stream(self._device).wait_event(copied)\n",
+          "            copied.synchronize()\n", LOADER),
+    Fault("a kernel goes to the device's own stream", LAUNCH,
+          "torch._C._cuda_getCurrentRawStream(index)", "0", STEPS),
+    Fault("a missing device guard", LAUNCH, "    if index != current:\n", "    if False:\n", STEPS),
+    Fault("the guard takes the wrong device", LAUNCH,
+          "with torch.cuda.device(index):", "with torch.cuda.device(0):", STEPS),
+    Fault("one block too few", LAUNCH,
+          "        launch.blocks,\n        torch._C",
+          "        max(1, launch.blocks - 1),\n        torch._C",
+          STEPS),
+    Fault("one block too many", LAUNCH,
+          "        launch.blocks,\n        torch._C",
+          "        launch.blocks + 1,\n        torch._C",
+          STEPS),
+    Fault("the kernel of another dtype is kept", LAUNCH,
+          "launch.kernel, launch.defines, index)(",
+          "launch.kernel, ELEMENTS[torch.float32], index)(", KERNELS),
+    Fault("an error of the driver is not raised", LAUNCH, "    if error:\n", "    if False:\n",
+          ("inside_streams.py",)),
+    Fault("an operator without fake", "kernels/runtime/operators.py",
+          "    torch.library.register_fake(qualified, fake)\n", "", STEPS),
+    Fault("a fake in another layout", "kernels/batch_norm_buffers.py",
+          "device=x.device, memory_format=torch.channels_last)", "device=x.device)", STEPS),
+    Fault("the reference stands in for the kernel", "kernels/runtime/operators.py",
+          "if place is None or not fallback.kernels_run(place):", "if True:", STEPS),
+    Fault("a copy dies before its kernel runs", "kernels/gradient_statistics.py",
+          "    for kernel_launch in plan:\n        launch.run(kernel_launch, device)\n",
+          "    del _partial\n"
+          "    _next = torch.full((64,), -1.0, dtype=torch.float64, device=device)\n"
+          "    for kernel_launch in plan:\n        launch.run(kernel_launch, device)\n"
+          "        _next = torch.full((64,), -1.0, dtype=torch.float64, device=device)\n",
+          STATISTICS),
+    Fault("the last part of the gradients is left out", "kernels/gradient_statistics.py",
+          "    for kernel_launch in plan:\n", "    for kernel_launch in plan[1:]:\n", STATISTICS),
+    Fault("the channel does not wait for the gradients", CHANNEL,
+          "        self._stream.wait_stream(torch.cuda.current_stream())\n", "", RANKS),
+    Fault("nobody waits for the channel", CHANNEL,
+          "            torch.cuda.current_stream().wait_stream(self._stream)\n",
+          "            pass\n", RANKS),
+    Fault("the channel works on the caller's stream", CHANNEL,
+          "        with torch.cuda.stream(self._stream):\n            job()\n",
+          "        job()\n", RANKS),
+    Fault("a divisor is forgotten", CHANNEL,
+          "            self._across(key, buffer, self._world)\n",
+          "            self._across(key, buffer)\n", RANKS),
+    Fault("a count is read before its event", COUNT,
+          "while self._under_way and self._under_way[0][2].query():",
+          "while self._under_way:", UPDATES),
+    Fault("the event is recorded on another stream", COUNT,
+          "        event.record(torch.cuda.current_stream(self.value.device))\n",
+          "        event.record(torch.cuda.Stream(self.value.device))\n", UPDATES),
+    Fault("the count waits for the device", COUNT,
+          "        copy.copy_(self.value, non_blocking=True)\n",
+          "        copy.copy_(self.value)\n", STEPS),
+    Fault("a copy that is not pinned", COUNT,
+          "dtype=torch.int64, pin_memory=pinned)", "dtype=torch.int64)", STEPS),
+    Fault("the scaler reads its flag on the host", SCALER,
+          "            self._skips.add(found_inf != 0)\n",
+          "            self._skips.add(torch.tensor(bool(found_inf), device=found_inf.device))\n",
+          STEPS),
+    Fault("the scale is brought to the host", SCALER,
+          "return norm / scale.to(norm.device, non_blocking=True)",
+          "return norm / float(scale)", STEPS),
+    Fault("the overflow flag is dropped", SYNC_FREE,
+          "            found_inf=here(found_inf),\n", "            found_inf=None,\n", STEPS),
+    Fault("the scale is dropped", SYNC_FREE,
+          "            gradient_scale=here(scale),\n", "            gradient_scale=None,\n", STEPS),
+    Fault("the clip factor is dropped", SYNC_FREE,
+          "            clip_factor=here(self.clip_factor),\n",
+          "            clip_factor=None,\n", STEPS),
+    Fault("clipping waits for the device", "optim/clipping.py",
+          ".clamp(max=1.0).float()", ".clamp(max=1.0).cpu().to(norm.device).float()", STEPS),
+    Fault("the labels' stride is ignored", "kernels/cross_entropy_launch.py",
+          "        logits.stride(0),\n", "        logits.shape[1] + 1,\n", STEPS),
+    Fault("the gradient's launch has one block", "kernels/cross_entropy_launch.py",
+          '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        logits.shape[0],',
+          '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        1,',
+          STEPS),
+]  # fmt: skip
+ORDERS = ("late", "early", "random:1")
+
+
+def _copy(to: Path) -> None:
+    for name in ("gallery_lib", "tests", "pyproject.toml"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, to / name)
+
+
+_RUN = """
+import sys
+from fake_gpu import running
+name, order, *options = sys.argv[1:]
+path = f"tests/fake_gpu/{name}"
+if name == "inside_ranks.py":
+    running.code_on_ranks(path, ranks=2, order=order)
+else:
+    running.pytest_on_device(path, "-x", "--tb=line", *options, order=order, devices=2)
+"""
+
+
+def noticed(fault: Fault) -> str | None:
+    """Return the order in which the tests notice the fault, or None.
+
+    Raises:
+        SystemExit: where the text to replace is not there once.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        _copy(copy)
+        path = copy / "gallery_lib" / fault.file
+        text = path.read_text()
+        if text.count(fault.old) != 1:
+            sys.exit(f"{fault.what}: {fault.file} has {text.count(fault.old)} times {fault.old!r}")
+        path.write_text(text.replace(fault.old, fault.new))
+        places = os.pathsep.join(str(copy / part) for part in ("tests", "tests/helpers", "."))
+        variables = {
+            **os.environ,
+            "PYTHONPATH": places,
+            "GALLERY_CACHE_DIR": str(ROOT / ".cache"),
+        }
+        for order in ORDERS:
+            done = subprocess.run(
+                [sys.executable, "-c", _RUN, fault.tests[0], order, *fault.tests[1:]],
+                cwd=copy,
+                env=variables,
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode:
+                return order
+    return None
+
+
+def main() -> int:
+    """Plant the faults; return 1 if one survived."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults with TEXT in their name")
+    wanted = [fault for fault in FAULTS if parser.parse_args().only in fault.what]
+    survived = 0
+    for fault in wanted:
+        order = noticed(fault)
+        survived += order is None
+        print(f"{'survived' if order is None else 'noticed, ' + order}: {fault.what}", flush=True)
+    print(f"{len(wanted) - survived} of {len(wanted)} noticed")
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
