@@ -46,6 +46,8 @@ MARK = "**Run on "
 """Beginning of the note of each page on when and where it was run."""
 _COLOURS, _WIDTH = 64, 900
 _LINES = 30
+_UNASKED = "GPUs not asked about"
+_PATH = re.compile(r"[=\s\"'(](/(?:home|root|tmp|work|Users|mnt|var)/\S+)")
 _NOTEBOOK_LINK = re.compile(r"\]\(([\w-]+)\.ipynb\)")
 
 
@@ -87,8 +89,8 @@ def _outputs(cell: dict[str, Any], name: str, counted: Iterator[int]) -> Iterato
         yield _text(printed)
 
 
-def page(source: Source) -> str:
-    """Return the page of an executed notebook; its figures are written beside it."""
+def page(source: Source, run: Path) -> str:
+    """Return the page of a notebook of the batch in `run`; its figures are written beside it."""
     notebook = json.loads(source.path.read_text(encoding="utf-8"))
     counted = iter(range(1, 1000))
     parts: list[str] = []
@@ -104,7 +106,8 @@ def page(source: Source) -> str:
         f"> {source.note}\n>\n> The notebook: [{source.name}.ipynb]"
         f"(../../notebooks/{source.name}.ipynb).",
     )
-    return _without_paths("\n\n".join(parts)) + "\n"
+    text = "\n\n".join(parts).replace(f"{run.resolve()}/", "")
+    return _without_paths(text) + "\n"
 
 
 def _without_paths(text: str) -> str:
@@ -121,6 +124,8 @@ def index(shown: list[tuple[Report, Source]]) -> str:
         link = f"[{source.title}]({source.name}.md)"
         rows.append([link, duration(record.seconds), (record.date or "")[:10]])
     machines = {machine_of(report, report.notebooks[source.name]) for report, source in shown}
+    # A notebook that measures nothing does not look for GPUs.
+    machines = {machine for machine in machines if _UNASKED not in machine} or machines
     total = sum(report.notebooks[source.name].seconds for report, source in shown)
     return (
         "\n\n".join(
@@ -145,18 +150,21 @@ def write(runs: list[Path]) -> int:
         InputError: for a folder without a batch, and for one in which nothing passed.
     """
     found: dict[str, tuple[Report, Source]] = {}
+    folders: dict[str, Path] = {}
     for run in runs:
         report = read_report(run)
         executed = [source for source in sources(NOTEBOOKS, run) if source.executed]
         if not executed:
             raise InputError(f"{run} holds no notebook that passed.", parameter=str(run))
         found |= {source.name: (report, source) for source in executed}
+        folders |= {source.name: run for source in executed}
     shown = [found[name] for name in sorted(found)]
     GALLERY.mkdir(exist_ok=True)
     for old in GALLERY.iterdir():
         old.unlink()
     for _, source in shown:
-        (GALLERY / f"{source.name}.md").write_text(page(source), encoding="utf-8")
+        text = page(source, folders[source.name])
+        (GALLERY / f"{source.name}.md").write_text(text, encoding="utf-8")
     (GALLERY / "README.md").write_text(index(shown), encoding="utf-8")
     print(f"wrote {len(shown)} page(s) to {GALLERY}")
     return check()
@@ -168,6 +176,8 @@ def problems() -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
         if MARK not in text:
             yield f"{path.name} does not say where and when it was run"
+        if path_there := _PATH.search(text):
+            yield f"{path.name} has a path of the machine: {path_there[1]}"
         figures = re.findall(r"^!\[([^\]]*)\]\(([^)]+)\)$", text, re.MULTILINE)
         for alternative, file in figures:
             if not (GALLERY / file).exists():

@@ -72,3 +72,16 @@ def test_a_folder_without_a_batch_is_refused(pages: ModuleType, tmp_path: Path) 
     with refused(tmp_path / "report.json"):
         pages.write([tmp_path])
     assert not pages.GALLERY.exists()
+
+
+def test_a_path_of_the_machine_is_found(pages: ModuleType, batch: Path) -> None:
+    pages.write([batch])
+    page = pages.GALLERY / "resnet50.md"
+    page.write_text(f"{page.read_text()}\n$ python3 x --run_dir=/home/someone/runs/a\n")
+    assert "has a path of the machine: /home/someone/runs/a" in "\n".join(pages.problems())
+
+
+def test_the_committed_pages_are_whole(checkout: Path, pages: ModuleType) -> None:
+    pages.GALLERY = checkout / "docs" / "gallery"
+    assert len(list(pages.GALLERY.glob("*.md"))) > 10
+    assert list(pages.problems()) == []
