@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def main() -> int:
         profile = {"profile": report.options["profile"]} if report.options.get("profile") else {}
         about = {
             **conditions(),
-            "command": report.command,
+            "command": re.sub(r" --out \S+", "", report.command),  # a path of the machine
             "date": report.began[:10],
             "parameters": profile,
         }

@@ -36,7 +36,7 @@ def table_rows(examples: Examples) -> TableRows:
     elif isinstance(examples, Pictures):
         rows = [
             ["image", "shown"],
-            *([str(i), c.replace("\n", "; ")] for i, c in enumerate(examples.captions, 1)),
+            *([str(i), _in_one_line(c)] for i, c in enumerate(examples.captions, 1)),
         ]
     else:
         rows = [["", "size", "mean", "lowest", "highest"]]
@@ -49,6 +49,10 @@ def table_rows(examples: Examples) -> TableRows:
             for title, m in examples.values.items()
         ]
     return [[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows]
+
+
+def _in_one_line(caption: str) -> str:
+    return caption.replace(",\n", ", ").replace("\n", "; ")
 
 
 def _grid(pictures: Pictures) -> Figure:
