@@ -32,10 +32,7 @@ def title(profiles: Profiles) -> str:
     first, *others = profiles.values()
     if not others:
         one, two = [group for group in first.groups if group != OUTSIDE][:2]
-        return (
-            f"{one[0].upper()}{one[1:]} take {first.share(one):.0%} of a step, "
-            f"{two} {first.share(two):.0%}"
-        )
+        return f"{first.share(one):.0%} of a step is {one}, {first.share(two):.0%} {two}"
     before, after = first.groups, others[-1].groups
     saved = max(before, key=lambda group: before[group] - after.get(group, 0.0))
     names = list(profiles)

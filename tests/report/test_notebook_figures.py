@@ -59,7 +59,7 @@ AFTER = StepProfile(
 
 
 def test_a_profile_names_its_two_largest_groups() -> None:
-    title = "Convolutions take 60% of a step, batch norms 30%"
+    title = "60% of a step is convolutions, 30% batch norms"
     assert profile_plots.title({"before": BEFORE}) == title
     assert profile_plots.figure({"before": BEFORE}).axes[0].get_title() == title
 
