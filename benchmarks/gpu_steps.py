@@ -49,7 +49,8 @@ VARIANTS = (
     "ours without batch-norm kernels",
 )
 LARGEST = "largest"
-_KEPT_FREE = 0.92  # of the device's memory, when the largest batch is looked for
+_MOST = 8192
+"""Batch at which the search for the largest ends."""
 _WARM_STEPS, _LOSSES = 4, 5
 
 
@@ -157,17 +158,22 @@ def measured(variant: Variant, batch: Any, steps: int) -> dict[str, Any]:
 
 
 def _largest(build: Callable[[], Variant], task: tasks.Task, tiny: bool) -> int:
-    """Return the largest batch that fits, found by what a sample takes; it is not tried beyond."""
-    variant = build()
-    used = []
-    for samples in (2, 4):
-        torch.cuda.reset_peak_memory_stats()
-        variant.step(batch_of(task, samples, variant.layout, tiny))
-        torch.cuda.synchronize()
-        used.append(torch.cuda.max_memory_allocated())
-    each = max(1, (used[1] - used[0]) // 2)
-    total = torch.cuda.get_device_properties(0).total_memory
-    return max(4, int((_KEPT_FREE * total - used[0]) // each) // 8 * 8)
+    """Return the largest batch that fits, by doubling; tiny stops at 8.
+
+    Raises:
+        torch.OutOfMemoryError: where not even the smallest fits.
+    """
+    variant, samples, most = build(), 4, 8 if tiny else _MOST
+    while samples < most:
+        try:
+            batch = batch_of(task, 2 * samples, variant.layout, tiny)
+            for _ in range(2):  # the optimizer's states come with the first step
+                variant.step(batch)
+            torch.cuda.synchronize()
+        except torch.OutOfMemoryError:
+            break
+        samples *= 2
+    return samples
 
 
 def main() -> int:

@@ -157,7 +157,7 @@ def _shown(rows: list[dict[str, Any]]) -> str:
         lines.append(
             [row["task"], row["variant"], str(row.get("batch_size", row["batch"]))]
             + (
-                [row["error"], "", "", "", ""]
+                [row["error"][:60], "", "", "", ""]
                 if "error" in row
                 else [
                     f"{row['device_ms']['p50']:.2f} ms",

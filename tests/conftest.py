@@ -28,7 +28,7 @@ SHARE.take_own_core()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the tests of a file to one process, and order them by what they need.
 
     Tests of a file share what its fixtures have made; but each notebook is work of its own. What
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             *(item.get_closest_marker(name) is None for name in ("slow", "xdist_group")),
         )
     )
-    for item in items:
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
         if _wants_all(item):
             item.add_marker(pytest.mark.xdist_group("the whole machine"), append=False)
         elif not item.get_closest_marker("xdist_group"):

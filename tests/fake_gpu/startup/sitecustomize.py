@@ -17,18 +17,21 @@ from types import ModuleType
 class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finder that installs the device once torch has been imported."""
 
-    def __init__(self) -> None:
-        self._found: importlib.machinery.ModuleSpec | None = None
+    _looking = False
+    _loader: importlib.abc.Loader
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch" or self._found is not None:
+        """Return torch's spec with this loader around its own; also for those who only ask."""
+        if name != "torch" or self._looking or "torch" in sys.modules:
             return None
-        sys.meta_path.remove(self)
-        self._found = importlib.util.find_spec(name)
-        if self._found is None:
-            return None
-        self._loader, self._found.loader = self._found.loader, self
-        return self._found
+        self._looking = True
+        try:
+            found = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if found is not None:
+            self._loader, found.loader = found.loader, self
+        return found
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
