@@ -15,8 +15,6 @@ import dataclasses
 import itertools
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,6 +28,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+import gpu_programs
 import torch
 from figures_file import conditions, out_file, write_result
 from kernel_cases import CASES
@@ -42,56 +41,23 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import fallback
 from gallery_lib.stats import percentiles, ratio_of_medians, turn_order
 
-ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470
 TESTS_SECONDS, SANITIZER_SECONDS, COMPILATION_SECONDS = 120, 45, 40
 """Limits in seconds: for the tests, for each tool, and kept free before a compilation begins."""
-SANITIZED = (
-    "(test_the_kernel or test_every_optimizer or on_the_device) and not 50265 and not 1000003"
-)
 CALLS = 5
 """Calls of each candidate in a round."""
 
 
-def gpu_tests(folder: Path = ROOT / "tests") -> list[str]:
-    """Return the files with tests marked `gpu`, relative to the checkout.
-
-    Only these are collected: others need packages that a machine with a GPU may lack.
-    """
-    return [
-        str(path.relative_to(ROOT))
-        for path in sorted(folder.rglob("test_*.py"))
-        if "mark.gpu" in path.read_text(encoding="utf-8")
-    ]
-
-
 def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> dict[str, Any]:
-    # The tests run in one process, with or without pytest-xdist.
-    options = ["-o", "addopts=--strict-markers --import-mode=importlib", "-m", "gpu", "-rs"]
-    quiet = ["-p", "no:cacheprovider", "--no-header"]
-    command = [*before, sys.executable, "-m", "pytest", *options, *quiet, *arguments]
     began = time.monotonic()
-    # A session of its own, so that at the limit the children of a sanitizer go as well.
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    code, output = gpu_programs.run([*before, *gpu_programs.pytest_command(*arguments)], seconds)
+    if code is None:
         return {"outcome": f"not finished within {seconds:.0f} s"}
     lines = [line for line in output.splitlines() if line.strip()]
     telling = ("ERROR SUMMARY", " passed", " failed", "SKIPPED", "FAILED")
     wanted = [line for line in lines if any(word in line for word in telling)]
-    outcome = "passed" if process.returncode == 0 else f"exit code {process.returncode}"
     return {
-        "outcome": outcome,
+        "outcome": "passed" if code == 0 else f"exit code {code}",
         "seconds": round(time.monotonic() - began, 1),
         "lines": wanted or lines[-10:],
     }
@@ -99,7 +65,8 @@ def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> di
 
 def correctness() -> dict[str, Any]:
     """Run the tests marked `gpu`, and those of the kernels under compute-sanitizer."""
-    outcomes = {"pytest -m gpu": _pytest(*gpu_tests(), seconds=TESTS_SECONDS)}
+    files = gpu_programs.gpu_tests()
+    outcomes = {"pytest -m gpu": _pytest(*files, seconds=TESTS_SECONDS)}
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
         if sanitizer is None:
@@ -107,7 +74,12 @@ def correctness() -> dict[str, Any]:
         else:
             before = (sanitizer, "--tool", tool, "--error-exitcode", "99")
             outcomes[tool] = _pytest(
-                "tests/kernels", "-x", "-k", SANITIZED, seconds=SANITIZER_SECONDS, before=before
+                "tests/kernels",
+                "-x",
+                "-k",
+                gpu_programs.SANITIZED,
+                seconds=SANITIZER_SECONDS,
+                before=before,
             )
     return outcomes
 

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +30,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+import gpu_programs
 import torch
 from figures_file import conditions, exit_code, out_file, write_result
 from gpu_steps import LARGEST, VARIANTS
@@ -40,7 +38,6 @@ from gpu_steps import LARGEST, VARIANTS
 from gallery_lib.console import table
 from gallery_lib.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent
 FIRST_TASKS, SECOND_TASKS = ("resnet50",), ("hf_Bert", "timm_vision_transformer", "hf_Bart")
 BATCHES = {
     "resnet50": ("128", "32", "256", LARGEST),
@@ -65,23 +62,7 @@ class Clock:
     def run(self, command: Sequence[str], limit: float) -> tuple[int | None, str]:
         """Return exit code and output of a program; None where it was ended at its limit."""
         seconds = min(limit, self.left())
-        if seconds < 5:
-            return None, "no time left"
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # a sanitizer's child would stay on the GPU
-            output, _ = process.communicate()
-            return None, f"{output}\nended after {seconds:.0f} s"
-        return process.returncode, output
+        return gpu_programs.run(command, seconds) if seconds >= 5 else (None, "no time left")
 
 
 def about_the_device(clock: Clock) -> dict[str, Any]:
@@ -105,13 +86,9 @@ def about_the_device(clock: Clock) -> dict[str, Any]:
 
 def gpu_tests(clock: Clock) -> dict[str, Any]:
     """Run the tests marked `gpu`; return how they ended, with the last lines."""
-    from kernels import gpu_tests as files
-
-    options = ("-o", "addopts=--strict-markers --import-mode=importlib", "-p", "no:cacheprovider")
     began = time.monotonic()
-    code, output = clock.run(
-        [sys.executable, "-m", "pytest", *options, "-m", "gpu", "-q", *files()], LIMITS["tests"]
-    )
+    command = gpu_programs.pytest_command("-q", *gpu_programs.gpu_tests())
+    code, output = clock.run(command, LIMITS["tests"])
     return {
         "exit_code": code,
         "seconds": round(time.monotonic() - began, 1),
@@ -138,16 +115,12 @@ def steps(clock: Clock, task: str, variant: str, tiny: bool) -> list[dict[str, A
 
 def memcheck(clock: Clock) -> dict[str, Any]:
     """Run the kernels' tests under compute-sanitizer, where it is installed."""
-    from kernels import SANITIZED
-
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         return {"exit_code": None, "lines": ["compute-sanitizer is not installed"]}
-    options = ("-o", "addopts=--strict-markers --import-mode=importlib", "-m", "gpu", "-x", "-q")
-    pytest = (sys.executable, "-m", "pytest", *options, "tests/kernels", "-k", SANITIZED)
-    code, output = clock.run(
-        [sanitizer, "--tool", "memcheck", "--error-exitcode", "99", *pytest], LIMITS["memcheck"]
-    )
+    tests = gpu_programs.pytest_command("-x", "-q", "tests/kernels", "-k", gpu_programs.SANITIZED)
+    watch = [sanitizer, "--tool", "memcheck", "--error-exitcode", "99"]
+    code, output = clock.run([*watch, *tests], LIMITS["memcheck"])
     return {"exit_code": code, "lines": output.strip().splitlines()[-15:]}
 
 
@@ -186,6 +159,7 @@ def run() -> int:
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all"
     )
+    parser.add_argument("--tasks", nargs="+", choices=BATCHES, help="default: those of the command")
     parser.add_argument("--seconds", type=float, default=570, help="budget (default: 570)")
     parser.add_argument("--tiny", action="store_true", help="small inputs, to try the command")
     options = parser.parse_args()
@@ -207,7 +181,7 @@ def run() -> int:
     if not options.second:
         part("tests", lambda: gpu_tests(clock), 30)
     rows: list[dict[str, Any]] = []
-    for task in SECOND_TASKS if options.second else FIRST_TASKS:
+    for task in options.tasks or (SECOND_TASKS if options.second else FIRST_TASKS):
         for variant in options.variants:
             part(
                 "steps",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_gpu import operators
+from fake_gpu import work
 from torch.utils.data import DataLoader, TensorDataset
 
 from gallery_lib.config import Loader
@@ -54,10 +54,10 @@ def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, c
 def test_the_host_does_not_wait_for_the_device():
     batches = iter(device_loader(2, as_they_are))
     first = used(next(batches))
-    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    work.LIBRARY.fake_gpu_forbid_waiting(1)
     try:
         rest = [used(batch) for batch in batches]
     finally:
-        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+        work.LIBRARY.fake_gpu_forbid_waiting(0)
     assert len(rest) == BATCHES - 1
     assert torch.stack([first, *rest]).isfinite().all().item()

@@ -12,7 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from fake_gpu import operators, plugin
+from fake_gpu import plugin, work
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
@@ -65,7 +65,7 @@ def main() -> int:
         for _ in range(STEPS):
             found = gradients(net, batches[rank].to(device))
         error = max(((a - b).norm() / b.norm()).item() for a, b in zip(found, mean, strict=True))
-        right = error <= tolerance and not operators.failures()
+        right = error <= tolerance and not work.failures()
         wrong += not right
         if rank == 0 or not right:
             print(f"{name}: relative error {error:.1e}{'' if right else ' FAILED'}", flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fake_gpu import operators
+from fake_gpu import work
 from torch import nn
 from torchvision.models.resnet import BasicBlock
 
@@ -134,12 +134,12 @@ def test_the_host_never_waits_in_a_step(device):
     training = Training(device)
     first, *rest = training.on_device()
     losses = [training.step(first)]
-    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    work.LIBRARY.fake_gpu_forbid_waiting(1)
     try:
         losses += [training.step(batch) for batch in rest]
         training.scaler.skipped_steps(wait=False)
     finally:
-        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+        work.LIBRARY.fake_gpu_forbid_waiting(0)
     assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
 
 
@@ -150,11 +150,11 @@ def test_an_overflow_is_skipped_without_waiting(device):
     torch.cuda.synchronize(device)
     before = copy.deepcopy(training.model.state_dict())
     training.scaler._scale.fill_(float("inf"))
-    operators.LIBRARY.fake_gpu_forbid_waiting(1)
+    work.LIBRARY.fake_gpu_forbid_waiting(1)
     try:
         training.step(rest[0])
     finally:
-        operators.LIBRARY.fake_gpu_forbid_waiting(0)
+        work.LIBRARY.fake_gpu_forbid_waiting(0)
     after = training.model.state_dict()
     assert training.scaler.skipped_steps() == 1
     for name in before:

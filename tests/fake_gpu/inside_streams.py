@@ -11,7 +11,7 @@ import os
 
 import pytest
 import torch
-from fake_gpu import operators
+from fake_gpu import work
 
 from gallery_lib.kernels.compression_launch import pack_launch
 from gallery_lib.kernels.compression_layout import packed_bytes
@@ -26,23 +26,23 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture
 def ordered():
     """Set the order of the streams' work within a test; the process's own comes back."""
-    yield lambda order: operators.LIBRARY.fake_gpu_order(order.encode())
-    operators.LIBRARY.fake_gpu_order(ORDER.encode())
+    yield lambda order: work.LIBRARY.fake_gpu_order(order.encode())
+    work.LIBRARY.fake_gpu_order(ORDER.encode())
 
 
 @pytest.fixture
 def waiting_forbidden():
     """Forbid the host to wait within a test, and allow it again afterwards."""
-    yield lambda: operators.LIBRARY.fake_gpu_forbid_waiting(1)
-    operators.LIBRARY.fake_gpu_forbid_waiting(0)
+    yield lambda: work.LIBRARY.fake_gpu_forbid_waiting(1)
+    work.LIBRARY.fake_gpu_forbid_waiting(0)
 
 
 @late_only
 def test_work_begins_when_somebody_waits_for_it():
     ones = torch.ones(4, device=DEVICE)
-    assert operators.alias(ones).isnan().all()  # memory of the device begins as NaN
+    assert work.alias(ones).isnan().all()  # memory of the device begins as NaN
     torch.cuda.synchronize()
-    assert operators.alias(ones).eq(1).all()
+    assert work.alias(ones).eq(1).all()
 
 
 def test_values_are_those_of_the_cpu():
@@ -162,12 +162,12 @@ def test_waiting_during_a_capture_is_refused():
 
 def test_memory_runs_out_at_the_chosen_allocation():
     torch.cuda.empty_cache()
-    operators.LIBRARY.fake_gpu_fail_allocation(1)
+    work.LIBRARY.fake_gpu_fail_allocation(1)
     try:
         with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             torch.empty(2**28, device=DEVICE)
     finally:
-        operators.LIBRARY.fake_gpu_fail_allocation(-1)
+        work.LIBRARY.fake_gpu_fail_allocation(-1)
     assert torch.ones(2**20, device=DEVICE).sum().item() == 2**20
 
 

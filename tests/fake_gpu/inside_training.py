@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import without_dropout
-from fake_gpu import operators
+from fake_gpu import work
 from small_tasks import SMALL
 
 from gallery_lib import tasks
@@ -64,10 +64,10 @@ class Counted(Observer):
         self._marks: list[Counter[str]] = []
 
     def before_step(self, session, step, batch):
-        self._marks.append(operators.counts())
+        self._marks.append(work.counts())
 
     def after_training(self, session):
-        self._marks.append(operators.counts())
+        self._marks.append(work.counts())
 
     def of_a_step(self) -> dict[str, int]:
         counts = self._marks[-1] - self._marks[-2]

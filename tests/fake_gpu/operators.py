@@ -13,22 +13,14 @@ exist on CUDA alone have their mathematics in `cuda_only.py`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
-import threading
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_gpu import cuda_only
+from fake_gpu import cuda_only, work
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-
-LIBRARY = ctypes.CDLL("libcuda.so.1")
-LIBRARY.fake_gpu_enqueue_python.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_long]
-LIBRARY.fake_gpu_forbidden_wait.restype = ctypes.c_char_p
 
 _AS_THEY_ARE = frozenset(
     {
@@ -40,53 +32,6 @@ _AS_THEY_ARE = frozenset(
     }
 )  # fmt: skip
 """Operators that start no kernel: memory, views, and the copy of one value to the host."""
-
-_work: dict[int, Callable[[], None]] = {}
-_numbers = itertools.count(1)
-_failures: list[BaseException] = []
-_held = threading.local()
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor over the memory of a CUDA tensor, which it does not keep alive."""
-    storage = tensor.untyped_storage()
-    if storage.nbytes() == 0:
-        memory = torch.UntypedStorage(0)
-    else:
-        memory = torch._C._construct_storage_from_data_pointer(
-            storage.data_ptr(), torch.device("cpu"), storage.nbytes()
-        )
-    result = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    result.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
-    return result
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long, ctypes.c_int)
-def _run(number: int, last: int) -> int:
-    work = _work.pop(number) if last else _work[number]
-    try:
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
-            work()
-    except BaseException as error:
-        traceback.print_exc()
-        _failures.append(error)
-        return 1
-    return 0
-
-
-def enqueue(name: str, work: Callable[[], None], device: torch.device | None = None) -> None:
-    """Let the current stream of `device` do `work` when its turn comes."""
-    number = next(_numbers)
-    _work[number] = work
-    index = torch.cuda.current_device() if device is None or device.index is None else device.index
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    with torch.cuda.device(index):
-        LIBRARY.fake_gpu_enqueue_python(stream, name.encode(), number)
-
-
-def wait(device: torch.device | None = None) -> None:
-    """Wait for the current stream, as an operator does whose result has an unknown shape."""
-    torch.cuda.current_stream(device).synchronize()
 
 
 def _device_of(flat: list[Any]) -> torch.device:
@@ -106,7 +51,7 @@ def _on(kind: str) -> Callable[[Any], Any]:
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
             if kind == "cpu":
-                return alias(value)
+                return work.alias(value)
             return torch.empty_strided(
                 value.size(), value.stride(), dtype=value.dtype, device="meta"
             )
@@ -127,7 +72,7 @@ def _drawn(flat: list[Any], device: torch.device) -> int:
     given = [each for each in flat if isinstance(each, torch.Generator)]
     generator = given[0] if given else torch.cuda.default_generators[device.index or 0]
     if torch.cuda.is_current_stream_capturing():
-        return next(_numbers)
+        return next(_drawn_in_a_capture)
     offset = generator.get_offset()
     generator.set_offset(offset + 4)
     return (generator.initial_seed() * 1_000_003 + offset) % 2**63
@@ -185,11 +130,11 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
                 shapes = _laid_out_like(arguments, shapes)
             results = tree_map(lambda each: _like(each, device), shapes)
             into = [
-                None if not isinstance(each, Tensor) else alias(each)
+                None if not isinstance(each, Tensor) else work.alias(each)
                 for each in tree_flatten(results)[0]
             ]
 
-        def work() -> None:
+        def do_it() -> None:
             given, named = inputs
             with _seeded(seed) if seed is not None else contextlib.nullcontext():
                 values = do(*given, **named)
@@ -198,7 +143,7 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
                     if target is not None and isinstance(value, Tensor):
                         target.copy_(value)
 
-        enqueue(name, work, device)
+        work.enqueue(name, do_it, device)
         return results
 
     return call
@@ -211,6 +156,8 @@ def _form_for_numbers(operator: Any) -> Any:
 
 
 _UNKNOWN = object()
+_drawn_in_a_capture = itertools.count(1)
+"""Seeds within a captured graph, where the generator may not be asked."""
 
 
 def _shapes(operator: Any, arguments: Any, options: Any) -> Any:
@@ -270,7 +217,7 @@ def _written_results(operator: Any, arguments: Any, options: Any) -> Any:
 
 def _at_once(run: Any, arguments: Any, options: Any, device: torch.device, flat: Any) -> Any:
     """Wait for the device, and do the work before the call returns."""
-    wait(device)
+    work.wait(device)
     given, named = tree_map(_on("cpu"), (arguments, options))
     seed = _drawn(flat, device) if flat is not None else None
     with torch.no_grad(), _seeded(seed) if seed is not None else contextlib.nullcontext():
@@ -281,7 +228,7 @@ def _at_once(run: Any, arguments: Any, options: Any, device: torch.device, flat:
             return value
         result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
         if value.numel():
-            alias(result).copy_(value)
+            work.alias(result).copy_(value)
         return result
 
     return tree_map(up, values)
@@ -298,16 +245,16 @@ def _copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     kept = source
     if not source.is_cuda and not (non_blocking and source.is_pinned()):
         kept = source.clone()
-    target, origin = (alias(each) if each.is_cuda else each for each in (to, kept))
+    target, origin = (work.alias(each) if each.is_cuda else each for each in (to, kept))
     # A copy between devices: the stream of the source's device does it, after the target's.
     if to.is_cuda and source.is_cuda and to.device != source.device:
         torch.cuda.current_stream(source.device).wait_stream(torch.cuda.current_stream(to.device))
-        enqueue("aten::copy_", lambda: target.copy_(origin), source.device)
+        work.enqueue("aten::copy_", lambda: target.copy_(origin), source.device)
         torch.cuda.current_stream(to.device).wait_stream(torch.cuda.current_stream(source.device))
         return to
-    enqueue("aten::copy_", lambda: target.copy_(origin), device)
+    work.enqueue("aten::copy_", lambda: target.copy_(origin), device)
     if on_host and not (non_blocking and on_host[0].is_pinned()):
-        wait(device)
+        work.wait(device)
     return to
 
 
@@ -321,7 +268,7 @@ def installed() -> bool:
 
 def install() -> None:
     """Let every ATen operator on CUDA tensors run on the fake device, in all threads."""
-    LIBRARY.fake_gpu_python(_run)
+    work.begin()
     library = torch.library.Library("aten", "IMPL")
     _installed.append(library)
     # Attention is done in steps, which have CPU kernels.
@@ -345,25 +292,6 @@ def install() -> None:
         name, _, overload = full_name.removeprefix("aten::").partition(".")
         operator = getattr(getattr(torch.ops.aten, name), overload or "default")
         replaced.setdefault(operator, on_device(operator))
-    torch.cuda._sleep = lambda cycles: enqueue("sleep", lambda: None)
+    torch.cuda._sleep = lambda cycles: work.enqueue("sleep", lambda: None)
     for operator, implementation in replaced.items():
         library.impl(operator, implementation, "CUDA", allow_override=True)
-
-
-def counts() -> Counter[str]:
-    """Return how often each function was called and each kernel launched since the last reset.
-
-    Names begin with "call " or "launch ". Operators of torch count as one launch each.
-    """
-    text = ctypes.create_string_buffer(LIBRARY.fake_gpu_report(None, 0) + 4096)
-    LIBRARY.fake_gpu_report(text, len(text))
-    lines = (line.split("\t") for line in text.value.decode().splitlines())
-    return Counter({f"{kind} {name}": int(times) for kind, name, times in lines})
-
-
-def failures() -> list[BaseException]:
-    """Return what went wrong in work on the device since the last call, and begin anew."""
-    found = list(_failures)
-    _failures.clear()
-    LIBRARY.fake_gpu_reset()
-    return found

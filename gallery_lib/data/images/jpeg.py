@@ -6,7 +6,9 @@ Without it, images are read whole, and `announce()` says so once in a process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import io
 import warnings
 from typing import Any
@@ -15,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-simplejpeg: Any
-try:
-    import simplejpeg
-except ImportError:
-    simplejpeg = None
+simplejpeg: Any = None
+"""The module, or None where it is not installed."""
+with contextlib.suppress(ImportError):
+    simplejpeg = importlib.import_module("simplejpeg")
 
 
 class SlowDecoding(RuntimeWarning):
