@@ -207,6 +207,7 @@ def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
     monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 3.0 * 2**30)
     settings = settings_for("hf_Bert", processes=2)
     capsys.readouterr()
