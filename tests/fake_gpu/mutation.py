@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT)]
 
@@ -136,6 +138,8 @@ FAULTS = [
           STEPS),
 ]  # fmt: skip
 ORDERS = ("late", "early", "random:1")
+SECONDS = 180
+"""A test that takes longer hangs: the slowest takes a minute."""
 
 
 def _copy(to: Path) -> None:
@@ -180,15 +184,23 @@ def noticed(fault: Fault) -> str | None:
             "GALLERY_CACHE_DIR": str(ROOT / ".cache"),
         }
         for order in ORDERS:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [sys.executable, "-c", _RUN, fault.tests[0], order, *fault.tests[1:]],
                 cwd=copy,
                 env=variables,
-                capture_output=True,
-                check=False,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
-            if done.returncode:
-                return order
+            try:
+                if process.wait(SECONDS):
+                    return order
+            except subprocess.TimeoutExpired:  # ranks that wait for each other
+                # torchrun's workers are in sessions of their own.
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+                process.wait()
+                return f"{order}, by hanging"
     return None
 
 
