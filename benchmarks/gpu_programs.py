@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from gallery_lib.system.processes import end_supervised, start_supervised
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZED = (
@@ -17,22 +17,27 @@ SANITIZED = (
 
 
 def run(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Return exit code and output of a program; None where it was ended at its limit."""
-    # A session of its own, so that at the limit the children of a sanitizer go as well.
-    process = subprocess.Popen(
+    """Return exit code and output of a program; None where it was ended at its limit.
+
+    None of its processes outlives it or this process: a sanitizer's child would stay on the GPU.
+    """
+    process = start_supervised(
         command,
+        {},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
     )
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_supervised(process)
         output, _ = process.communicate()
         return None, f"{output}\nended after {seconds:.0f} s"
+    finally:
+        end_supervised(process)
     return process.returncode, output
 
 

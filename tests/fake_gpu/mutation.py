@@ -18,11 +18,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from gallery_lib.system.processes import end_supervised, start_supervised
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT)]
-
 STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
 UPDATES = ("../kernels/test_updates_on_the_device.py", "-m", "gpu")
 KERNELS = ("../kernels/test_compression_operator.py", "-m", "gpu")
@@ -179,15 +177,14 @@ def noticed(fault: Fault) -> str | None:
         path.write_text(text.replace(fault.old, fault.new))
         places = os.pathsep.join(str(copy / part) for part in ("tests", "tests/helpers", "."))
         variables = {
-            **os.environ,
             "PYTHONPATH": places,
             "GALLERY_CACHE_DIR": str(ROOT / ".cache"),
         }
         for order in ORDERS:
-            process = subprocess.Popen(
+            process = start_supervised(
                 [sys.executable, "-c", _RUN, fault.tests[0], order, *fault.tests[1:]],
+                variables,
                 cwd=copy,
-                env=variables,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -195,12 +192,9 @@ def noticed(fault: Fault) -> str | None:
                 if process.wait(SECONDS):
                     return order
             except subprocess.TimeoutExpired:  # ranks that wait for each other
-                # torchrun's workers are in sessions of their own.
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-                process.kill()
-                process.wait()
                 return f"{order}, by hanging"
+            finally:
+                end_supervised(process)
     return None
 
 

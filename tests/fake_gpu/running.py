@@ -9,6 +9,8 @@ from typing import Any
 
 from fake_gpu import library
 
+from gallery_lib.system.processes import end_supervised, start_supervised
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900
 
@@ -24,7 +26,7 @@ def pytest_on_device(*arguments: str, **device: Any) -> str:
         AssertionError: with pytest's output, unless all tests passed.
     """
     options = ("-o", "addopts=--strict-markers --import-mode=importlib", "-p", "no:cacheprovider")
-    done = _run("-m", "pytest", "-p", "fake_gpu.plugin", *options, "-q", *arguments, **device)
+    done = run("-m", "pytest", "-p", "fake_gpu.plugin", *options, "-q", *arguments, **device)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -32,7 +34,7 @@ def pytest_on_device(*arguments: str, **device: Any) -> str:
 def code_on_device(code: str, **device: Any) -> str:
     """Return what the Python `code` printed; it must end with exit code 0."""
     begin = "from fake_gpu import plugin\nplugin.install()\n"
-    done = _run("-c", begin + code, **device)
+    done = run("-c", begin + code, **device)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -40,21 +42,30 @@ def code_on_device(code: str, **device: Any) -> str:
 def code_on_ranks(script: str, ranks: int, **device: Any) -> str:
     """Return what `script` printed on several ranks, each with a device of its own."""
     started = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", script)
-    done = _run("-m", *started, **{"devices": ranks, **device})
+    done = run("-m", *started, **{"devices": ranks, **device})
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
-def _run(*command: str, **device: Any) -> subprocess.CompletedProcess[str]:
-    variables = library.environment(**device)
-    variables.setdefault("OMP_NUM_THREADS", "1")
-    return subprocess.run(
-        [sys.executable, *command],
+def run(*arguments: str, **device: Any) -> subprocess.CompletedProcess[str]:
+    """Run this Python with `arguments`, and leave none of its processes.
+
+    What it prints on both outputs is in `stdout`.
+
+    Raises:
+        subprocess.TimeoutExpired: when it takes longer than SECONDS.
+    """
+    command = [sys.executable, *arguments]
+    process = start_supervised(
+        command,
+        {"OMP_NUM_THREADS": "1", **library.environment(**device)},
         cwd=ROOT,
-        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS,
-        check=False,
     )
+    try:
+        printed, _ = process.communicate(timeout=SECONDS)
+    finally:
+        end_supervised(process)
+    return subprocess.CompletedProcess(command, process.returncode, printed)
