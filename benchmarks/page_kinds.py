@@ -59,6 +59,14 @@ KINDS = (
         startup,
     ),
     Kind(
+        "on-a-gpu",
+        "The first minutes on a GPU",
+        "Steps of seven variants with batches on the device, tests, own kernels and the loader.",
+        "python3 benchmarks/on_a_gpu.py",
+        None,
+        needs_gpu=True,
+    ),
+    Kind(
         "resnet50-largest",
         "ResNet-50 at the largest batch",
         "Found by doubling, on a GPU.",
