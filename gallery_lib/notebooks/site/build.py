@@ -30,6 +30,8 @@ from gallery_lib.system.processes import die_with_parent
 TOOLS = ("sphinx", "myst_nb", "furo")
 MARK_FILE = "gallery-site.json"
 """File in every site; it says when the site was built, and from which batch of notebooks."""
+_NOT_OF_THE_SITE = ("__pycache__", "gallery")
+"""Folders below `docs/` that the site leaves out: it makes its own pages of the notebooks."""
 _SHOWN_PROBLEMS = 40
 
 
@@ -72,7 +74,7 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
     InputError for a `run` that is not the folder of a batch.
     """
     sources = notebooks.sources(root / "notebooks", run)
-    shutil.copytree(root / "docs", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / "docs", folder, ignore=shutil.ignore_patterns(*_NOT_OF_THE_SITE))
     documents.write(root, folder)
     cards = folder / "static" / index.CARDS
     cards.mkdir()
