@@ -32,8 +32,7 @@ if __name__ == "__main__":
 import torch
 
 from gallery_lib import accelerate, tasks
-from gallery_lib.acceleration import one_call, techniques
-from gallery_lib.compiler.fusion.batch_norm import Fusion
+from gallery_lib.acceleration import techniques
 from gallery_lib.config import Config
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.stats import percentiles
@@ -43,10 +42,10 @@ VARIANTS = (
     "eager",
     "channels_last + fused",
     "inductor",
-    "ours",
     "inductor + graphs",
-    "ours + graphs",
-    "ours without batch-norm kernels",
+    "ours",
+    "ours without graphs",
+    "ours + batch-norm kernels",
 )
 LARGEST = "largest"
 _MOST = 8192
@@ -69,9 +68,8 @@ class Variant:
         if ours:
             config = Config()
             config.compute.bf16 = dtype is torch.bfloat16
-            config.compiler.mode = "reduce-overhead" if "graphs" in name else "default"
-            if "without" in name:
-                one_call.fuse_batchnorm = lambda model: Fusion(0, 0, 0)
+            config.compiler.cuda_graphs = "without graphs" not in name
+            config.compute.batch_norm_kernels = "batch-norm" in name
             optimizer = self._optimizer(fused=False)
             self.model, self.optimizer = accelerate(self.model, optimizer, config)
             self.done = techniques(self.model)

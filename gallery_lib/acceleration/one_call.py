@@ -85,9 +85,10 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     layout = lay_out(model, optimizers, config, device, record)
     _use_allocator(config, device, record)
     _use_kernels(model, config, device, layout, record)
+    _let_cudnn_measure(config, device, record)
     batches = _on_device(parts.of_kind("loader"), config, device, layout, record)
     for optimizer in optimizers if config.compute.optimizer else ():
-        record["optimizer"] = accelerate_optimizer(optimizer)
+        record["optimizer"] = accelerate_optimizer(optimizer, scaled=config.compute.fp16)
     result: Any = model
 
     def follow_layout(memory_format: torch.memory_format) -> None:
@@ -170,10 +171,20 @@ def _use_kernels(
         if device.type == "cuda" and kernels_enabled():
             fallback.announce(reason)
     elif (
-        layout.memory_format is torch.channels_last
+        config.compute.batch_norm_kernels
+        and layout.memory_format is torch.channels_last
         and (fusion := fuse_batchnorm(model)).relu + fusion.add_relu
     ):
         record["batch norm"] = str(fusion)
+
+
+def _let_cudnn_measure(config: Config, device: torch.device, record: dict[str, str]) -> None:
+    """Let cuDNN measure its algorithms, for the whole process, unless they are to be fixed ones."""
+    cudnn = torch.backends.cudnn
+    fixed = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    if config.compute.cudnn_benchmark and device.type == "cuda" and not fixed:
+        cudnn.benchmark = True
+        record["cuDNN"] = "measures its algorithms (torch.backends.cudnn.benchmark)"
 
 
 def _on_device(

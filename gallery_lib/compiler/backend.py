@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gallery_lib.compiler import cache, repeated_blocks
+from gallery_lib.compiler import cache, cuda_graphs, repeated_blocks
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.compiler.in_place import compile_call
 from gallery_lib.config import Compiler
@@ -51,6 +51,9 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
             parameter="backend",
         )
     done = _BACKENDS[options.backend](model, options, device)
+    if cuda_graphs.captured(options, device):
+        cuda_graphs.keep_what_callers_keep(model)
+        done += ", CUDA graphs where shapes are static"
     go_through(model, _with_guards_on_hooks)
     return done
 
@@ -99,6 +102,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
+    compile_options |= cuda_graphs.compile_options(options, device)
     name = "inductor"
     if options.keep_activations < 1.0:
         from gallery_lib.compiler.activation_checkpointing import inductor_keeping

@@ -21,10 +21,21 @@ class Compute(Settable):
     kernels: bool = option(
         True, "Use own CUDA kernels. Switch them off to compare, or where one fails."
     )
+    batch_norm_kernels: bool = option(
+        False,
+        "On CUDA, compute batch norms and the ReLU after them with own kernels. The compiler's "
+        "move as many bytes, and take less of the host.",
+    )
     optimizer: bool = option(
         True,
         "Give the optimizer its fastest form: one pass over memory or torch's fused one "
-        "on a CPU, sync-free or fused on CUDA. Updates differ by rounding.",
+        "on a CPU, torch's fused one on CUDA, and sync-free there with fp16. Updates "
+        "differ by rounding.",
+    )
+    cudnn_benchmark: bool = option(
+        True,
+        "On CUDA, let cuDNN measure its algorithms for each shape and use the fastest. Left alone "
+        "where deterministic algorithms are asked for.",
     )
 
 
@@ -41,9 +52,13 @@ class Compiler(Settable):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         option(
             "default",
-            "Mode of torch.compile. max-autotune searches longer for faster kernels; "
-            "reduce-overhead uses CUDA graphs, which need more memory.",
+            "Mode of torch.compile. max-autotune searches longer for faster kernels.",
         )
+    )
+    cuda_graphs: bool = option(
+        True,
+        "On CUDA, capture each compiled graph whose shapes are static, and replay it. The host "
+        "then queues one launch instead of hundreds. Needs more memory.",
     )
     keep_activations: float = option(
         1.0,
@@ -256,7 +271,7 @@ class Config(Settable):
     def plain() -> Config:
         """Return the baseline: device placement, sharding and DistributedDataParallel only."""
         return Config(
-            compute=Compute(kernels=False, optimizer=False),
+            compute=Compute(kernels=False, optimizer=False, cudnn_benchmark=False),
             compiler=Compiler(enabled=False),
             memory=Memory(layout="contiguous", allocator=False),
             loader=Loader(nice=0),

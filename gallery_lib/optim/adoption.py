@@ -1,9 +1,9 @@
 """Change a user's optimizer in place to its fastest form: `accelerate_optimizer(optimizer)`.
 
 The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class
-is changed to one derived from it. On the CPU that takes steps in one pass, on CUDA it is sync-free
-where own kernels run, and else it is torch's fused implementation. Each of these takes torch's own
-step for whatever it is not written for.
+is changed to one derived from it. On the CPU that takes steps in one pass. On CUDA it is sync-free where a
+GradScaler scales the loss and own kernels run, and else it is torch's fused implementation. Each of
+these takes torch's own step for whatever it is not written for.
 
 Some optimizers are left as they are, with the reason. These are classes that are not torch.optim's
 own, implementations that the user has chosen (`foreach`, `fused`, `capturable`, `differentiable`),
@@ -39,11 +39,16 @@ _OURS = (fused_cpu.OnePass, SyncFree, fused.Fused)
 _LEFT = "what it cannot take is left to torch's own step"
 
 
-def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
+def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = True) -> str:
     """Change `optimizer` to its fastest implementation; return one line that says which.
 
     If it stays torch's, the line says why. Existing states are moved to their parameter's device.
     Call it once the model is where it trains; a second call changes nothing.
+
+    Args:
+        optimizer: one of torch.optim's classes, or another, which stays as it is.
+        scaled: whether a GradScaler scales the loss (fp16). Without one no step waits for the
+            device, and torch's fused form takes less of the host than the sync-free one.
 
     Example:
         >>> import torch
@@ -62,7 +67,9 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     devices = sorted({str(p.device) for group in optimizer.param_groups for p in group["params"]})
     where = ", ".join(devices)
-    if _may_be_sync_free(optimizer):
+    on_gpu = any(device.startswith("cuda") for device in devices)
+    takes_less_fused = on_gpu and not scaled and kind in _FUSED
+    if _may_be_sync_free(optimizer) and not takes_less_fused:
         _adopt(optimizer, _SYNC_FREE[kind])
         optimizer._leaves_to_torch = True  # type: ignore[attr-defined]
         return f"{name} is sync-free on {where}; {_LEFT}."

@@ -63,8 +63,11 @@ class Recipe:
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train, with its batches and optimizer."""
         plain_optimizer = plain.build_optimizer(accelerated=False)
+        config = backend_config(plain.config)
+        config.compute.bf16 = plain.autocast_dtype is torch.bfloat16
+        config.compute.fp16 = plain.autocast_dtype is torch.float16
         wrapped, batches, optimizer = accelerate(
-            plain.model, plain.loader, plain_optimizer, backend_config(plain.config)
+            plain.model, plain.loader, plain_optimizer, config
         )
         kernels = usage.used(batches.device)
         return Prepared(

@@ -1,6 +1,7 @@
 """Tests inside a process with the fake device: the gallery's tasks train on it as on the CPU.
 
-Nothing is compiled, so each operator's arithmetic is the CPU's, and losses can be compared. A step
+Accelerated models are captured and replayed as CUDA graphs. Their operators are eager's, with the
+CPU's arithmetic, so losses can be compared. A step
 asks no more of the device than `budget.json` has: launches, own kernels, copies, waits. With
 FAKE_GPU_WRITE_BUDGET=1 in the environment the file is written anew.
 """
@@ -21,6 +22,7 @@ from small_tasks import SMALL
 
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
+from gallery_lib.compiler.in_place import compile_call
 from gallery_lib.config import TrainConfig
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer
@@ -38,21 +40,23 @@ WITH_ALL_PRECISIONS = ("resnet18", "speech_transformer", "tts_angular")
 
 
 @pytest.fixture(autouse=True)
-def own_runs_and_no_compiler(tmp_path, monkeypatch):
-    """Send runs to a folder that is thrown away, and leave models uncompiled."""
+def own_runs_and_eager_operators(tmp_path, monkeypatch):
+    """Send runs to a folder that is thrown away; capture models with eager's operators."""
 
-    def eager(model, options, device):
-        model._compiled_call_impl = model._call_impl
-        return "nothing: a test on the fake device"
+    def captured(model, options, device):
+        compile_call(model, backend="cudagraphs")
+        return "cudagraphs"
 
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
-    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
+    monkeypatch.setitem(backend._BACKENDS, "inductor", captured)
+    yield
+    torch._dynamo.reset()
 
 
 def config_of(name: str, amp: str, **options) -> TrainConfig:
     return TrainConfig(
         model=f"{Path(without_dropout.__file__)}:{name}",
-        seed=1, max_steps=2, log_interval=1, workers=0, evaluate=False, threads=1,
+        seed=1, max_steps=4, log_interval=1, workers=0, evaluate=False, threads=1,
         **AMP[amp], **SMALL[name], **options,
     )  # fmt: skip
 
@@ -77,6 +81,7 @@ class Counted(Observer):
 
         return {
             "launches": sum_of("launch "),
+            "launches by the host": sum_of("call a launch", "call cudaGraphLaunch"),
             "own kernels": sum_of("launch own kernel"),
             "copies": sum_of("launch aten::aten.copy_", "launch aten::copy_", "call cudaMemcpy"),
             "waits of the host": sum_of("call wait: "),

@@ -1,7 +1,7 @@
 """The fake device as a library, built at first use, and the environment that a process needs.
 
-The sources are in `device/`. g++ builds them against the CUDA headers that Triton brings; neither a
-GPU nor a driver is needed. Builds are kept in `.cache/fake_gpu`, under a hash of the sources.
+The sources are in `device/`. g++ builds them against the CUDA headers that torch or Triton brings;
+neither a GPU nor a driver is needed. Builds are kept in `.cache/fake_gpu`, under a hash of the sources.
 """
 
 from __future__ import annotations
@@ -25,17 +25,24 @@ _COMMAND = [
 _NAME = "libcuda.so.1"
 
 
-def _headers() -> Path:
+def _headers() -> list[Path]:
+    """Return the folders of CUDA's headers: those of torch's own CUDA, where there are any, first.
+
+    Triton's may be of another release, which declares functions differently; it has what torch's
+    leave out.
+    """
     triton = importlib.util.find_spec("triton")
     assert triton is not None and triton.origin is not None, "the CUDA headers come with triton"
-    return Path(triton.origin).parent / "backends" / "nvidia" / "include"
+    packages = Path(triton.origin).parents[1]
+    of_torch = [path.parent for path in packages.glob("nvidia/cu*/include/cuda_runtime_api.h")]
+    return [*of_torch, Path(triton.origin).parent / "backends" / "nvidia" / "include"]
 
 
 @functools.cache
 def folder() -> Path:
     """Return the folder that holds the library, which is built if need be."""
     sources = sorted(SOURCES.iterdir())
-    everything = repr([(path.name, path.read_text()) for path in sources] + _COMMAND)
+    everything = repr([[(path.name, path.read_text()) for path in sources], _COMMAND, _headers()])
     built = paths.cache_dir() / "fake_gpu" / hashlib.sha256(everything.encode()).hexdigest()[:24]
     if not (built / _NAME).is_file():
         built.mkdir(parents=True, exist_ok=True)
@@ -44,7 +51,7 @@ def folder() -> Path:
             subprocess.run(
                 [
                     *_COMMAND,
-                    f"-I{_headers()}",
+                    *(f"-I{path}" for path in _headers()),
                     f"-Wl,-soname,{_NAME}",
                     *(str(path) for path in sources if path.suffix == ".cpp"),
                     "-o",
@@ -64,6 +71,7 @@ def environment(
     memory_gib: float = 8,
     torch_kernels: str = "refuse",
     everywhere: bool = False,
+    arithmetic: bool = True,
 ) -> dict[str, str]:
     """Return the variables of a process for which the fake device is there.
 
@@ -74,6 +82,8 @@ def environment(
         torch_kernels: "refuse" kernels of torch that nothing stands in for, or "count" them.
         everywhere: install the device in each process that imports torch, not only in those that
             call `plugin.install()`.
+        arithmetic: let operators compute. Without it kernels are counted, and values are whatever
+            memory holds (`no_arithmetic.py`).
     """
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
@@ -89,5 +99,6 @@ def environment(
         "FAKE_GPU_ORDER": order,
         "FAKE_GPU_DEVICES": str(devices),
         "FAKE_GPU_MEMORY": str(int(memory_gib * 2**30)),
-        "FAKE_GPU_TORCH_KERNELS": torch_kernels,
+        "FAKE_GPU_TORCH_KERNELS": torch_kernels if arithmetic else "count",
+        "FAKE_GPU_OWN_KERNELS": "run" if arithmetic else "count",
     }

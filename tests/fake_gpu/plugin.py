@@ -7,18 +7,23 @@ The process must have been started with `library.environment()`.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
 def install() -> None:
     """Let torch's operators, own kernels and process groups work on the fake device."""
     import torch.distributed as dist
-    from fake_gpu import operators, own_kernels
+    from fake_gpu import no_arithmetic, operators, own_kernels
 
-    if operators.installed():
+    if operators.installed() or no_arithmetic.installed():
+        return
+    own_kernels.install()
+    if os.environ["FAKE_GPU_OWN_KERNELS"] == "count":
+        no_arithmetic.install()
         return
     operators.install()
-    own_kernels.install()
     begin = dist.init_process_group
 
     def with_gloo(backend: str | None = None, *arguments: object, **options: object) -> None:

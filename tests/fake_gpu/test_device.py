@@ -34,3 +34,9 @@ def test_two_ranks_average_their_gradients(order):
 @pytest.mark.parametrize("order", ["late", "early", "random:6"])
 def test_a_step_with_own_kernels_is_right(order):
     pytest_on_device("tests/fake_gpu/inside_steps.py", order=order, devices=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["late", "early"])
+def test_captured_models_train_as_eager_ones(order):
+    pytest_on_device("tests/fake_gpu/inside_graphs.py", order=order)

@@ -21,12 +21,13 @@ from torch import nn
 
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import backend, kernels_enabled
-from gallery_lib.config import Compute, Config, Memory, TrainConfig
+from gallery_lib.config import Compute, Config, Memory, TrainConfig, backend_config
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.train import recipe
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer
 
@@ -46,6 +47,18 @@ def convolutions_in_channels_last(monkeypatch):
     The operators for images and batch norm are for that layout.
     """
     monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
+
+
+@pytest.fixture
+def batch_norm_kernels(monkeypatch):
+    """Switch own batch norms on in runs, where they are off by default."""
+
+    def with_batch_norms(config: TrainConfig) -> Config:
+        result = backend_config(config)
+        result.compute.batch_norm_kernels = True
+        return result
+
+    monkeypatch.setattr(recipe, "backend_config", with_batch_norms)
 
 
 @pytest.fixture
@@ -171,15 +184,20 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
 
 @pytest.mark.parametrize(
     ("compute", "layout", "fused"),
-    [(True, "auto", True), (False, "auto", False), (True, "contiguous", False)],
+    [
+        (Compute(batch_norm_kernels=True), "auto", True),
+        (Compute(), "auto", False),
+        (Compute(kernels=False, batch_norm_kernels=True), "auto", False),
+        (Compute(batch_norm_kernels=True), "contiguous", False),
+    ],
 )
-def test_accelerate_fuses_batch_norm_where_our_operators_run(
+def test_accelerate_fuses_batch_norm_where_it_is_asked_for(
     compute, layout, fused, nothing_compiled, monkeypatch
 ):
     monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    config = Config(compute=Compute(kernels=compute), memory=Memory(layout=layout))
+    config = Config(compute=compute, memory=Memory(layout=layout))
     with usage.on_cpu_too():
         model, _ = accelerate(copy.deepcopy(plain), config=config)
     assert techniques(model).get("batch norm") == (
@@ -197,7 +215,9 @@ def test_accelerate_fuses_batch_norm_where_our_operators_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer", "pytorch_unet"])
-def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
+def test_tasks_of_the_gallery_train_alike_with_our_operators(
+    name, nothing_compiled, batch_norm_kernels
+):
     config = TrainConfig(
         model=f"{Path(without_dropout.__file__)}:{name}",
         seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
@@ -231,13 +251,10 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     assert losses(ours) == pytest.approx(
         losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2
     )
-    operators = {
-        "cross_entropy_gradient",
-        "cross_entropy_rows",
-        "gradient_statistics",
-        "optimizer_step_",
-        "prepare_images",
-    }
+    operators = {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
+    # Without a scaler torch's fused AdamW takes less of the host.
+    if name != "AdamW" or amp.get("amp_dtype") == "fp16":
+        operators |= {"gradient_statistics", "optimizer_step_"}
     assert set(ran(ours)) == operators and all("own kernel" in how for how in ran(ours).values())
     assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
     assert ours.skipped_steps == theirs.skipped_steps
@@ -255,7 +272,9 @@ def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(cuda_kernels, nothing_compiled):
+def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(
+    cuda_kernels, nothing_compiled, batch_norm_kernels
+):
     config = TrainConfig(
         model="resnet18",
         seed=1,

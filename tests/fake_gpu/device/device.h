@@ -27,9 +27,11 @@ namespace fake {
 // Piece of work on the device. It returns the error that the next wait reports, or cudaSuccess.
 using Work = std::function<cudaError_t()>;
 
-// What a captured graph does, in the order of its capture.
+// What a captured graph does, in the order of its capture, and the kernels in it.
 struct Graph {
     std::vector<Work> work;
+    std::map<std::string, long> kernels;
+    long times = 0;  // launches of the graph since the last reset
 };
 
 // A capture that is under way. Streams join it by waiting for an event of one that is in it.
@@ -77,6 +79,7 @@ cudaError_t wait_of_the_host(const char* name, Stream*);  // counts; refused whe
 const char* kind_of_memory(const void*, int* device);  // "device", "pinned" or null
 
 void count(const std::string& what);     // a call of the API
-void launched(const std::string& what);  // a kernel
+void launched(const std::string& what, Stream*);  // a kernel; in a capture, each time the graph runs
+std::shared_ptr<Graph> with_counted_kernels(const Graph&);  // a copy that the report knows
 
 }  // namespace fake

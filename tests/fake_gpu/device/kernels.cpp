@@ -14,6 +14,7 @@ namespace {
 
 std::map<const void*, std::string> torch_kernels;
 std::map<std::string, long> calls, launches;
+std::vector<std::weak_ptr<Graph>> graphs;
 
 // Machine code as the test's plugin writes it: this word, then the path of the host's library.
 constexpr char OWN[] = "fake GPU: ";
@@ -37,7 +38,7 @@ std::string readable(const std::string& name) {
     return result;
 }
 
-cudaError_t torch_kernel(const void* function) {
+cudaError_t torch_kernel(const void* function, cudaStream_t stream) {
     static const char* text = getenv("FAKE_GPU_TORCH_KERNELS");
     static const bool counted = text && !strcmp(text, "count");
     std::string name;
@@ -46,7 +47,7 @@ cudaError_t torch_kernel(const void* function) {
         auto found = torch_kernels.find(function);
         name = found == torch_kernels.end() ? "unknown" : found->second;
     }
-    launched("torch kernel " + name);
+    launched("torch kernel " + name, stream_of(stream));
     if (counted) return cudaSuccess;
     fprintf(stderr, "fake GPU: nothing stands in for a kernel of torch: %s\n", readable(name).c_str());
     return cudaErrorNotSupported;
@@ -54,8 +55,8 @@ cudaError_t torch_kernel(const void* function) {
 
 CUresult launch(Kernel* kernel, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
                 unsigned threads_y, unsigned threads_z, void* handle, void** parameters) {
-    launched((kernel->call ? "own kernel " : "Triton kernel ") + kernel->name);
     Stream* stream = stream_of(handle);
+    launched((kernel->call ? "own kernel " : "Triton kernel ") + kernel->name, stream);
     if (stream->device != current_device()) {
         fprintf(stderr, "fake GPU: %s: its stream is of device %d, and %d is the current device\n",
                 kernel->name.c_str(), stream->device, current_device());
@@ -64,7 +65,9 @@ CUresult launch(Kernel* kernel, unsigned blocks, unsigned blocks_y, unsigned blo
     if (blocks > 2147483647u) return CUDA_ERROR_INVALID_VALUE;
     if (!blocks || !blocks_y || !blocks_z || !threads || !threads_y || !threads_z)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!kernel->call) return CUDA_SUCCESS;
+    static const char* own = getenv("FAKE_GPU_OWN_KERNELS");
+    static const bool only_counted = own && !strcmp(own, "count");
+    if (!kernel->call || only_counted) return CUDA_SUCCESS;
     if (blocks_y != 1 || blocks_z != 1 || threads_y != 1 || threads_z != 1) return CUDA_ERROR_INVALID_VALUE;
     const char* first = static_cast<const char*>(parameters[0]);
     auto arguments = std::make_shared<std::vector<char>>(first, first + kernel->argument_bytes);
@@ -83,9 +86,16 @@ void count(const std::string& what) {
     std::lock_guard<std::recursive_mutex> held(lock);
     calls[what]++;
 }
-void launched(const std::string& what) {
+void launched(const std::string& what, Stream* stream) {
     std::lock_guard<std::recursive_mutex> held(lock);
-    launches[what]++;
+    (stream->capture ? stream->capture->graph->kernels : launches)[what]++;
+    calls["a launch"]++;
+}
+std::shared_ptr<Graph> with_counted_kernels(const Graph& graph) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto made = std::make_shared<Graph>(graph);
+    graphs.push_back(made);
+    return made;
 }
 
 }  // namespace fake
@@ -95,8 +105,14 @@ using namespace fake;
 // ---- for tests
 
 // Write a line for each call and each kernel, "call<TAB>name<TAB>times"; return the bytes needed.
+// Kernels in a captured graph count each time that the graph is launched.
 API int fake_gpu_report(char* text, int bytes) {
     std::lock_guard<std::recursive_mutex> held(lock);
+    auto launches = fake::launches;
+    for (auto& each : graphs)
+        if (auto graph = each.lock())
+            for (auto& kernel : graph->kernels)
+                if (graph->times) launches[kernel.first] += kernel.second * graph->times;
     std::string all;
     for (auto& each : calls) all += "call\t" + each.first + "\t" + std::to_string(each.second) + "\n";
     for (auto& each : launches)
@@ -109,7 +125,11 @@ API void fake_gpu_reset() {
     forget_failures();
     calls.clear();
     launches.clear();
+    for (auto& each : graphs)
+        if (auto graph = each.lock()) graph->times = 0;
 }
+// Count a launch of an operator that has no kernel here.
+API void fake_gpu_launched(void* stream, const char* name) { launched(name, stream_of(stream)); }
 
 // ---- kernels of torch, which are in its libraries
 
@@ -129,14 +149,34 @@ API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
     *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
     return cudaSuccess;
 }
-API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
-    return torch_kernel(kernel);
+API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
+    return torch_kernel(kernel, stream);
 }
-API cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t) {
-    return torch_kernel(function);
+API cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t stream) {
+    return torch_kernel(function, stream);
 }
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* function, void**) {
-    return torch_kernel(function);
+API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
+    return torch_kernel(function, config->stream);
+}
+
+// kernel<<<grid, block, shared bytes, stream>>> pushes these, and its stub takes them for the launch.
+namespace {
+thread_local struct {
+    dim3 grid, block;
+    size_t shared_bytes;
+    void* stream;
+} configuration;
+}  // namespace
+API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void* stream) {
+    configuration = {grid, block, shared_bytes, stream};
+    return 0;
+}
+API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
+    *grid = configuration.grid;
+    *block = configuration.block;
+    *shared_bytes = configuration.shared_bytes;
+    *static_cast<void**>(stream) = configuration.stream;
+    return cudaSuccess;
 }
 API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     memset(attributes, 0, sizeof *attributes);

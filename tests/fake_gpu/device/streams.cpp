@@ -198,7 +198,7 @@ static int (*run_python)(long, int) = nullptr;
 API void fake_gpu_python(int (*run)(long, int)) { run_python = run; }
 API int fake_gpu_enqueue_python(void* handle, const char* name, long number) {
     Stream* stream = stream_of(handle);
-    launched(name);
+    launched(name, stream);
     int last = stream->capture ? 0 : 1;
     return enqueue(stream, [=] { return run_python(number, last) ? cudaErrorLaunchFailure : cudaSuccess; });
 }
@@ -347,18 +347,20 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
     return cudaSuccess;
 }
 API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
-    *made = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+    auto counted = with_counted_kernels(*reinterpret_cast<Graph*>(graph));
+    *made = reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr<Graph>(counted));
     return cudaSuccess;
 }
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
     return cudaGraphInstantiateWithFlags(made, graph, flags);
 }
 API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
-    launched("a captured graph");
-    Graph graph = *reinterpret_cast<Graph*>(exec);
+    count("cudaGraphLaunch");
+    std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(exec);
+    graph->times++;
     return enqueue(stream_of(s), [graph] {
         cudaError_t first = cudaSuccess;
-        for (const Work& work : graph.work) {
+        for (const Work& work : graph->work) {
             cudaError_t error = work();
             if (first == cudaSuccess) first = error;
         }
@@ -370,7 +372,7 @@ API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    delete reinterpret_cast<Graph*>(exec);
+    delete reinterpret_cast<std::shared_ptr<Graph>*>(exec);
     return cudaSuccess;
 }
 API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* number) {

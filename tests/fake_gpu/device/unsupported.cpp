@@ -38,8 +38,3 @@ UNSUPPORTED(cudaStreamBeginCaptureToGraph)
 UNSUPPORTED(cudaStreamUpdateCaptureDependencies)
 UNSUPPORTED(cudaUserObjectCreate)
 UNSUPPORTED(cudaUserObjectRelease)
-UNSUPPORTED(__cudaPopCallConfiguration)
-
-extern "C" __attribute__((visibility("default"))) unsigned __cudaPushCallConfiguration() {
-    return 0;  // a launch follows, which is refused
-}

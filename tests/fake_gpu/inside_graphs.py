@@ -1,0 +1,153 @@
+"""Tests inside a process with the fake device: a captured model trains as an eager one does.
+
+The compiler is torch's `cudagraphs`: it captures and replays as Inductor does, and its operators
+are eager's, so values can be compared.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_gpu import work
+from torch import nn
+
+from gallery_lib import Config, accelerate
+from gallery_lib.acceleration import techniques
+from gallery_lib.compiler import backend
+from gallery_lib.compiler.in_place import compile_call
+
+STEPS, BATCH = 6, 8
+
+
+@pytest.fixture(autouse=True)
+def captured_operator_by_operator(monkeypatch):
+    def captured(model, options, device):
+        compile_call(model, backend="cudagraphs")
+        return "cudagraphs"
+
+    monkeypatch.setitem(backend._BACKENDS, "inductor", captured)
+    yield
+    torch._dynamo.reset()
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+
+
+class Training:
+    """A model with its optimizer, plain or accelerated, that trains on drawn batches."""
+
+    def __init__(self, *, accelerated: bool) -> None:
+        self.model = model_of(3).cuda()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        if accelerated:
+            self.model, self.optimizer = accelerate(self.model, self.optimizer, Config())
+        draw = torch.Generator().manual_seed(5)
+        sizes = [BATCH] * (3 * STEPS) + [BATCH // 2]
+        self.batches = [torch.randn(size, 6, generator=draw).cuda() for size in sizes]
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.model(batch) ** 2).mean()
+
+    def weights(self) -> list[torch.Tensor]:
+        return [value.cpu() for value in self.model.state_dict().values()]
+
+
+def both() -> tuple[Training, Training]:
+    return Training(accelerated=True), Training(accelerated=False)
+
+
+def same(ours, theirs) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def replays() -> int:
+    return work.counts()["call cudaGraphLaunch"]
+
+
+def test_steps_are_replayed_and_train_as_eager_ones():
+    ended = []
+    for training in both():
+        losses, before = [], replays()
+        for batch in training.batches:
+            training.optimizer.zero_grad(set_to_none=True)
+            loss = training.loss(batch)
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss.detach())
+        ended.append((replays() - before, torch.stack(losses).cpu(), training.weights()))
+    ours, theirs = ended
+    assert ours[0] >= 2 * (STEPS - 2) and theirs[0] == 0
+    same(ours[1:], theirs[1:])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_add_up_over_replays(set_to_none):
+    ended = []
+    for training in both():
+        for step in range(STEPS):
+            training.optimizer.zero_grad(set_to_none=set_to_none)
+            for batch in training.batches[3 * step : 3 * step + 3]:
+                training.loss(batch).backward()
+            training.optimizer.step()
+        ended.append(training.weights())
+    same(*ended)
+
+
+def test_outputs_are_kept_over_replays():
+    ended = []
+    for training in both():
+        outputs = []
+        for batch in training.batches[:STEPS]:
+            training.optimizer.zero_grad()
+            output = training.model(batch)
+            outputs.append(output)
+            output.square().mean().backward()
+            training.optimizer.step()
+        ended.append([output.detach().cpu() for output in outputs])
+    same(*ended)
+
+
+def test_two_forward_passes_share_a_backward_pass():
+    ended = []
+    for training in both():
+        for first, second in zip(training.batches[:STEPS], training.batches[STEPS:-1], strict=False):
+            training.optimizer.zero_grad()
+            (training.loss(first) + training.loss(second)).backward()
+            training.optimizer.step()
+        ended.append(training.weights())
+    same(*ended)
+
+
+def test_evaluation_between_steps_changes_nothing():
+    ended = []
+    for training in both():
+        seen = []
+        for batch in training.batches[:STEPS]:
+            training.optimizer.zero_grad()
+            training.loss(batch).backward()
+            training.optimizer.step()
+            training.model.eval()
+            with torch.no_grad():
+                seen += [training.model(other) for other in training.batches[:2]]
+            training.model.train()
+        ended.append([output.cpu() for output in seen])
+    same(*ended)
+
+
+def test_weights_that_are_loaded_are_used_by_the_next_replay():
+    training = Training(accelerated=True)
+    for batch in training.batches[:STEPS]:
+        training.loss(batch).backward()
+    training.model.load_state_dict(model_of(4).state_dict())
+    expected = model_of(4)(training.batches[0].cpu())
+    same(training.model(training.batches[0]).cpu(), expected)
+
+
+def test_techniques_name_the_graphs_and_the_option_turns_them_off():
+    assert "CUDA graphs" in techniques(Training(accelerated=True).model)["compiler"]
+    config = Config()
+    config.compiler.cuda_graphs = False
+    (model, *_) = accelerate(model_of(1), config)
+    assert "CUDA graphs" not in techniques(model)["compiler"]
