@@ -1,8 +1,8 @@
 """Tests inside a process with the fake device: the gallery's tasks train on it as on the CPU.
 
-Accelerated models are captured and replayed as CUDA graphs. Their operators are eager's, with the
-CPU's arithmetic, so losses can be compared. A step
-asks no more of the device than `budget.json` has: launches, own kernels, copies, waits. With
+No operators are fused, so each one's arithmetic is the CPU's, and losses can be compared. In bf16
+the accelerated model is captured and replayed as CUDA graphs, where torch's compiler `cudagraphs`
+can do that. A step asks no more of the device than `budget.json` has: launches, own kernels, copies, waits. With
 FAKE_GPU_WRITE_BUDGET=1 in the environment the file is written anew.
 """
 
@@ -35,28 +35,38 @@ AMP = {
 }
 CLOSE = {"O0": 2e-3, "bf16": 4e-2, "fp16": 2e-2}
 """Relative difference of losses before and after the first update; its only cause is rounding."""
+STEPS = 4
+"""Steps of a captured training: the first runs as it is, the second is captured, and the others are replayed."""
+NOT_CAPTURED = ("alexnet", "speech_transformer", "tts_angular", "vgg16")
+"""Tasks that torch's `cudagraphs` cannot capture. Inductor can; its kernels do not run here."""
 WITH_ALL_PRECISIONS = ("resnet18", "speech_transformer", "tts_angular")
 """One task of each kind. The others train in bfloat16 alone: what differs is their model."""
 
 
 @pytest.fixture(autouse=True)
-def own_runs_and_eager_operators(tmp_path, monkeypatch):
-    """Send runs to a folder that is thrown away; capture models with eager's operators."""
-
-    def captured(model, options, device):
-        compile_call(model, backend="cudagraphs")
-        return "cudagraphs"
+def own_runs_and_no_compiler(tmp_path, monkeypatch):
+    """Send runs to a folder that is thrown away, and leave models uncompiled."""
 
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
-    monkeypatch.setitem(backend._BACKENDS, "inductor", captured)
+    monkeypatch.setitem(backend._BACKENDS, "inductor", operator_by_operator)
     yield
     torch._dynamo.reset()
 
 
-def config_of(name: str, amp: str, **options) -> TrainConfig:
+def operator_by_operator(model, options, device):
+    model._compiled_call_impl = model._call_impl
+    return "nothing: a test on the fake device"
+
+
+def captured(model, options, device):
+    compile_call(model, backend="cudagraphs")
+    return "cudagraphs"
+
+
+def config_of(name: str, amp: str, steps: int = 2, **options) -> TrainConfig:
     return TrainConfig(
         model=f"{Path(without_dropout.__file__)}:{name}",
-        seed=1, max_steps=4, log_interval=1, workers=0, evaluate=False, threads=1,
+        seed=1, max_steps=steps, log_interval=1, workers=0, evaluate=False, threads=1,
         **AMP[amp], **SMALL[name], **options,
     )  # fmt: skip
 
@@ -81,6 +91,7 @@ class Counted(Observer):
 
         return {
             "launches": sum_of("launch "),
+            "replays": sum_of("call cudaGraphLaunch"),
             "launches by the host": sum_of("call a launch", "call cudaGraphLaunch"),
             "own kernels": sum_of("launch own kernel"),
             "copies": sum_of("launch aten::aten.copy_", "launch aten::copy_", "call cudaMemcpy"),
@@ -121,15 +132,20 @@ def test_eager_training_is_that_of_the_cpu(name, monkeypatch):
         for amp in (AMP if name in WITH_ALL_PRECISIONS else ["bf16"])
     ],
 )
-def test_the_accelerated_training_is_that_of_eager(name, amp):
-    config = config_of(name, amp, compiler_opt=True)
+def test_the_accelerated_training_is_that_of_eager(name, amp, monkeypatch):
+    replayed = amp == "bf16" and name not in NOT_CAPTURED
+    if replayed:
+        monkeypatch.setitem(backend._BACKENDS, "inductor", captured)
+    config = config_of(name, amp, STEPS if replayed else 2, compiler_opt=True)
     of_ours, of_theirs = Counted(), Counted()
     ours = train(config, of_ours)
     theirs = train(dataclasses.replace(config, compiler_opt=False), of_theirs)
-    assert losses(ours) == pytest.approx(losses(theirs), rel=CLOSE[amp])
+    assert losses(ours)[:2] == pytest.approx(losses(theirs)[:2], rel=CLOSE[amp])
+    assert losses(ours) == pytest.approx(losses(theirs), rel=3 * CLOSE[amp])
     assert "own kernel" in ours.techniques["kernels"]
     assert "plain torch" not in ours.techniques["kernels"]
     assert ours.skipped_steps == theirs.skipped_steps
     assert ours.techniques["optimizer"] in ("sync-free", "fused")
     within_budget(name, f"ours, {amp}", of_ours.of_a_step())
+    assert replayed == (of_ours.of_a_step()["replays"] > 0)
     within_budget(name, f"eager, {amp}", of_theirs.of_a_step())
