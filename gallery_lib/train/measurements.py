@@ -17,6 +17,7 @@ from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.config import options
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
+from gallery_lib.train import learning_rate, pretrained
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
@@ -143,6 +144,8 @@ def results_of(
         skipped_steps=session.updates.skipped_steps(),
         techniques=techniques,
         data=data,
+        learning_rate=learning_rate.facts(config, session.learning_rates),
+        started_from=pretrained.facts(session.started_from),
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
         status="diverged" if trained.broken_off else "finished",
     )

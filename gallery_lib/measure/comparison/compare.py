@@ -36,6 +36,13 @@ _EQUAL_OPTIONS = (
     "data_dir",
     "lr",
     "weight_decay",
+    "lr_schedule",
+    "lr_warmup_steps",
+    "lr_step_size",
+    "lr_schedule_steps",
+    "label_smoothing",
+    "pretrained",
+    "init_from",
     "warmup_steps",
 )
 """Options that both variants must have in common."""
