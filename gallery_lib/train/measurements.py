@@ -122,11 +122,7 @@ def results_of(
         nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         steps=steps,
         warmup_steps=warmup,
-        loss={
-            "first": _finite(trained.curve[0][1]),
-            "last": _finite(trained.curve[-1][1]),
-            "curve": [[step, _finite(loss)] for step, loss in trained.curve],
-        },
+        loss=_loss_facts(trained.curve),
         metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         step_seconds=step_seconds,
         samples_per_second={
@@ -149,6 +145,14 @@ def results_of(
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
         status="diverged" if trained.broken_off else "finished",
     )
+
+
+def _loss_facts(curve: list[list[float]]) -> dict[str, Any]:
+    return {
+        "first": _finite(curve[0][1]),
+        "last": _finite(curve[-1][1]),
+        "curve": [[step, _finite(loss)] for step, loss in curve],
+    }
 
 
 def _finite(value: float) -> float | None:
