@@ -29,7 +29,6 @@ VALUES = {
     "confidence": "0.9",
     "amp_dtype": "bf16",
     "deadline": "10m",
-    "label_smoothing": "0",
 }
 """Values of the options that do not take any number or word."""
 TOGETHER_WITH = {

@@ -11,10 +11,14 @@ import torch
 from ranks import Ranks
 from refusal import refused
 from safetensors.torch import save_file
+from small_tasks import SMALL
 from tiny_task import TASK, config
 from torch import Tensor, nn
 
+from gallery_lib import tasks
+from gallery_lib.compiler import backend
 from gallery_lib.config import TrainConfig
+from gallery_lib.system import hardware
 from gallery_lib.train import pretrained, weights_file
 from gallery_lib.train.loop import train
 from gallery_lib.train.pretrained import Fit
@@ -247,3 +251,40 @@ def test_a_run_goes_on_from_another_s_weights_and_says_so(
     model = TASK.build_model()
     model.load_state_dict(torch.load(file, weights_only=True))
     assert results.loss["first"] == TASK.loss(model, watching.batches[0]).item()
+
+
+def test_both_variants_start_from_the_file_s_weights_and_keep_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def eager(model: Any, options: object, device: object) -> str:
+        model._compiled_call_impl = model._call_impl
+        return "nothing: a test of weights"
+
+    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
+    monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
+    torch.manual_seed(5)
+    given = tasks.get("resnet18").build_model().state_dict()
+    save_file(given, tmp_path / "given.safetensors")
+    results = {}
+    for accelerated in (False, True):
+        results[accelerated] = train(
+            TrainConfig(
+                model="resnet18",
+                pretrained=str(tmp_path / "given.safetensors"),
+                lr=0.0,
+                compiler_opt=accelerated,
+                save_weights=True,
+                max_steps=1,
+                workers=0,
+                evaluate=False,
+                run_dir=str(tmp_path / str(accelerated)),
+                **SMALL["resnet18"],
+            ),
+            own_operators_on_cpu=True,
+        )
+        saved = torch.load(tmp_path / str(accelerated) / "weights.pt", weights_only=True)
+        assert saved.keys() == given.keys()
+        assert torch.equal(saved["layer1.0.bn1.weight"], given["layer1.0.bn1.weight"])
+    assert "batch norm" in results[True].techniques
+    assert results[True].started_from == results[False].started_from
+    assert results[True].loss["first"] == pytest.approx(results[False].loss["first"], rel=1e-5)
