@@ -36,16 +36,23 @@ def check(config: TrainConfig, task: Task) -> None:
             "Choose another with lr_schedule=none, linear, cosine, step or onecycle.",
             parameter="lr_warmup_steps",
         )
-    if (steps := config.lr_schedule_steps or config.max_steps) is not None:
-        _check_warmup(config, steps)
+    # With epochs, too, the run may have fewer steps.
+    if config.max_steps is not None and config.epochs is None:
+        _check_length(config, config.max_steps)
 
 
-def _check_warmup(config: TrainConfig, steps: int) -> None:
-    if (
-        config.lr_schedule in schedules.WITH_LENGTH
-        and config.lr_warmup_steps
-        and config.lr_warmup_steps > steps - 2
-    ):
+def _check_length(config: TrainConfig, total_steps: int) -> None:
+    """Raise InputError where the schedule ends before the run, or has no steps but its warm-up."""
+    if config.lr_schedule not in schedules.WITH_LENGTH:
+        return
+    steps = config.lr_schedule_steps or total_steps
+    if steps < total_steps:
+        raise InputError(
+            f"lr_schedule_steps={steps}: the run has {total_steps} steps, and the schedule must "
+            "not end before it. Give at least so many, or leave it out.",
+            parameter="lr_schedule_steps",
+        )
+    if config.lr_warmup_steps and config.lr_warmup_steps > steps - 2:
         raise InputError(
             f"lr_warmup_steps={config.lr_warmup_steps} of {steps} steps: at least two must follow "
             "the warm-up. Choose fewer of them, or a longer run.",
@@ -59,16 +66,15 @@ def scheduler(
     """Return the schedule of a run of `total_steps`; None where the learning rate is constant.
 
     Raises:
-        InputError: for a warm-up that leaves no steps.
+        InputError: for a warm-up that leaves no steps, or a schedule that is shorter than the run.
     """
     if config.lr_schedule == "task" and task.optimizer.schedule:
         return lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule)
-    steps = config.lr_schedule_steps or total_steps
-    _check_warmup(config, steps)
+    _check_length(config, total_steps)
     return schedules.scheduler(
         "none" if config.lr_schedule == "task" else config.lr_schedule,
         optimizer,
-        steps=steps,
+        steps=config.lr_schedule_steps or total_steps,
         warmup_steps=config.lr_warmup_steps,
         step_size=config.lr_step_size,
     )

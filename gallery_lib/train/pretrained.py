@@ -209,10 +209,15 @@ def _renamed(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[s
 def _other_names(
     names: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> Iterable[dict[str, Tensor]]:
-    """Yield `names` without a wrapper's prefix, and with the first part of the model's own names.
+    """Yield `names` as they are without what a wrapper, an old version or a part did to them.
 
-    The latter is for a file of the trunk alone.
+    These are a wrapper's prefix, TensorFlow's names of layer norms in the first BERT files, and
+    the first part of the model's names, which a file of the trunk alone lacks.
     """
+    yield {
+        re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value
+        for name, value in names.items()
+    }
     for prefix in _PREFIXES:
         yield {name.removeprefix(prefix): value for name, value in names.items()}
     for first in dict.fromkeys(name.partition(".")[0] for name in own):

@@ -146,6 +146,7 @@ def test_the_length_follows_the_epochs() -> None:
         ({"lr_step_size": 3, "lr_schedule": "cosine"}, "lr_step_size", "cosine"),
         ({"lr_schedule_steps": 9}, "lr_schedule_steps", "task"),
         ({"lr_schedule": "cosine", "lr_warmup_steps": 11}, "lr_warmup_steps", "11 of 12"),
+        ({"lr_schedule": "onecycle", "lr_schedule_steps": 11}, "lr_schedule_steps", "12 steps"),
         ({"model": "speech_transformer", "lr_warmup_steps": 5}, "lr_warmup_steps", "of its own"),
         ({"label_smoothing": 1.5}, "label_smoothing", 1.5),
         ({"label_smoothing": 0.1, "model": "pytorch_unet"}, "label_smoothing", "pytorch_unet"),

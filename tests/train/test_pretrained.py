@@ -157,6 +157,18 @@ def test_a_tensor_of_two_names_may_stand_under_one_and_a_trunk_in_a_file_of_its_
     assert torch.equal(net.trunk[0].weight, trained().trunk[0].weight)
 
 
+def test_the_names_of_the_first_bert_files_are_understood(tmp_path: Path) -> None:
+    def net(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.ModuleDict({"bert": nn.ModuleDict({"LayerNorm": nn.LayerNorm(4)})})
+
+    model = net(2)
+    given = {"bert.LayerNorm.gamma": torch.arange(4.0), "bert.LayerNorm.beta": torch.ones(4)}
+    assert from_file(model, given, tmp_path).fitted == 2
+    norm = model["bert"]["LayerNorm"]
+    assert norm.weight.tolist() == [0, 1, 2, 3] and norm.bias.tolist() == [1] * 4
+
+
 def test_weights_of_another_model_are_refused_and_change_nothing(tmp_path: Path) -> None:
     model, drawn = Net(2), Net(2).state_dict()
     with refused("pretrained", "none of the 2 tensors", "weight (2×2)", "trunk.0.weight (4×3×3×3)"):
