@@ -19,7 +19,7 @@ from gallery_lib import tasks
 from gallery_lib.compiler import backend
 from gallery_lib.config import TrainConfig
 from gallery_lib.system import hardware
-from gallery_lib.train import pretrained, weights_file
+from gallery_lib.train import pretrained
 from gallery_lib.train.loop import train
 from gallery_lib.train.pretrained import Fit
 from gallery_lib.train.results import read_results
@@ -174,47 +174,6 @@ def test_weights_of_another_model_are_refused_and_change_nothing(tmp_path: Path)
     with refused("pretrained", "none of the 2 tensors", "weight (2×2)", "trunk.0.weight (4×3×3×3)"):
         from_file(model, nn.Linear(2, 2).state_dict(), tmp_path)
     torch.testing.assert_close(model.state_dict(), drawn, rtol=0, atol=0)
-
-
-class Trap:
-    """An object whose loading would create a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_a_file_that_holds_code_is_refused_and_nothing_of_it_runs(tmp_path: Path) -> None:
-    content = {"state_dict": trained().state_dict(), "args": Trap(tmp_path / "sprung")}
-    with refused("pretrained", tmp_path / "weights.pt", "would execute its code"):
-        from_file(Net(2), content, tmp_path)
-    with refused("pretrained", "Net", "would execute its code"):
-        from_file(Net(2), trained(), tmp_path)
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_what_is_no_file_of_weights_is_refused_before_a_process_starts(tmp_path: Path) -> None:
-    torch.save(trained().state_dict(), tmp_path / "whole.pt")
-    cut = (tmp_path / "whole.pt").read_bytes()[:-200]
-    save_file(trained().state_dict(), tmp_path / "whole.safetensors")
-    contents = {
-        "junk": b"junk, and more junk",
-        "empty": b"",
-        "cut": cut,
-        "cut.safetensors": (tmp_path / "whole.safetensors").read_bytes()[:-200],
-        "index.json": b'{"weight_map": {}}',
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    for name in (*contents, "none", "."):
-        path = tmp_path / name
-        with refused("pretrained", path):
-            pretrained.check_file(TrainConfig(pretrained=str(path)))
-    torch.save({"epoch": 3, "names": ["a"]}, tmp_path / "tensorless.pt")
-    with refused("pretrained", "'epoch', 'names'"):
-        weights_file.read(tmp_path / "tensorless.pt", "pretrained")
 
 
 def test_weights_of_a_run_are_those_of_its_end_or_its_newest_checkpoint(tmp_path: Path) -> None:
