@@ -80,20 +80,21 @@ def scheduler(
     )
 
 
-def facts(config: TrainConfig, rates: list[float]) -> dict[str, Any]:
+def facts(config: TrainConfig, rates: list[float], steps: int) -> dict[str, Any]:
     """Return what the results say about the learning rate: schedule, first, last and changes.
 
     Args:
         config: the options of the run.
-        rates: the rate of each step.
+        rates: the rate of each of the last steps, which are all unless the run was continued.
+        steps: number of the last step.
     """
-    changes, step = [], 1
-    for rate, steps in groupby(rates):
+    changes, step = [], steps - len(rates) + 1
+    for rate, same in groupby(rates):
         changes.append([step, rate])
-        step += len(list(steps))
+        step += len(list(same))
     return {
         "schedule": config.lr_schedule,
-        "first": rates[0],
-        "last": rates[-1],
+        "first": rates[0] if rates else None,
+        "last": rates[-1] if rates else None,
         "changes": changes,
     }

@@ -140,7 +140,7 @@ def results_of(
         skipped_steps=session.updates.skipped_steps(),
         techniques=techniques,
         data=data,
-        learning_rate=learning_rate.facts(config, session.learning_rates),
+        learning_rate=learning_rate.facts(config, session.learning_rates, steps),
         started_from=pretrained.facts(session.started_from),
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
         status="diverged" if trained.broken_off else "finished",

@@ -23,7 +23,8 @@ from gallery_lib.errors import InputError
 from gallery_lib.train import weights_file
 from gallery_lib.train.weights import WEIGHTS_FILE
 
-_CHECKPOINTS = "checkpoints/step-*/model.safetensors"
+_CHECKPOINTS = "checkpoints/step-*/"
+_WEIGHTS_OF_A_CHECKPOINT = ("weights.safetensors", "model.safetensors")
 # Names that wrappers put into the middle of keys: torch.compile, FSDP, activation checkpoints.
 _WRAPPER = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Attributes in which DataParallel and trainers keep the model.
@@ -87,11 +88,17 @@ def _of_run(run_dir: Path) -> Path:
         )
     if (weights := run_dir / WEIGHTS_FILE).exists():
         return weights
-    checkpoints = [path for path in run_dir.glob(_CHECKPOINTS) if _step_of(path) is not None]
+    checkpoints = [
+        path
+        for name in _WEIGHTS_OF_A_CHECKPOINT
+        for path in run_dir.glob(_CHECKPOINTS + name)
+        if _step_of(path) is not None
+    ]
     if not checkpoints:
         raise InputError(
             f"init_from={run_dir} holds no weights: it has neither {WEIGHTS_FILE}, which "
-            f"save_weights writes, nor {_CHECKPOINTS}. Give the folder of a run with weights.",
+            f"save_weights writes, nor {_CHECKPOINTS}{_WEIGHTS_OF_A_CHECKPOINT[0]}. Give the "
+            "folder of a run with weights.",
             parameter="init_from",
         )
     return max(checkpoints, key=lambda path: _step_of(path) or 0)

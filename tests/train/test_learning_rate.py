@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.measure.comparison import float64_reference
+from gallery_lib.train import learning_rate
 from gallery_lib.train.loop import train
 from gallery_lib.train.resolved import resolve
 from gallery_lib.train.results import read_results
@@ -177,3 +178,14 @@ def test_the_reference_of_a_comparison_has_the_rates_of_the_variants() -> None:
     assert float64_reference.configuration(given, 3, 1).lr_schedule_steps == 500
     constant = dataclasses.replace(variant, lr_schedule="task")
     assert float64_reference.configuration(constant, 3, 1).lr_schedule_steps is None
+
+
+def test_a_run_that_was_continued_tells_the_rates_from_where_it_went_on() -> None:
+    told = learning_rate.facts(TrainConfig(lr_schedule="step"), [0.1, 0.1, 0.01], 7)
+    assert told == {
+        "schedule": "step",
+        "first": 0.1,
+        "last": 0.01,
+        "changes": [[5, 0.1], [7, 0.01]],
+    }
+    assert learning_rate.facts(TrainConfig(), [], 7)["changes"] == []

@@ -181,12 +181,12 @@ def test_weights_of_a_run_are_those_of_its_end_or_its_newest_checkpoint(tmp_path
         pretrained.source(TrainConfig(init_from=str(tmp_path / "none")))
     with refused("init_from", tmp_path, "weights.pt", "save_weights"):
         pretrained.source(TrainConfig(init_from=str(tmp_path)))
-    for name in ("step-9", "step-10", "step-x", ".step-11.tmp"):
+    for name in ("step-00000009", "step-00000010", "step-x", ".step-11.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-        save_file(trained().state_dict(), tmp_path / "checkpoints" / name / "model.safetensors")
+        save_file(trained().state_dict(), tmp_path / "checkpoints" / name / "weights.safetensors")
     model = Net(2)
     fit = start(model, init_from=str(tmp_path))
-    assert fit.file == str(tmp_path / "checkpoints" / "step-10" / "model.safetensors")
+    assert fit.file == str(tmp_path / "checkpoints" / "step-00000010" / "weights.safetensors")
     assert torch.equal(model.head.weight, trained().head.weight)
     torch.save(trained().state_dict(), tmp_path / "weights.pt")
     assert start(Net(2), init_from=str(tmp_path)).file == str(tmp_path / "weights.pt")
