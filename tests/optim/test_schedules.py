@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gallery_lib.optim import schedules
+from gallery_lib.optim.updates import Updates
 
 STEPS = 12
 
@@ -46,3 +47,22 @@ def test_a_schedule_goes_on_from_a_file_of_its_state(name: str, warmup: int, aft
     if warmup:
         assert whole[warmup] == max(whole) == pytest.approx(0.5)
     assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("name", schedules.WITH_LENGTH)
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_skipped_step_does_not_count_under_torch_s_scaler(name: str, warmup: int) -> None:
+    expected = rates(*training(name, warmup), STEPS)
+    optimizer, schedule = training(name, warmup)
+    updates = Updates(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), schedule)
+    seen = []
+    for step in range(STEPS):
+        overflows = step in (0, 4, 5)
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.full_like(parameter, float("inf") if overflows else 1.0)
+        updates.scaler.scale(torch.ones(()))  # as a backward pass does, which makes its state
+        if not overflows:
+            seen.append(optimizer.param_groups[0]["lr"])
+        updates.take()
+    assert updates.skipped_steps() == 3
+    assert seen == expected[: STEPS - 3]
