@@ -29,6 +29,7 @@ VALUES = {
     "confidence": "0.9",
     "amp_dtype": "bf16",
     "deadline": "10m",
+    "lr_schedule_steps": "1000",
 }
 """Values of the options that do not take any number or word."""
 TOGETHER_WITH = {
