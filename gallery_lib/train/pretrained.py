@@ -163,7 +163,7 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, parameter:
     if not fitting:
         raise InputError(
             f"{parameter}: none of the {len(given)} tensors in {file} fits the model: it has "
-            f"{_some(map(_with_shape, given.items()))}, and the model "
+            f"{_some(map(_with_shape, tensors.items()))}, and the model "
             f"{_some(map(_with_shape, own.items()))}. Give weights of the same architecture.",
             parameter=parameter,
         )
