@@ -15,8 +15,8 @@ import shtab
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import options_of
 
-_FOLDERS = ("folder", "out", "run_dir", "data_dir")
-_FILES = ("batches", "picture")
+_FOLDERS = ("folder", "out", "run_dir", "data_dir", "init_from")
+_FILES = ("batches", "picture", "pretrained")
 
 
 def _complete(

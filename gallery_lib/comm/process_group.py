@@ -196,3 +196,12 @@ def from_rank_0(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def copy_from_rank_0(value: torch.Tensor) -> None:
+    """Copy rank 0's `value` to that of every rank, in place; it may be on the CPU."""
+    if world_size() == 1 or not dist.is_initialized():
+        return
+    sent = value.detach().to(device()).contiguous()
+    dist.broadcast(sent, src=0)
+    value.detach().copy_(sent)

@@ -88,9 +88,53 @@ class TrainConfig:
         "Clip gradients to this L2 norm of all of them together. Default: no clipping.",
         minimum=1e-6,
     )
+    lr_schedule: Literal["task", "none", "linear", "cosine", "step", "onecycle"] = option(
+        "task",
+        "Learning rate by step, as torch.optim.lr_scheduler has it. linear and cosine "
+        "fall to 0, step falls to a tenth every lr_step_size steps, onecycle rises to lr "
+        "and falls. task: the task's own, where it has one.",
+    )
+    lr_warmup_steps: int = option(
+        0,
+        "First steps, in which the learning rate rises in a line. With large batches, or "
+        "where the loss is unsteady at the start. onecycle: 0 is torch's 30 %.",
+        unit="steps",
+        minimum=0,
+    )
+    lr_step_size: int | None = option(
+        None,
+        "With lr_schedule step, steps between two falls. Default: a third of what follows "
+        "the warm-up.",
+        unit="steps",
+        minimum=1,
+    )
+    lr_schedule_steps: int | None = option(
+        None,
+        "Steps over which linear, cosine, step and onecycle go. Default: those of the run. "
+        "Give it where a run ends earlier, to be continued.",
+        unit="steps",
+        minimum=1,
+    )
+    label_smoothing: float | None = option(
+        None,
+        "Share of each label that is spread over all classes, for tasks whose loss is a "
+        "cross-entropy over classes. Default: the task's own.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     evaluate: bool = option(True, "Measure the held-out metrics before the run ends.")
     save_weights: bool = option(
         False, "Write the trained weights to weights.pt in the run directory."
+    )
+    pretrained: str | None = option(
+        None,
+        "File of weights to start from, safetensors or a state dict of torch.save. Tensors "
+        "of another name or shape stay as drawn, and the log names them.",
+    )
+    init_from: str | None = option(
+        None,
+        "Folder of an earlier run, to start from its weights: weights.pt of save_weights, "
+        "else its newest checkpoint.",
     )
     data_dir: str | None = option(
         None,

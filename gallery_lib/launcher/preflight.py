@@ -11,6 +11,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.launcher import run_folder
 from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
+from gallery_lib.train import pretrained
 from gallery_lib.train.precision import autocast_dtype
 from gallery_lib.train.resolved import ResolvedConfig
 
@@ -26,6 +27,8 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     if config.run_dir:
         run_folder.checked(config.run_dir, make=False)
     memory_estimate.check(config, launch.nproc_per_node)
+    if launch.node_rank == 0:  # the others get its weights
+        pretrained.check_file(config)
     tasks.data_of(config)
 
 

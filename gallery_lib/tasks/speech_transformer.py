@@ -37,6 +37,7 @@ TASK = Task(
     build_model=build_model,
     data=partial(speech_recognition.utterances, vocabulary_size=VOCABULARY),
     loss=speech_recognition.loss,
+    smoothed_loss=speech_recognition.smoothed_loss,
     metrics=speech_recognition.metrics,
     chance=speech_recognition.chance,
     # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.examples import Examples
 
@@ -64,6 +65,8 @@ class Task:
       many outputs as the data has.
     - `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs
       under autocast.
+    - `smoothed_loss`, where the loss is a cross-entropy over classes, is the same loss with label
+      smoothing: its third argument is the share of each label that all classes get alike.
     - `metrics` takes the plain model and a batch. For each quantity it returns the sum over the
       batch and the number of terms. The means of these are the metrics.
     - `summary`, where there is one, makes the metrics of these means: perplexity, say, or the equal
@@ -100,6 +103,7 @@ class Task:
     # of models by title, on held-out data
     predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None
     head: Head | None = None  # None: the model's outputs are its own business
+    smoothed_loss: Callable[[nn.Module, Any, float], Tensor] | None = None
 
     def input_size(self, config: TrainConfig) -> str:
         """Return how large one sample is: `64×64 pixels` (width × height) or `32 tokens`.
@@ -134,3 +138,20 @@ class Task:
             activation_bytes_per_sample=self.activation_bytes_per_sample + more * _LOGIT_BYTES,
             head=dataclasses.replace(head, outputs=outputs),
         )
+
+    def with_label_smoothing(self, share: float | None) -> Task:
+        """Return the task with another label smoothing; None: the task itself.
+
+        Raises:
+            InputError: for a share above 0 where the loss is no cross-entropy over classes.
+        """
+        if share is None or (self.smoothed_loss is None and share == 0):
+            return self
+        if self.smoothed_loss is None:
+            raise InputError(
+                f"label_smoothing={share}: the loss of {self.name} is no cross-entropy over "
+                "classes, so there are no labels to smooth. Leave it out.",
+                parameter="label_smoothing",
+            )
+        smoothed = self.smoothed_loss
+        return dataclasses.replace(self, loss=lambda model, batch: smoothed(model, batch, share))

@@ -168,6 +168,8 @@ def _announce(session: Session, data: dict[str, Any]) -> None:
     if process_group.rank() == 0:
         for line in data_lines(data):
             session.log.say(f"data  {line}")
+        for line in session.started_from.lines() if session.started_from else ():
+            session.log.say(f"weights  {line}")
 
 
 def _run_steps(session: Session, observer: Observer) -> Trained:
@@ -224,6 +226,7 @@ def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any)
         step=steps,
         batch_size=session.config.batch_size,
         loss=losses[-1],
+        learning_rate=session.learning_rates[-1],
         step_seconds=session.clock.read()[since:],
         world_size=process_group.world_size(),
         peak_memory_bytes=memory["device"] or memory["host"] or 0,

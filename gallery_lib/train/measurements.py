@@ -17,6 +17,7 @@ from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.config import options
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
+from gallery_lib.train import learning_rate, pretrained
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
@@ -121,11 +122,7 @@ def results_of(
         nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         steps=steps,
         warmup_steps=warmup,
-        loss={
-            "first": _finite(trained.curve[0][1]),
-            "last": _finite(trained.curve[-1][1]),
-            "curve": [[step, _finite(loss)] for step, loss in trained.curve],
-        },
+        loss=_loss_facts(trained.curve),
         metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         step_seconds=step_seconds,
         samples_per_second={
@@ -143,9 +140,19 @@ def results_of(
         skipped_steps=session.updates.skipped_steps(),
         techniques=techniques,
         data=data,
+        learning_rate=learning_rate.facts(config, session.learning_rates, steps),
+        started_from=pretrained.facts(session.started_from),
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
         status="diverged" if trained.broken_off else "finished",
     )
+
+
+def _loss_facts(curve: list[list[float]]) -> dict[str, Any]:
+    return {
+        "first": _finite(curve[0][1]),
+        "last": _finite(curve[-1][1]),
+        "curve": [[step, _finite(loss)] for step, loss in curve],
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -43,12 +43,16 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         run_dir: the run's folder, where `config` names none.
 
     Raises:
-        InputError: for a value that is wrong, or an unknown task.
+        InputError: for a value that is wrong, options that do not go together, or an unknown task.
     """
     from gallery_lib import tasks  # imports torch
+    from gallery_lib.train import learning_rate, pretrained
 
     config = tasks.with_sizes(options.checked(config))
-    default = tasks.get(config.model).optimizer
+    task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
+    learning_rate.check(config, task)
+    pretrained.check(config)
+    default = task.optimizer
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return ResolvedConfig(
         **values

@@ -50,6 +50,10 @@ class Results:
     techniques: dict[str, str]
     # Items of train and held_out, input size, notices, classes and outputs of the head.
     data: dict[str, Any] = field(default_factory=dict)
+    # schedule, first, last, changes ([[step, rate], …]) of the learning rate.
+    learning_rate: dict[str, Any] = field(default_factory=dict)
+    # What fitted of the file of weights that the run started from; empty: weights were drawn.
+    started_from: dict[str, Any] = field(default_factory=dict)
     # step, rank, what: where the loss was first no finite number; None: nowhere.
     diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
@@ -115,7 +119,8 @@ def results_from(values: Any, place: str = "") -> Results:
     """
     if isinstance(values, dict):
         # Older runs lack these fields.
-        values = {"data": {}, "diverged_at": None, **values}
+        later: dict[str, Any] = {"data": {}, "learning_rate": {}, "started_from": {}}
+        values = {**later, "diverged_at": None, **values}
     results = converted(values, Results, place)
     for name, kinds in _ASKED_OF_ALL.items():
         for key, kind in kinds.items():

@@ -58,6 +58,7 @@ class RunLog:
         step: int,
         batch_size: int,
         loss: float,
+        learning_rate: float,
         step_seconds: list[float],
         world_size: int,
         peak_memory_bytes: int,
@@ -75,6 +76,7 @@ class RunLog:
             "step": step,
             "batch_size": batch_size,
             "loss": loss if math.isfinite(loss) else None,
+            "learning_rate": learning_rate,
             "step_seconds": mean,
             "samples_per_second": rate,
             "peak_memory_bytes": peak_memory_bytes,
@@ -88,6 +90,7 @@ class RunLog:
         )
         if self._board is not None:
             self._board.add_scalar("loss", loss, step)
+            self._board.add_scalar("learning_rate", learning_rate, step)
             self._board.add_scalar("step_seconds", mean, step)
             self._board.add_scalar("samples_per_second", rate, step)
             self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)

@@ -27,7 +27,7 @@ from gallery_lib.memory import allocator
 from gallery_lib.optim.updates import Updates
 from gallery_lib.system.processes import end_with_parent
 from gallery_lib.tasks.task import Splits, Task
-from gallery_lib.train import precision
+from gallery_lib.train import learning_rate, precision, pretrained
 from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.run_log import RunLog
@@ -53,6 +53,8 @@ class Session:
     clock: StepClock
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
+    started_from: pretrained.Fit | None = None  # weights of a file; None: drawn ones
+    learning_rates: list[float] = field(default_factory=list)  # of each step, as the host knows it
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar per step
 
     def forward(self, batch: Any) -> Tensor:
@@ -72,6 +74,7 @@ class Session:
         self.backward(loss)
         self.clock.phase_done("backward")
         self.losses.append(loss.detach())
+        self.learning_rates.append(float(self.optimizer.param_groups[0]["lr"]))
         self.updates.take()
         self.clock.phase_done("optimizer")
 
@@ -122,6 +125,7 @@ def open_session(
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
+    started_from = pretrained.start_from(config, model)
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     build_optimizer = functools.partial(
@@ -133,13 +137,10 @@ def open_session(
     ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
     _check_enough_data(config, task, splits, ready.loader)
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
-    schedule = (
-        torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule)
-        if task.optimizer.schedule
-        else None
-    )
+    total_steps = _total_steps(config, ready.loader)
+    schedule = learning_rate.scheduler(config, task, ready.optimizer, total_steps=total_steps)
     return Session(
-        config=dataclasses.replace(config, max_steps=_total_steps(config, ready.loader)),
+        config=dataclasses.replace(config, max_steps=total_steps),
         task=task,
         splits=splits,
         model=ready.model,
@@ -154,6 +155,7 @@ def open_session(
         clock=StepClock(ready.loader.device.type),
         techniques=ready.techniques,
         propagate=ready.propagate,
+        started_from=started_from,
     )
 
 

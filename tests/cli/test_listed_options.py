@@ -29,8 +29,14 @@ VALUES = {
     "confidence": "0.9",
     "amp_dtype": "bf16",
     "deadline": "10m",
+    "lr_schedule_steps": "1000",
 }
 """Values of the options that do not take any number or word."""
+TOGETHER_WITH = {
+    "lr_step_size": ["--lr_schedule", "step"],
+    "lr_schedule_steps": ["--lr_schedule", "cosine"],
+}
+"""Words without which an option is refused."""
 
 
 def example(line: CommandLine, name: str) -> str:
@@ -116,8 +122,10 @@ def test_gallery_compare_begins_with_each_option_in_its_help(
     spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure.float64_reference, "reference_for", reached)
+    monkeypatch.setattr(measure.pretrained, "check_file", lambda config: None)
+    others = TOGETHER_WITH.get(spelling.strip("-").replace("-", "_"), [])
     with pytest.raises(Reached):
-        compare.main(["--model", VALUES["model"], spelling, *values])
+        compare.main(["--model", VALUES["model"], spelling, *values, *others])
 
 
 @pytest.mark.parametrize("name", compare.LINE.fixed)

@@ -58,11 +58,13 @@ def build_model() -> nn.Module:
     )
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy of a batch."""
     logits = model(batch[0])
     return F.cross_entropy(
-        logits.float() if logits.dtype is not torch.float64 else logits, batch[1]
+        logits.float() if logits.dtype is not torch.float64 else logits,
+        batch[1],
+        label_smoothing=label_smoothing,
     )
 
 
@@ -79,6 +81,7 @@ TASK = Task(
     build_model=build_model,
     data=lambda config: Splits(Stripes(256, config.seed * 1000), Stripes(64, 500_000)),
     loss=loss,
+    smoothed_loss=loss,
     metrics=metrics,
     chance=lambda splits: {"top1": 1 / CLASSES},
     optimizer=OptimizerSpec("AdamW", lr=1e-2),

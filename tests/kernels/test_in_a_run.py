@@ -139,6 +139,19 @@ def test_the_baseline_uses_none_also_where_they_could_be():
     assert call_counts.counts() == before and not toggle.kernels
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "step", "onecycle"])
+def test_a_schedule_of_torch_s_goes_on_with_the_operators_as_without(name, nothing_compiled):
+    config = picture_task.config(
+        "AdamW", compiler_opt=True, lr_schedule=name, lr_warmup_steps=3, label_smoothing=0.2
+    )
+    ours = train(config, own_operators_on_cpu=True)
+    theirs = train(dataclasses.replace(config, kernels=False), own_operators_on_cpu=True)
+    assert {"optimizer_step_", "cross_entropy_rows"} <= ran(ours).keys()
+    assert ours.learning_rate == theirs.learning_rate
+    assert len(ours.learning_rate["changes"]) > 4
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
+
+
 def test_clipping_changes_the_training():
     clipped, free = (train(picture_task.config("SGD", max_grad_norm=norm)) for norm in (0.01, None))
     assert losses(clipped)[0] == losses(free)[0]

@@ -5,13 +5,15 @@ It does not matter when the host hears of skipped steps.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from optim.training import PAIRS, NothingWaits, model, warmup
 from refusal import refused
 from torch.optim import lr_scheduler
 
-from gallery_lib.optim import skip_aware_schedule, sync_free
+from gallery_lib.optim import schedules, skip_aware_schedule, sync_free
 from gallery_lib.optim.device_count import DeviceCount
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.skip_aware_schedule import SkipAware
@@ -60,6 +62,12 @@ SCHEDULES = {
         ],
         [5],
     ),
+    **{
+        f"{name} of a run": functools.partial(
+            schedules.scheduler, name, steps=STEPS, warmup_steps=5
+        )
+        for name in schedules.WITH_LENGTH
+    },
 }
 EACH = pytest.mark.parametrize("schedule", SCHEDULES)
 

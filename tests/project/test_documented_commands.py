@@ -39,6 +39,11 @@ WORDS = {
     r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
     r"check_features.*speech": {"FOLDER": ".cache/data/speech-small"},
     r"check_features.*tts": {"FOLDER": ".cache/data/speakers-small"},
+    r"launch_single_task": {
+        "FOLDER": ".cache/data/imagenet-small",
+        "FILE": "runs/one/weights.pt",
+        "RUN": "runs/one",
+    },
     r"gallery (show|doctor)": {
         "FOLDER": "runs/one",
         "RUN": "runs/one",
@@ -80,7 +85,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     succeeds(
         made,
         f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 "
-        "--run_dir runs/one",
+        "--save-weights --run_dir runs/one",
     )
     shutil.copytree(made.root / "runs" / "one", made.root / "runs" / "two")
     results = made.root / "runs" / "two" / "results.json"

@@ -16,6 +16,7 @@ from torch import nn
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.tasks.domains import classification
 from gallery_lib.train.loop import train
@@ -136,3 +137,68 @@ def test_a_run_says_once_what_its_folder_holds(
     ]
     weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
     assert weights["fc.weight"].shape == (3, 512)
+
+
+@pytest.mark.parametrize(
+    ("content", "named_as"),
+    [(b"no image at all", "cannot identify"), (b"\xff\xd8\xff\xe0 a JPEG that ends here", "0.jpg")],
+)
+def test_a_file_that_is_no_image_ends_the_run_with_its_name(
+    content: bytes, named_as: str, tmp_path: Path
+) -> None:
+    data = Path(named(tmp_path / "data", classes=2))
+    for place in (data / "train").iterdir():
+        for image in place.iterdir():
+            image.unlink()
+        (place / "0.jpg").write_bytes(content)
+    config = TrainConfig(
+        model="resnet18", data_dir=str(data), image_size=32, batch_size=2, workers=0, max_steps=1
+    )
+    with pytest.raises(InputError) as raised:
+        train(config)
+    assert str(data / "train") in str(raised.value) and named_as in str(raised.value)
+
+
+def test_a_folder_of_one_class_trains_and_is_announced(tmp_path: Path) -> None:
+    results = train(
+        TrainConfig(
+            model="resnet18",
+            data_dir=named(tmp_path / "data", classes=1),
+            image_size=32,
+            batch_size=2,
+            workers=0,
+            max_steps=1,
+            run_dir=str(tmp_path / "run"),
+        )
+    )
+    assert (results.data["classes"], results.data["outputs"]) == (1, 1)
+    assert "one class alone" in results.data["notices"][0]
+    assert results.loss["curve"] == [[1, 0.0]] and results.metrics["top1"] == 1.0
+
+
+def test_weights_for_1000_classes_leave_a_folder_s_head_as_drawn(tmp_path: Path) -> None:
+    data = named(tmp_path / "data", classes=3)
+    given = tasks.get("resnet18").build_model().state_dict()
+    torch.save({"state_dict": given}, tmp_path / "imagenet.pth")
+    results = train(
+        TrainConfig(
+            model="resnet18",
+            data_dir=data,
+            pretrained=str(tmp_path / "imagenet.pth"),
+            image_size=32,
+            batch_size=2,
+            workers=0,
+            max_steps=1,
+            lr=0.0,
+            evaluate=False,
+            save_weights=True,
+            run_dir=str(tmp_path / "run"),
+        )
+    )
+    fit = results.started_from
+    assert (fit["fitted"], fit["tensors"]) == (120, 122)
+    assert list(fit["other_shape"]) == ["fc.weight", "fc.bias"]
+    assert fit["missing"] == fit["unexpected"] == []
+    trained = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    assert torch.equal(trained["layer3.0.conv1.weight"], given["layer3.0.conv1.weight"])
+    assert trained["fc.weight"].shape == (3, 512)

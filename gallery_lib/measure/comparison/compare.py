@@ -27,6 +27,8 @@ from gallery_lib.system import paths
 from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import interruptible
 from gallery_lib.tasks import memory_estimate
+from gallery_lib.train import pretrained
+from gallery_lib.train.resolved import resolve
 
 _EQUAL_OPTIONS = (
     "batch_size",
@@ -36,12 +38,21 @@ _EQUAL_OPTIONS = (
     "data_dir",
     "lr",
     "weight_decay",
+    "lr_schedule",
+    "lr_warmup_steps",
+    "lr_step_size",
+    "lr_schedule_steps",
+    "label_smoothing",
+    "pretrained",
+    "init_from",
     "warmup_steps",
 )
 """Options that both variants must have in common."""
 
 
-def _check_comparable(variants: Mapping[str, TrainConfig], launch: LaunchConfig) -> None:
+def _check_comparable(
+    variants: Mapping[str, TrainConfig], launch: LaunchConfig, options_: CompareConfig
+) -> None:
     """Raise InputError where these variants cannot be compared here."""
     if len(variants) != 2:
         raise InputError(
@@ -65,8 +76,20 @@ def _check_comparable(variants: Mapping[str, TrainConfig], launch: LaunchConfig)
                 f"{getattr(second, name)}.",
                 parameter=name,
             )
+    turns = _turns(variants, options_)
+    for config in variants.values():
+        run_dir = config.run_dir or "."
+        resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
+    pretrained.check_file(first)
     # Two variants, or one in float64.
     memory_estimate.check(first, launch.nproc_per_node, compared=2)
+
+
+def _turns(variants: Mapping[str, TrainConfig], options_: CompareConfig) -> Turns:
+    first = next(iter(variants.values()))
+    probed = gradient_parity.probe_batches(config.amp_level for config in variants.values())
+    warmup = max(first.warmup_steps, options_.parity_steps, probed)
+    return Turns(warmup, options_.rounds, options_.block_steps, probed)
 
 
 def _train(
@@ -79,13 +102,13 @@ def _train(
 ) -> tuple[Reference, list[dict[str, Measurement]]]:
     """Run the reference, then all starts of the variants; return what was measured of each."""
     first = next(iter(variants.values()))
-    probed = gradient_parity.probe_batches(config.amp_level for config in variants.values())
-    warmup = max(first.warmup_steps, options_.parity_steps, probed)
-    turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
+    turns = _turns(variants, options_)
     label = _task_name(first)
     of_reference = f"{label}, {float64_reference.PART}"
     exact_config = float64_reference.configuration(
-        configuration(first, turns, folder / "reference"), options_.parity_steps, probed
+        configuration(first, turns, folder / "reference"),
+        options_.parity_steps,
+        turns.probe_batches,
     )
     runs = {name: Variant(config) for name, config in variants.items()}
 
@@ -136,7 +159,7 @@ def compare(
     """
     launch = options.checked(launch or LaunchConfig())
     options_ = options.checked(options_ or CompareConfig())
-    _check_comparable(variants, launch)
+    _check_comparable(variants, launch, options_)
     watch = Watch()
     config = next(iter(variants.values()))
     folder = folder or paths.new_run_dir(f"compare-{_task_name(config)}-{launch.nproc_per_node}p")

@@ -30,6 +30,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison import gradient_probe as probe
 from gallery_lib.measure.comparison.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
+from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
 from gallery_lib.system.processes import now
@@ -68,14 +69,19 @@ class Reference:
 def configuration(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
     """Return the options of the reference run for a variant's `config`.
 
-    Its steps are so many that it sees as many batches as variants probe.
+    Its steps are so many that it sees as many batches as variants probe. Its schedule of the
+    learning rate goes over the variants' steps.
     """
     steps = max(parity_steps, probe_batches)
+    schedule_steps = config.lr_schedule_steps
+    if config.lr_schedule in WITH_LENGTH:
+        schedule_steps = schedule_steps or config.max_steps
     return dataclasses.replace(
         config,
         compiler_opt=False,
         amp_level="O0",
         max_steps=steps,
+        lr_schedule_steps=schedule_steps,
         warmup_steps=0,
         evaluate=False,
         save_weights=False,

@@ -98,7 +98,7 @@ def changed(
     if build_model is not None:
         values |= {"build_model": build_model, "parameters": None}
     if loss is not None:
-        values["loss"] = loss
+        values |= {"loss": loss, "smoothed_loss": None}
     if build_optimizer is not None:
         values["optimizer"] = optimizer_spec(build_optimizer)
     return dataclasses.replace(task, **values)

@@ -76,6 +76,12 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(inputs), labels)
 
 
+def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Tensor:
+    """Return the loss with that share of each label spread over all classes."""
+    inputs, labels = batch
+    return cross_entropy(model(inputs), labels, label_smoothing=label_smoothing)
+
+
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     """Return the top-1 and top-5 hits of one batch.
 
@@ -141,6 +147,7 @@ image_classifier = partial(
     domain="computer vision",
     data=images,
     loss=loss,
+    smoothed_loss=smoothed_loss,
     metrics=metrics,
     chance=chance,
     data_commands=("mock_imagenet", "check_imagenet"),

@@ -139,6 +139,16 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
 
+def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Tensor:
+    """Return the loss with that share of each label spread over the vocabulary."""
+    return cross_entropy(
+        _logits(model, batch).flatten(0, 1),
+        batch["labels"].flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=label_smoothing,
+    )
+
+
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     """Return hits and negative log-likelihood (in nats) of the hidden tokens."""
     hidden = _hidden(batch)
@@ -255,6 +265,7 @@ language_model = partial(
     Task,
     domain="language",
     loss=loss,
+    smoothed_loss=smoothed_loss,
     metrics=metrics,
     summary=summary,
     chance=chance,

@@ -53,6 +53,17 @@ def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
     )
 
 
+def smoothed_loss(model: nn.Module, batch: SpeechBatch, label_smoothing: float) -> Tensor:
+    """Return the loss with another share of each label spread over the characters."""
+    logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
+    return cross_entropy(
+        logits.flatten(0, 1),
+        batch.labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=label_smoothing,
+    )
+
+
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the fewest insertions, deletions and substitutions that turn `a` into `b`.
 

@@ -52,6 +52,23 @@ def test_samples_classes_and_order_are_those_of_torchvision(root: Path) -> None:
     assert ours[len(ours) - 1][0].shape == (32, 32, 3)
 
 
+def test_odd_names_and_links_are_torchvision_s(root: Path, tmp_path: Path) -> None:
+    for name in ("Größe 2", "élan vital", "日本", 'a\'b "c"'):
+        save(root / "train" / name / "ein Bild, é.JPG")
+        save(root / "train" / name / "in here" / "x.y.JpEg")
+        save(root / "train" / name / "Ünder" / "2.WEBP")
+    elsewhere = tmp_path / "elsewhere"
+    save(elsewhere / "1.png")
+    (root / "train" / "linked").symlink_to(elsewhere)
+    (root / "train" / "cat" / "link.png").symlink_to(elsewhere / "1.png")
+    (root / "train" / "cat" / "more" / "linked folder").symlink_to(elsewhere)
+    oracle = torchvision.datasets.ImageFolder(root / "train")
+    ours = ImageFolder(root, "train", 32, train=False)
+    assert ours.class_to_index == oracle.class_to_idx and len(ours.classes) == 8
+    assert samples(ours) == oracle.samples and ours.notices == ()
+    assert all(ours[index][1] == ours.label(index) for index in range(len(ours)))
+
+
 def test_what_is_left_out_is_counted_by_the_data_set(root: Path) -> None:
     (root / "train" / "cat" / "list.txt").write_text("x")
     (root / "train" / "cat" / "old.gif").write_text("x")

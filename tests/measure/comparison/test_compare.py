@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import made_comparison
 import pytest
+import tiny_task
+import torch
 from refusal import refused
 from tiny_task import config
 
@@ -69,6 +72,39 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
     assert outcome.parity.passed
     assert outcome.baseline.world_size == 2
     assert outcome.baseline.loss == outcome.candidate.loss  # the same code on the same data
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_reference(
+    tmp_path: Path,
+) -> None:
+    torch.save(tiny_task.build_model().state_dict(), tmp_path / "weights.pt")
+    options = config(
+        pretrained=str(tmp_path / "weights.pt"),
+        lr_schedule="cosine",
+        lr_warmup_steps=2,
+        label_smoothing=0.2,
+    )
+    outcome = compare(
+        {"baseline": options, "candidate": dataclasses.replace(options, compiler_opt=True)},
+        LaunchConfig(nproc_per_node=2),
+        CompareConfig(rounds=4, block_steps=2),
+        folder=tmp_path / "comparison",
+        progress=False,
+    )
+    assert outcome.parity.passed
+    baseline, candidate = outcome.variants.values()
+    assert baseline.started_from == candidate.started_from
+    assert baseline.started_from["fitted"] == 6
+    rates = [rate for _, rate in baseline.learning_rate["changes"]]
+    assert baseline.learning_rate == candidate.learning_rate
+    # 3 steps of warm-up, and 4 turns of 2.
+    falling = [1e-2 * (1 + math.cos(math.pi * step / 9)) / 2 for step in range(9)]
+    assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, *falling])
+    with refused("label_smoothing", 0.2, 0.1):
+        other = dataclasses.replace(options, label_smoothing=0.1)
+        compare({"a": options, "b": other}, folder=tmp_path / "other", progress=False)
 
 
 @pytest.mark.slow

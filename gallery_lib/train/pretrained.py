@@ -1,0 +1,259 @@
+"""Weights that a run starts from: those of a file (`pretrained`) or of a run (`init_from`).
+
+A tensor is taken where name and shape are those of the model. All others stay as they were drawn,
+and the report names them: the head for another number of classes, say. Rank 0 reads the file and
+the other ranks get its weights, so the file need not be on every host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.comm import process_group
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.train import weights_file
+from gallery_lib.train.weights import WEIGHTS_FILE
+
+_CHECKPOINTS = "checkpoints/step-*/"
+_WEIGHTS_OF_A_CHECKPOINT = ("weights.safetensors", "model.safetensors")
+# Names that wrappers put into the middle of keys: torch.compile, FSDP, activation checkpoints.
+_WRAPPER = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Attributes in which DataParallel and trainers keep the model.
+_PREFIXES = ("module.", "model.", "net.", "network.")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What of a file fitted a model of `tensors` tensors; names are the model's own.
+
+    `other_shape` says for a name how the file's tensor differs.
+    """
+
+    file: str
+    tensors: int
+    fitted: int
+    other_shape: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for people."""
+        lines = [f"{self.file}: {self.fitted} of {self.tensors} tensors of the model fitted"]
+        if self.other_shape:
+            shapes = [f"{name} ({what})" for name, what in self.other_shape.items()]
+            lines.append(f"of another shape in the file, so left as drawn: {_some(shapes)}")
+        if self.missing:
+            lines.append(f"not in the file, so left as drawn: {_some(self.missing)}")
+        if self.unexpected:
+            lines.append(f"in the file and not in the model: {_some(self.unexpected)}")
+        return lines
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f", … ({len(listed)} in all)" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
+
+
+def source(config: TrainConfig) -> tuple[Path, str] | None:
+    """Return the file of weights that a run starts from and the option that names it, or None.
+
+    Raises:
+        InputError: for a run without weights.
+    """
+    if config.pretrained is not None:
+        return Path(config.pretrained).expanduser(), "pretrained"
+    if config.init_from is not None:
+        return _of_run(Path(config.init_from).expanduser()), "init_from"
+    return None
+
+
+def _of_run(run_dir: Path) -> Path:
+    """Return the file of the weights of a run: those of its end, or of its newest checkpoint."""
+    if not run_dir.is_dir():
+        what = "is a file; that is pretrained" if run_dir.exists() else "does not exist"
+        raise InputError(
+            f"init_from={run_dir} {what}. Give the folder of an earlier run.",
+            parameter="init_from",
+        )
+    if (weights := run_dir / WEIGHTS_FILE).exists():
+        return weights
+    checkpoints = [
+        path
+        for name in _WEIGHTS_OF_A_CHECKPOINT
+        for path in run_dir.glob(_CHECKPOINTS + name)
+        if _step_of(path) is not None
+    ]
+    if not checkpoints:
+        raise InputError(
+            f"init_from={run_dir} holds no weights: it has neither {WEIGHTS_FILE}, which "
+            f"save_weights writes, nor {_CHECKPOINTS}{_WEIGHTS_OF_A_CHECKPOINT[0]}. Give the "
+            "folder of a run with weights.",
+            parameter="init_from",
+        )
+    return max(checkpoints, key=lambda path: _step_of(path) or 0)
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    number = checkpoint.parent.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
+
+
+def check(config: TrainConfig) -> None:
+    """Raise InputError for options that name two sources of weights."""
+    if config.pretrained is not None and config.init_from is not None:
+        raise InputError(
+            "pretrained and init_from both name weights to start from. Give one of them.",
+            parameter="init_from",
+        )
+
+
+def check_file(config: TrainConfig) -> None:
+    """Raise InputError where the weights that a run starts from cannot be read."""
+    if (named := source(config)) is not None:
+        weights_file.read(*named)
+
+
+def start_from(config: TrainConfig, model: nn.Module) -> Fit | None:
+    """Load the weights that the options name into `model`, the same on every rank.
+
+    Collective. None where the options name none.
+
+    Raises:
+        InputError: on all ranks, where rank 0 cannot read the file, or nothing in it fits.
+    """
+    if config.pretrained is None and config.init_from is None:
+        return None
+    outcome: Fit | InputError | None = None
+    if process_group.rank() == 0:
+        try:
+            named = source(config)
+            assert named is not None
+            outcome = load(model, weights_file.read(*named), *named)
+        except InputError as error:
+            outcome = error
+    outcome = process_group.from_rank_0(outcome)
+    if isinstance(outcome, InputError):
+        raise outcome
+    for value in _tensors(model).values():
+        process_group.copy_from_rank_0(value)
+    return outcome
+
+
+@torch.no_grad()
+def load(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, parameter: str) -> Fit:
+    """Copy what fits of `tensors` into `model`, and return what did.
+
+    Raises:
+        InputError: where nothing fits; the model is unchanged then.
+    """
+    own = _tensors(model)
+    given = _renamed(tensors, own)
+    fitting = {name for name, value in own.items() if name in given and _fits(value, given[name])}
+    if not fitting:
+        raise InputError(
+            f"{parameter}: none of the {len(given)} tensors in {file} fits the model: it has "
+            f"{_some(map(_with_shape, tensors.items()))}, and the model "
+            f"{_some(map(_with_shape, own.items()))}. Give weights of the same architecture.",
+            parameter=parameter,
+        )
+    for name in fitting:
+        own[name].copy_(given[name])
+    shared = {_place(own[name]) for name in fitting}
+    other_shape = {
+        name: f"{_shape(given[name])} in the file, {_shape(value)} in the model"
+        for name, value in own.items()
+        if name in given and name not in fitting
+    }
+    # A tensor that several names share may stand under one of them alone.
+    missing = [
+        name for name, value in own.items() if name not in given and _place(value) not in shared
+    ]
+    return Fit(
+        file=str(file),
+        tensors=len(own),
+        fitted=len(own) - len(other_shape) - len(missing),
+        other_shape=other_shape,
+        missing=missing,
+        unexpected=[name for name in given if name not in own],
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the model's state dict, which are the model's own storage."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def facts(fit: Fit | None) -> dict[str, Any]:
+    """Return what the results say about the weights that a run started from; empty: drawn ones."""
+    return {} if fit is None else dataclasses.asdict(fit)
+
+
+def _renamed(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `tensors` without what wrappers add to keys, as far as more of them then match."""
+    names = {_WRAPPER.sub("", name): value for name, value in tensors.items()}
+    matches = _matches(names, own)
+    improved = True
+    while improved:
+        improved = False
+        for other in _other_names(names, own):
+            if len(other) == len(names) and _matches(other, own) > matches:
+                names, matches, improved = other, _matches(other, own), True
+                break
+    return names
+
+
+def _other_names(
+    names: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> Iterable[dict[str, Tensor]]:
+    """Yield `names` as they are without what a wrapper, an old version or a part did to them.
+
+    These are a wrapper's prefix, TensorFlow's names of layer norms in the first BERT files, and
+    the first part of the model's names, which a file of the trunk alone lacks.
+    """
+    yield {
+        re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value
+        for name, value in names.items()
+    }
+    for prefix in _PREFIXES:
+        yield {name.removeprefix(prefix): value for name, value in names.items()}
+    for first in dict.fromkeys(name.partition(".")[0] for name in own):
+        yield {f"{first}.{name}": value for name, value in names.items()}
+
+
+def _matches(names: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:
+    return sum(name in own for name in names)
+
+
+def _fits(own: Tensor, given: Tensor) -> bool:
+    """Return whether `given` can be copied to `own`; another precision is converted."""
+    kinds = [(value.is_floating_point(), value.is_complex()) for value in (own, given)]
+    return (
+        own.shape == given.shape
+        and kinds[0] == kinds[1]
+        and given.layout is torch.strided
+        and not given.is_quantized
+    )
+
+
+def _place(value: Tensor) -> tuple[int, tuple[int, ...], torch.Size]:
+    return value.data_ptr(), value.stride(), value.shape
+
+
+def _shape(value: Tensor) -> str:
+    shape = "×".join(map(str, value.shape)) or "a number"
+    return shape if value.is_floating_point() else f"{shape} {str(value.dtype).partition('.')[2]}"
+
+
+def _with_shape(item: tuple[str, Tensor]) -> str:
+    return f"{item[0]} ({_shape(item[1])})"
