@@ -13,6 +13,7 @@ from page_tables import (
     ddp,
     full_size,
     gallery,
+    host_time,
     loader,
     own_script,
     resnet50,
@@ -65,6 +66,14 @@ KINDS = (
         "python3 benchmarks/on_a_gpu.py",
         None,
         needs_gpu=True,
+    ),
+    Kind(
+        "host-time",
+        "What a step on CUDA takes of the host",
+        "Milliseconds in which the host queues a step, and kernels in it; a device in software "
+        "stands in where there is no GPU.",
+        "python3 benchmarks/host_time.py",
+        host_time,
     ),
     Kind(
         "resnet50-largest",

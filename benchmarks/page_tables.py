@@ -67,6 +67,17 @@ def startup(files: Sequence[File]) -> str:
     return markdown_table(rows)
 
 
+def host_time(files: Sequence[File]) -> str:
+    """Return the table of the host's time for a step of each task and variant."""
+    rows = [["task", "variant", "host", "kernels", "times `inductor + graphs`"]]
+    for task, found in files[-1].content["tasks"].items():
+        for variant, row in found["summary"].items():
+            low, high = (f"{limit(row['ratios']):.2f}" for limit in (min, max))
+            times = [f"{row['host_ms']:.2f} ms", str(row["launches"]), f"{low} to {high}"]
+            rows.append([task, variant, *times])
+    return markdown_table(rows)
+
+
 def resnet50(files: Sequence[File]) -> str:
     """Return the table of each pair's speed-up, run by run."""
     names = {

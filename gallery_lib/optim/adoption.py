@@ -1,9 +1,9 @@
 """Change a user's optimizer in place to its fastest form: `accelerate_optimizer(optimizer)`.
 
 The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class
-is changed to one derived from it. On the CPU that takes steps in one pass. On CUDA it is sync-free where a
-GradScaler scales the loss and own kernels run, and else it is torch's fused implementation. Each of
-these takes torch's own step for whatever it is not written for.
+is changed to one derived from it. On the CPU that takes steps in one pass. On CUDA it is sync-free
+where a GradScaler scales the loss and own kernels run, and else it is torch's fused implementation.
+Each of these takes torch's own step for whatever it is not written for.
 
 Some optimizers are left as they are, with the reason. These are classes that are not torch.optim's
 own, implementations that the user has chosen (`foreach`, `fused`, `capturable`, `differentiable`),

@@ -9,6 +9,7 @@ classes; the option `fused` keeps its value. A group in which `foreach`, `fused`
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ class Fused(torch.optim.Optimizer):
     """Base of the fused optimizers: decides for each group whether the fused step suits it."""
 
     _states: tuple[str, ...]
+    _suited: dict[int, Any]  # by group: what the last step that could be fused was like
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -65,9 +67,22 @@ class Fused(torch.optim.Optimizer):
         return loss
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:
+        """Return whether the group can be fused; what has not changed is not examined again."""
+        if torch.compiler.is_compiling():
+            return False
+        # Classes are changed in place, so there is no constructor to make this.
+        suited = vars(self).setdefault("_suited", {})
+        before = suited.get(id(group))
+        if before is not None and _unchanged(before, self.state, group):
+            return True
+        answer = self._can_be_fused(group)
+        suited[id(group)] = _remembered(self.state, group) if answer else None
+        return answer
+
+    def _can_be_fused(self, group: dict[str, Any]) -> bool:
         if choice(group) is not None or self.defaults.get("differentiable"):
             return False
-        if torch.compiler.is_compiling() or any(isinstance(v, Tensor) for v in _values(group)):
+        if any(isinstance(v, Tensor) for v in _values(group)):
             return False
         weights = [p for p in group["params"] if p.grad is not None]
         steps = [self.state[p].get("step") for p in weights if p in self.state]
@@ -103,6 +118,47 @@ class Fused(torch.optim.Optimizer):
             step = None if p.grad is None else (self.state.get(p) or {}).get("step")
             if step is not None and (step.device != p.device or step.dtype is not torch.float32):
                 self.state[p]["step"] = step.to(p.device, torch.float32)
+
+
+def _form(tensor: Tensor) -> Any:
+    """Return what decides whether a tensor fits into a fused step."""
+    if tensor.layout is not torch.strided:
+        return None
+    return type(tensor), tensor.dtype, tensor.get_device(), tensor.stride(), tensor.is_neg()
+
+
+def _remembered(states: Any, group: dict[str, Any]) -> Any:
+    """Return what `_unchanged` compares a later step with."""
+    weights = [
+        None
+        if p.grad is None
+        else (p, _form(p), _form(p.grad), list((states.get(p) or {}).values()))
+        for p in group["params"]
+    ]
+    return _values(group), weights
+
+
+def _unchanged(before: Any, states: Any, group: dict[str, Any]) -> bool:
+    """Return whether nothing has changed that decides whether the group can be fused."""
+    options, weights = before
+    now = _values(group)
+    if any(isinstance(value, Tensor) for value in now) or now != options:
+        return False
+    if len(weights) != len(group["params"]):
+        return False
+    for p, entry in zip(group["params"], weights, strict=True):
+        grad = p.grad
+        if grad is None or entry is None:
+            if (grad is None) != (entry is None):
+                return False
+            continue
+        weight, form, form_of_grad, values = entry
+        if p is not weight or _form(p) != form or _form(grad) != form_of_grad:
+            return False
+        state = list((states.get(p) or {}).values())
+        if len(state) != len(values) or not all(map(operator.is_, state, values)):
+            return False
+    return True
 
 
 def _values(group: dict[str, Any]) -> list[Any]:

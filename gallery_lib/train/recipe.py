@@ -66,9 +66,7 @@ class Recipe:
         config = backend_config(plain.config)
         config.compute.bf16 = plain.autocast_dtype is torch.bfloat16
         config.compute.fp16 = plain.autocast_dtype is torch.float16
-        wrapped, batches, optimizer = accelerate(
-            plain.model, plain.loader, plain_optimizer, config
-        )
+        wrapped, batches, optimizer = accelerate(plain.model, plain.loader, plain_optimizer, config)
         kernels = usage.used(batches.device)
         return Prepared(
             wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels

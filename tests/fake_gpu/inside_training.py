@@ -2,8 +2,8 @@
 
 No operators are fused, so each one's arithmetic is the CPU's, and losses can be compared. In bf16
 the accelerated model is captured and replayed as CUDA graphs, where torch's compiler `cudagraphs`
-can do that. A step asks no more of the device than `budget.json` has: launches, own kernels, copies, waits. With
-FAKE_GPU_WRITE_BUDGET=1 in the environment the file is written anew.
+can do that. A step asks no more of the device than `budget.json` has: launches, own kernels,
+copies, waits. With FAKE_GPU_WRITE_BUDGET=1 in the environment the file is written anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AMP = {
 CLOSE = {"O0": 2e-3, "bf16": 4e-2, "fp16": 2e-2}
 """Relative difference of losses before and after the first update; its only cause is rounding."""
 STEPS = 4
-"""Steps of a captured training: the first runs as it is, the second is captured, and the others are replayed."""
+"""Steps of a captured training: one as it is, one that is captured, and replays."""
 NOT_CAPTURED = ("alexnet", "speech_transformer", "tts_angular", "vgg16")
 """Tasks that torch's `cudagraphs` cannot capture. Inductor can; its kernels do not run here."""
 WITH_ALL_PRECISIONS = ("resnet18", "speech_transformer", "tts_angular")

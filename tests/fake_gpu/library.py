@@ -1,7 +1,8 @@
 """The fake device as a library, built at first use, and the environment that a process needs.
 
 The sources are in `device/`. g++ builds them against the CUDA headers that torch or Triton brings;
-neither a GPU nor a driver is needed. Builds are kept in `.cache/fake_gpu`, under a hash of the sources.
+neither a GPU nor a driver is needed. Builds are kept in `.cache/fake_gpu`, under a hash of the
+sources.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake device without arithmetic: what a step asks of the host and the device, and nothing else.
+"""The fake device without arithmetic: what a step asks of the host, and nothing else.
 
 torch's own kernels are launched and counted, so the host does what it does for a real device.
 Operators of cuDNN and cuBLAS, which need one, only give memory for their results. Each of them
@@ -36,9 +36,7 @@ def _convolution(
         torch.empty(x.shape, device="meta"), torch.empty(weight.shape, device="meta"),
         None, stride, padding, dilation, transposed, output_padding, groups,
     ).shape  # fmt: skip
-    return torch.empty(
-        shape, dtype=x.dtype, device=x.device, memory_format=_layout_of(x, weight)
-    )
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_layout_of(x, weight))
 
 
 def _convolution_backward(
