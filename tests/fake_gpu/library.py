@@ -22,7 +22,7 @@ _COMMAND = [
     *("g++", "-shared", "-fPIC", "-O1", "-g"),
     *("-std=c++17", "-Wall", "-Wno-deprecated-declarations"),
 ]
-_NAME = "libcuda.so.1"
+_NAME, _MANAGEMENT = "libcuda.so.1", "libnvidia-ml.so.1"
 
 
 def _headers() -> Path:
@@ -53,6 +53,8 @@ def folder() -> Path:
                 ],
                 check=True,
             )
+            (Path(scratch) / _MANAGEMENT).symlink_to(_NAME)
+            (Path(scratch) / _MANAGEMENT).replace(built / _MANAGEMENT)
             new.replace(built / _NAME)
     return built
 

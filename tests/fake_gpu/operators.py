@@ -140,7 +140,8 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
                 values = do(*given, **named)
             if into:
                 for target, value in zip(into, tree_flatten(values)[0], strict=True):
-                    if target is not None and isinstance(value, Tensor):
+                    # Batch norm in evaluation saves no statistics on a CPU, and does on CUDA.
+                    if target is not None and isinstance(value, Tensor) and value.numel():
                         target.copy_(value)
 
         work.enqueue(name, do_it, device)

@@ -14,7 +14,13 @@ struct Block {
 std::map<char*, Block> blocks;
 std::map<int, size_t> used;
 long allocations = 0;
-long failing_from = -1;  // number of the first allocation that finds no memory; -1: none
+
+// The first allocation that finds no memory; -1: there is none.
+long chosen() {
+    const char* text = getenv("FAKE_GPU_FAIL_ALLOCATION");
+    return text ? atol(text) : -1;
+}
+long failing_from = chosen();
 
 size_t capacity() {
     static const char* text = getenv("FAKE_GPU_MEMORY");
@@ -23,6 +29,7 @@ size_t capacity() {
 }
 
 cudaError_t take(void** address, size_t bytes, int device) {
+    note_use("context");
     std::lock_guard<std::recursive_mutex> held(lock);
     *address = nullptr;
     if (bytes == 0) bytes = 1;
