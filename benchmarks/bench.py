@@ -125,7 +125,7 @@ def main() -> int:
     )
     arguments, passed_on = parser.parse_known_args()
     gpu = hardware.gpu_count() > 0
-    large = gpu or arguments.profile in ("large", "full")
+    large = arguments.profile in ("large", "full") or (gpu and arguments.profile == "auto")
     name = ("bench-large" if large else "bench-small") + (
         f"-{arguments.run}" if arguments.run else ""
     )
