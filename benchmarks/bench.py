@@ -142,7 +142,8 @@ def main() -> int:
     if not (folder / "bench.json").exists():
         return code
     publish(folder, arguments.machine, name)
-    if gpu and (not arguments.only or "resnet50" in arguments.only):
+    full = arguments.profile in ("auto", "full")
+    if gpu and full and (not arguments.only or "resnet50" in arguments.only):
         with TemporaryDirectory() as runs:
             figures = {**conditions(), **largest_batch(Path(runs))}
             write_result(results_file(arguments.machine, "resnet50-largest.json"), figures)

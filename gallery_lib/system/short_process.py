@@ -36,5 +36,6 @@ def printed_by(arguments: list[str], what: str) -> str:
             raise
     if process.returncode:
         last = ([line for line in errors.splitlines() if line.strip()] or ["it said nothing"])[-1]
-        raise RunFailed(f"{what} could not be found out: {last.strip()}")
+        advice = " What else uses the GPU is in nvidia-smi." if "out of memory" in errors else ""
+        raise RunFailed(f"{what} could not be found out: {last.strip()}{advice}")
     return printed

@@ -249,7 +249,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
     """Return the choice for `model` on `inputs`, the same on every rank: a kept one, or a new one.
 
-    A new choice is measured now and kept. The model, its gradients and torch's random state stay as
+    A new choice is measured now and kept, unless nothing ran, for want of memory say. The model, its gradients and torch's random state stay as
     before.
 
     Raises:
@@ -265,7 +265,8 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     choice = Choice(
         process_group.from_rank_0(name), tuple(rows), path=str(path) if config.tune.keep else ""
     )
-    if config.tune.keep and process_group.rank() == 0:
+    measured = any(row.step_seconds is not None for row in rows)
+    if config.tune.keep and measured and process_group.rank() == 0:
         values = {
             "model": type(model).__name__,
             "chosen": choice.chosen,

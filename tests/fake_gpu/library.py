@@ -59,6 +59,15 @@ def folder() -> Path:
     return built
 
 
+def _among_packages() -> Path:
+    """Return a folder called site-packages that holds this package."""
+    packages = folder() / "site-packages"
+    packages.mkdir(exist_ok=True)
+    if not (packages / "fake_gpu").exists():
+        (packages / "fake_gpu").symlink_to(Path(__file__).resolve().parent)
+    return packages
+
+
 def environment(
     *,
     order: str = "late",
@@ -80,6 +89,8 @@ def environment(
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
     if everywhere:
+        # Among site-packages, so that an error's lines there do not count as the user's own.
+        python_path.insert(0, str(_among_packages()))
         python_path.insert(0, str(Path(__file__).parent / "startup"))
     kept = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
     return {

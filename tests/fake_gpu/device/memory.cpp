@@ -146,6 +146,15 @@ API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     *free_bytes = capacity() - used[current_device()];
     return cudaSuccess;
 }
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto after = blocks.upper_bound(reinterpret_cast<char*>(address));
+    if (!block_of(reinterpret_cast<void*>(address))) return CUDA_ERROR_NOT_FOUND;
+    --after;
+    if (begin) *begin = reinterpret_cast<CUdeviceptr>(after->first);
+    if (bytes) *bytes = after->second.bytes;
+    return CUDA_SUCCESS;
+}
 API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
     memset(attributes, 0, sizeof *attributes);
     int device = 0;
