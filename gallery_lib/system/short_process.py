@@ -6,11 +6,14 @@ are forked later cannot use CUDA. So a child makes the context, answers, and end
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 from gallery_lib.errors import RunFailed
 from gallery_lib.system.processes import end_supervised, start_supervised
+
+_NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Failed): ")
 
 
 def printed_by(arguments: list[str], what: str) -> str:
@@ -23,7 +26,7 @@ def printed_by(arguments: list[str], what: str) -> str:
         what: the purpose, for the message, as "the name of the GPU".
 
     Raises:
-        RunFailed: when the child fails, with the last line of its standard error.
+        RunFailed: when the child fails, with its error in a line.
     """
     with start_supervised(
         [sys.executable, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -35,7 +38,12 @@ def printed_by(arguments: list[str], what: str) -> str:
             end_supervised(process)
             raise
     if process.returncode:
-        last = ([line for line in errors.splitlines() if line.strip()] or ["it said nothing"])[-1]
-        advice = " What else uses the GPU is in nvidia-smi." if "out of memory" in errors else ""
-        raise RunFailed(f"{what} could not be found out: {last.strip()}{advice}")
+        advice = ". nvidia-smi lists what uses the GPU" if "out of memory" in errors else ""
+        raise RunFailed(f"{what} could not be found out: {_reason(errors)}{advice}")
     return printed
+
+
+def _reason(errors: str) -> str:
+    """Return the line of a traceback that names the error, else the last line."""
+    lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in reversed(lines) if _NAMES_ERROR.match(line)), lines[-1]).strip()

@@ -45,11 +45,21 @@ def users(runs: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_doctor_names_the_device_and_uses_it_not(own_folders):
+def test_doctor_names_the_device_and_uses_it_not(own_folders, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "1")
     done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
     assert done.returncode == 0, done.stdout
     assert "2 × Fake H100" in done.stdout and "used with compiler-opt" in done.stdout
     assert not (own_folders.parent / "users").exists()
+
+
+@pytest.mark.slow
+def test_without_nvml_a_short_process_asks_for_the_devices(own_folders, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_WITHOUT_NVML", "1")
+    done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
+    assert done.returncode == 0, done.stdout
+    assert "2 × Fake H100" in done.stdout
+    assert users(own_folders) and all(" -c " in command for command in users(own_folders))
 
 
 @pytest.mark.slow
