@@ -249,8 +249,8 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
     """Return the choice for `model` on `inputs`, the same on every rank: a kept one, or a new one.
 
-    A new choice is measured now and kept, unless nothing ran, for want of memory say. The model, its gradients and torch's random state stay as
-    before.
+    A new choice is measured now and kept, unless nothing ran, for want of memory say. The model,
+    its gradients and torch's random state stay as before.
 
     Raises:
         InputError: for a kept file that was edited to an unknown candidate.

@@ -63,9 +63,11 @@ def test_without_nvml_a_short_process_asks_for_the_devices(own_folders, monkeypa
 
 
 @pytest.mark.slow
-def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_device(own_folders):
-    done = run("-m", "gallery_lib", "compare", f"--model={TINY}", "--no-evaluate", *SHORT,
-               everywhere=True)  # fmt: skip
+def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_device(
+    own_folders, monkeypatch
+):
+    words = ("-m", "gallery_lib", "compare", f"--model={TINY}", "--no-evaluate", *SHORT)
+    done = run(*words, everywhere=True)
     assert done.returncode == 0, done.stdout
     assert "same training (parity passed)" in done.stdout and "1 × Fake H100" in done.stdout
     (file,) = own_folders.rglob("compiler-opt/results.json")
@@ -74,6 +76,13 @@ def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_dev
     assert "own kernel" in techniques["kernels"]
     ranks = users(own_folders)
     assert ranks and all("spawn_main" in command for command in ranks)
+    # Again, with the reference that is kept, until memory runs out in both variants.
+    monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "200")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    done = run(*words, everywhere=True)
+    assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
+    assert "baseline: rank 0: the memory of the GPU ran out" in done.stdout
+    assert len(list(own_folders.rglob("comparison.json"))) == 1
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ TRAINING = ("--max-steps=3", "--workers=0", "--no-evaluate", "--threads=1")
 COMMANDS = {
     "train": ("launch_single_task.py", "--compiler-opt", f"--model={TINY}", *TRAINING),
     "tune": ("launch_single_task.py", "--compiler-opt", "--tune", f"--model={TINY}", *TRAINING),
-    "compare": ("-m", "gallery_lib", "compare", "--no-evaluate", f"--model={TINY}", *SHORT),
     "bench": ("-m", "gallery_lib", "bench", TINY, "--variants=ours", *SHORT),
 }
 MODEL, FORWARD, OPTIMIZER = 3, 16, 40
@@ -41,7 +40,7 @@ def nothing_half_written(runs: Path) -> None:
     ("command", "allocation"),
     [
         ("train", MODEL), ("train", FORWARD), ("train", OPTIMIZER),
-        ("tune", FORWARD), ("compare", OPTIMIZER),
+        ("tune", FORWARD),
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allocation):
