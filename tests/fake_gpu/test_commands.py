@@ -152,3 +152,18 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "needs a CUDA device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_notebook_describes_the_device_without_using_it(own_folders):
+    code = """
+from gallery_lib import notebook
+settings = notebook.settings("resnet18", {"batch_size": 2, "image_size": 32})
+notebook.show_machine()
+notebook.show_data(settings)
+print(settings.profile, settings.train.amp_level, settings.device, settings.autocast_dtype)
+"""
+    done = run("-c", code, everywhere=True)
+    assert done.returncode == 0, done.stdout
+    assert "Fake H100" in done.stdout and "full O1 cuda torch.bfloat16" in done.stdout
+    assert not (own_folders.parent / "users").exists()
