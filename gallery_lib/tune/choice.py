@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
+from gallery_lib.system.version import version
 from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
 
@@ -196,7 +196,7 @@ def key(
         process_group.world_size(),
         os.environ.get("GLIBC_TUNABLES", ""),
         torch.__version__,
-        version("gallery_lib"),
+        version(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
