@@ -12,8 +12,9 @@ bench-small-2.json. Figures of large inputs go to bench-large.json. The pages of
 made anew (`pages.py`).
 
 On a GPU the tasks have their full sizes (ResNet-50: batch 128), which are published as large
-inputs. ResNet-50 is then trained at the largest batch that fits, found by doubling:
-results/MACHINE/resnet50-largest.json. That part has not been run on a GPU. It takes hours.
+inputs. ResNet-50 is then trained at the largest batch that fits, found by doubling, on images that
+are repeated as often as it takes: results/MACHINE/resnet50-largest.json. That part has not been run
+on a GPU. It takes hours.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from gallery_lib.cli.main import main as gallery
 from gallery_lib.config import BenchConfig, TrainConfig
 from gallery_lib.config.options import options_of
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.errors import GalleryError
+from gallery_lib.errors import OutOfMemory
 from gallery_lib.launcher.job import launch
 from gallery_lib.system import hardware, paths
 from gallery_lib.train.results import Results
@@ -52,10 +53,11 @@ def train_resnet50(batch_size: int, steps: int, folder: Path) -> Results:
     """Return the results of ResNet-50 at 224² with the accelerated backend at O1.
 
     Raises:
-        GalleryError: when the batch does not fit into memory.
+        OutOfMemory: when the batch does not fit.
+        GalleryError: when the run fails for another reason.
     """
     config = TrainConfig(
-        model="resnet50",
+        model=f"{Path(__file__).with_name('repeated_images.py')}:TASK",
         compiler_opt=True,
         amp_level="O1",
         batch_size=batch_size,
@@ -74,14 +76,17 @@ def train_resnet50(batch_size: int, steps: int, folder: Path) -> Results:
 def largest_batch(folder: Path) -> dict[str, Any]:
     """Train ResNet-50 at the largest of 128, 256, 512, … that fits, and return the figures.
 
-    The figures include the message of the next batch size, which failed.
+    The figures include the message of the next batch size, for which memory did not suffice.
+
+    Raises:
+        GalleryError: when a run fails for another reason than memory.
     """
     batch_size, reason = 128, ""
     while not reason:
         try:
             train_resnet50(2 * batch_size, 3, folder)
             batch_size *= 2
-        except GalleryError as error:
+        except OutOfMemory as error:
             reason = str(error).splitlines()[0]
     results = train_resnet50(batch_size, 60, folder)
     return {
@@ -125,7 +130,7 @@ def main() -> int:
     )
     arguments, passed_on = parser.parse_known_args()
     gpu = hardware.gpu_count() > 0
-    large = gpu or arguments.profile in ("large", "full")
+    large = arguments.profile in ("large", "full") or (gpu and arguments.profile == "auto")
     name = ("bench-large" if large else "bench-small") + (
         f"-{arguments.run}" if arguments.run else ""
     )
@@ -142,7 +147,8 @@ def main() -> int:
     if not (folder / "bench.json").exists():
         return code
     publish(folder, arguments.machine, name)
-    if gpu and (not arguments.only or "resnet50" in arguments.only):
+    full = arguments.profile in ("auto", "full")
+    if gpu and full and (not arguments.only or "resnet50" in arguments.only):
         with TemporaryDirectory() as runs:
             figures = {**conditions(), **largest_batch(Path(runs))}
             write_result(results_file(arguments.machine, "resnet50-largest.json"), figures)

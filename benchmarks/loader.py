@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Images per second of our ImageFolder against torchvision's, both through torch's DataLoader.
 
-    python3 benchmarks/loader.py           # 1 and 2 worker processes, about four minutes
+    python3 benchmarks/loader.py           # 1, 2, 4, … worker processes; two minutes each
     python3 benchmarks/loader.py --workers 4 --out benchmarks/results/MACHINE/loader-1.json
 
 Both have the same files, the same batch size, and the same number of workers with one torch thread
@@ -47,7 +47,7 @@ from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, Image
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians, turn_order
-from gallery_lib.system import paths
+from gallery_lib.system import hardware, paths
 
 SIZE = 224
 BATCH_SIZE = 32
@@ -75,6 +75,11 @@ def baseline(root: Path) -> tuple[torchvision.datasets.ImageFolder, Callable[[An
         batch[0],
         batch[1],
     )
+
+
+def worker_counts(cores: int) -> list[int]:
+    """Return 1, 2, 4, … up to the cores, and the cores themselves: what a GPU has to be fed by."""
+    return sorted({*(2**power for power in range(cores.bit_length())), cores})
 
 
 def _one_thread(_: int) -> None:
@@ -204,8 +209,9 @@ def main() -> int:
         "--workers",
         type=int,
         nargs="+",
-        default=[1, 2],
-        help="numbers of worker processes to measure, one after another (default: 1 2)",
+        default=worker_counts(hardware.cores()),
+        help="numbers of worker processes to measure, one after another (default: 1, 2, 4, … up to "
+        "the cores)",
     )
     parser.add_argument(
         "--rounds",

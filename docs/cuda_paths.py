@@ -24,6 +24,7 @@ class CudaPath(NamedTuple):
 
 
 _INSIDE = "fake_gpu/inside_{}.py::{}".format
+_COMMAND = "fake_gpu/test_commands.py::test_{}".format
 PATHS = (
     CudaPath(
         "own kernels against their references",
@@ -67,7 +68,22 @@ PATHS = (
         "fake_gpu/test_device.py::test_two_ranks_average_their_gradients",
     ),
     CudaPath("code that Inductor and Triton generate", None, "compiled, and not executed there"),
-    CudaPath("`gallery compare`, `bench`, `doctor` and `tune`", None, "not tried there yet"),
+    CudaPath(
+        "`gallery compare`, its verdict and parity; the compiler is `aot_eager`",
+        _COMMAND("a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_device"),
+    ),
+    CudaPath("`gallery bench`", _COMMAND("a_bench_publishes_its_figures")),
+    CudaPath("`gallery doctor`", _COMMAND("doctor_names_the_device_and_uses_it_not")),
+    CudaPath("`--tune`", _COMMAND("a_training_keeps_the_choice_of_its_tuning")),
+    CudaPath(
+        "a timeline of gradients, recorded on two devices",
+        "fake_gpu/test_device.py::test_two_ranks_record_when_their_gradients_are_ready",
+    ),
+    CudaPath(
+        "device memory that runs out",
+        "fake_gpu/test_out_of_memory.py::test_a_run_that_does_not_fit_says_so",
+    ),
+    CudaPath("`torch.profiler` on the device", None, "CUPTI ends the process there"),
     CudaPath("NCCL", None, "needs devices; gloo stands in"),
     CudaPath("speed", None, "needs a device"),
 )

@@ -62,6 +62,10 @@ class LoaderKilled(RunFailed):
     """A data-loading process was killed, or ended by itself, while a rank waited for it."""
 
 
+class OutOfMemory(RunFailed):
+    """A run that did not fit into the memory of a GPU or of its host."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, while processes of this package were at work.
 

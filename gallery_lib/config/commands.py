@@ -103,10 +103,11 @@ class BenchConfig:
         unit="tokens or frames",
         minimum=8,
     )
-    workers: int = option(
-        1,
+    workers: int | None = option(
+        None,
         "Processes that load data, per training process. Raise it where steps wait for "
-        "data. On a CPU they share the cores with the training.",
+        "data. On a CPU they share the cores with the training. Default: 1; on a GPU, one per "
+        "core, 16 at most.",
         unit="processes",
         minimum=0,
     )

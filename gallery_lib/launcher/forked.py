@@ -23,6 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -100,8 +101,16 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             process.start()
         return _first_failure(run, processes)
     finally:
+        if all(process.exitcode is not None for process in processes if process.pid):
+            _end_resource_tracker()
         end_descendants()
         rendezvous.unlink(missing_ok=True)
+
+
+def _end_resource_tracker() -> None:
+    """End the process that multiprocessing starts beside spawned ones; it ignores SIGTERM."""
+    if stop := getattr(resource_tracker._resource_tracker, "_stop", None):
+        stop()
 
 
 def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess]) -> int:

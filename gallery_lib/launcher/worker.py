@@ -23,10 +23,10 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError, InputError, LoaderKilled
+from gallery_lib.errors import GalleryError, InputError, LoaderKilled, OutOfMemory
 from gallery_lib.launcher import description
 from gallery_lib.system.processes import die_with_parent
-from gallery_lib.train.failure import ErrorReport, killed_loader
+from gallery_lib.train.failure import ErrorReport, killed_loader, out_of_memory
 
 
 def _own_message(error: BaseException) -> str:
@@ -82,16 +82,18 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
 def _report(error: BaseException, rank: int) -> ErrorReport:
     """Return the report of an error that has ended this rank."""
     own_line = user_errors.line_of(error)
-    loader = killed_loader(error)
-    if loader:
-        message = f"rank {rank}: {loader}"
+    kind = type(error).__name__
+    if loader := killed_loader(error):
+        kind, message = LoaderKilled.__name__, f"rank {rank}: {loader}"
+    elif memory := out_of_memory(error):
+        kind, message = OutOfMemory.__name__, f"rank {rank}: {memory}"
     elif own_line and user_errors.is_known(error):
         message = user_errors.explanation(error)
     else:
         message = _own_message(error)
     return ErrorReport(
         rank,
-        LoaderKilled.__name__ if loader else type(error).__name__,
+        kind,
         message,
         own_line=str(own_line) if own_line else None,
         traceback=traceback.format_exc(),

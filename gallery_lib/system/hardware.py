@@ -1,7 +1,7 @@
 """Facts about this machine: cores, memory, instruction sets, accelerators, versions.
 
-They come from `/proc`, the scheduler and torch. CUDA is never initialised (device counts come from
-the driver), so that a notebook can ask before it starts processes. Nothing here decides anything.
+They come from `/proc`, the scheduler, torch and the driver (gpus.py). CUDA is never initialised, so
+that a notebook can ask before it starts processes. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import platform
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.system import cgroups
+from gallery_lib.system import cgroups, gpus
 
 
 def cores() -> int:
@@ -79,11 +80,12 @@ _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def computes_in_bf16(device_type: str) -> bool:
-    """Return whether the device has bfloat16 arithmetic units, rather than emulating them."""
-    if device_type == "cuda":
-        import torch
+    """Return whether the device has bfloat16 arithmetic units, rather than emulating them.
 
-        return torch.cuda.get_device_capability()[0] >= 8
+    Of several GPUs all must have them.
+    """
+    if device_type == "cuda":
+        return all(gpu.capability[0] >= 8 for gpu in gpus.visible_gpus())
     return bool(_WITH_BF16_UNITS & cpu_flags())
 
 
@@ -118,6 +120,12 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def gpu_names() -> str:
+    """Return the GPUs with their numbers, as `8 × NVIDIA A100`; "" where there is none."""
+    names = Counter(gpu.name for gpu in gpus.visible_gpus())
+    return " + ".join(f"{count} × {name}" for name, count in names.items())
 
 
 def device_type() -> str:
@@ -167,16 +175,16 @@ def machine_facts() -> dict[str, Any]:
     from gallery_lib.system.paths import checkout
 
     root = checkout()
-    gpus = gpu_count()
+    devices = gpu_names()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": f"{gpus} × {torch.cuda.get_device_name(0)}" if gpus else "cpu",
+        "device": devices or "cpu",
         "cpu": cpu_model(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "isa": isa(),
-        "cuda": torch.version.cuda if gpus else None,
+        "cuda": torch.version.cuda if devices else None,
         "memory_bytes": memory_bytes(),
         "hostname_hash": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],
         "git": git_revision(root) if root else None,

@@ -73,9 +73,19 @@ def search_path() -> str:
 def can_fork() -> bool:
     """Return whether training processes may be forked from one that has imported torch.
 
-    CUDA does not survive a fork.
+    CUDA does not survive a fork. Whether its driver is installed decides, since device files have
+    different names (`/dev/nvidia0`, on WSL `/dev/dxg`).
     """
-    return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
+    return sys.platform.startswith("linux") and not _has_cuda_driver()
+
+
+def _has_cuda_driver() -> bool:
+    """Return whether CUDA's driver library can be loaded, which initialises nothing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _prctl(operation: int, value: int) -> bool:

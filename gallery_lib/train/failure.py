@@ -19,6 +19,7 @@ from gallery_lib.errors import (
     GalleryError,
     InputError,
     LoaderKilled,
+    OutOfMemory,
     RunFailed,
     SilentRank,
 )
@@ -83,6 +84,35 @@ def killed_loader(error: BaseException) -> str | None:
     return f"process {matches[0][1]}, which loads data, {how}"
 
 
+_NO_MEMORY = {
+    "the GPU": r"(?:CUDA|HIP)(?: error:)? out of memory",
+    "the host": r"DefaultCPUAllocator: |[Cc]annot allocate memory|can't allocate memory",
+}
+_HOW_MUCH = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+ \w+)")
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return in a sentence which memory ran out, and what to do, if that is why `error` arose.
+
+    A compiler raises an error of its own around torch's.
+    """
+    chain = [error, error.__cause__, error.__context__]
+    for one in filter(None, chain):
+        text = str(one)
+        where = next((name for name, words in _NO_MEMORY.items() if re.search(words, text)), None)
+        if where is None and isinstance(one, MemoryError):
+            where = "the host"
+        if where is not None:
+            wanted = _HOW_MUCH.search(text)
+            amount = f" when {wanted[1]} were asked for" if wanted else ""
+            busy = ", or end what else uses it (nvidia-smi lists it)" if where == "the GPU" else ""
+            return (
+                f"the memory of {where} ran out{amount}. Use a smaller batch (--batch_size), "
+                f"smaller inputs, or mixed precision (--amp_level O1){busy}"
+            )
+    return None
+
+
 def _reports(run_dir: Path) -> list[ErrorReport]:
     """Return the ranks' error reports, those of wrong input first; invalid files are left out."""
     reports = []
@@ -107,9 +137,10 @@ def of_run(
     reports = _reports(run_dir)
     if wrong := next((one for one in reports if one.exit_code == InputError.exit_code), None):
         return InputError(wrong.message, parameter=wrong.parameter)
-    for kind in (Diverged, SilentRank, LoaderKilled):
+    for kind in (Diverged, SilentRank, LoaderKilled, OutOfMemory):
         if report := next((one for one in reports if one.type == kind.__name__), None):
-            return kind(f"the run in {run_dir}: {report.message}.")
+            line = f"\n  {report.own_line}" if report.own_line else ""
+            return kind(f"the run in {run_dir}: {report.message}.{line}")
     killed = next((one for one in reports if one.type == _KILLED), None)
     log = "\n".join(last_lines) or "(nothing was logged)"
     failed = RunFailed(

@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
+from gallery_lib.system.version import version
 from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
 
@@ -196,7 +196,7 @@ def key(
         process_group.world_size(),
         os.environ.get("GLIBC_TUNABLES", ""),
         torch.__version__,
-        version("gallery_lib"),
+        version(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
@@ -249,8 +249,8 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
     """Return the choice for `model` on `inputs`, the same on every rank: a kept one, or a new one.
 
-    A new choice is measured now and kept. The model, its gradients and torch's random state stay as
-    before.
+    A new choice is measured now and kept, unless nothing ran, for want of memory say. The model,
+    its gradients and torch's random state stay as before.
 
     Raises:
         InputError: for a kept file that was edited to an unknown candidate.
@@ -265,7 +265,8 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     choice = Choice(
         process_group.from_rank_0(name), tuple(rows), path=str(path) if config.tune.keep else ""
     )
-    if config.tune.keep and process_group.rank() == 0:
+    measured = any(row.step_seconds is not None for row in rows)
+    if config.tune.keep and measured and process_group.rank() == 0:
         values = {
             "model": type(model).__name__,
             "chosen": choice.chosen,

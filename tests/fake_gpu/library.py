@@ -23,7 +23,7 @@ _COMMAND = [
     *("g++", "-shared", "-fPIC", "-O1", "-g"),
     *("-std=c++17", "-Wall", "-Wno-deprecated-declarations"),
 ]
-_NAME = "libcuda.so.1"
+_NAME, _MANAGEMENT = "libcuda.so.1", "libnvidia-ml.so.1"
 
 
 def _headers() -> list[Path]:
@@ -61,8 +61,19 @@ def folder() -> Path:
                 ],
                 check=True,
             )
+            (Path(scratch) / _MANAGEMENT).symlink_to(_NAME)
+            (Path(scratch) / _MANAGEMENT).replace(built / _MANAGEMENT)
             new.replace(built / _NAME)
     return built
+
+
+def _among_packages() -> Path:
+    """Return a folder called site-packages that holds this package."""
+    packages = folder() / "site-packages"
+    packages.mkdir(exist_ok=True)
+    if not (packages / "fake_gpu").exists():
+        (packages / "fake_gpu").symlink_to(Path(__file__).resolve().parent)
+    return packages
 
 
 def environment(
@@ -89,6 +100,8 @@ def environment(
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
     if everywhere:
+        # Among site-packages, so that an error's lines there do not count as the user's own.
+        python_path.insert(0, str(_among_packages()))
         python_path.insert(0, str(Path(__file__).parent / "startup"))
     kept = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def code_on_device(code: str, **device: Any) -> str:
     return done.stdout
 
 
-def code_on_ranks(script: str, ranks: int, **device: Any) -> str:
+def code_on_ranks(script: str, ranks: int, arguments: Sequence[str] = (), **device: Any) -> str:
     """Return what `script` printed on several ranks, each with a device of its own."""
     started = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", script)
-    done = run("-m", *started, **{"devices": ranks, **device})
+    done = run("-m", *started, *arguments, **{"devices": ranks, **device})
     assert done.returncode == 0, done.stdout
     return done.stdout
 

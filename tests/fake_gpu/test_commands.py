@@ -1,13 +1,127 @@
-"""Commands that start processes of their own run on the fake device as they will on a GPU."""
+"""Commands that start processes of their own run on the fake device as they will on a GPU.
+
+What Triton compiles does not run there. So the compiler is `aot_eager`, and the values are right.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fake_gpu.running import ROOT, run
+
+from gallery_lib.system import paths
+
+TINY = "tests/helpers/tiny_task.py:TASK"
+SHORT = ("--rounds=4", "--block-steps=2", "--parity-steps=1", "--workers=0", "--threads=1")
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give commands folders of their own, but what was built for the device; return that of runs.
+
+    The file of the folder `users` tells which processes have used CUDA itself.
+    """
+    built = paths.cache_dir()
+    for name in ("fake_gpu", "cuda_on_host", "data"):
+        (built / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        (tmp_path / "cache" / name).symlink_to(built / name)
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("FAKE_GPU_COMPILER", "aot_eager")
+    monkeypatch.setenv("FAKE_GPU_USERS", str(tmp_path / "users"))
+    return tmp_path / "runs"
+
+
+def users(runs: Path) -> list[str]:
+    """Return the commands of the processes that asked more of CUDA than whether it is there."""
+    lines = (runs.parent / "users").read_text().splitlines()
+    return [command for _, what, command in (x.split("\t") for x in lines) if what != "driver"]
+
+
+@pytest.mark.slow
+def test_doctor_names_the_device_and_uses_it_not(own_folders, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "1")
+    done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
+    assert done.returncode == 0, done.stdout
+    assert "2 × Fake H100" in done.stdout and "used with compiler-opt" in done.stdout
+    assert not (own_folders.parent / "users").exists()
+
+
+@pytest.mark.slow
+def test_without_nvml_a_short_process_asks_for_the_devices(own_folders, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_WITHOUT_NVML", "1")
+    done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
+    assert done.returncode == 0, done.stdout
+    assert "2 × Fake H100" in done.stdout
+    assert users(own_folders) and all(" -c " in command for command in users(own_folders))
+
+
+@pytest.mark.slow
+def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_device(
+    own_folders, monkeypatch
+):
+    words = ("-m", "gallery_lib", "compare", f"--model={TINY}", "--no-evaluate", *SHORT)
+    done = run(*words, everywhere=True)
+    assert done.returncode == 0, done.stdout
+    assert "same training (parity passed)" in done.stdout and "1 × Fake H100" in done.stdout
+    (file,) = own_folders.rglob("compiler-opt/results.json")
+    techniques = json.loads(file.read_text())["techniques"]
+    assert techniques["compiler"] == "aot_eager, on the fake device"
+    assert "own kernel" in techniques["kernels"]
+    ranks = users(own_folders)
+    assert ranks and all("spawn_main" in command for command in ranks)
+    # Again, with the reference that is kept, until memory runs out in both variants.
+    monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "200")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    done = run(*words, everywhere=True)
+    assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
+    assert "baseline: rank 0: the memory of the GPU ran out" in done.stdout
+    assert len(list(own_folders.rglob("comparison.json"))) == 1
+
+
+@pytest.mark.slow
+def test_a_training_keeps_the_choice_of_its_tuning(own_folders):
+    words = ("launch_single_task.py", f"--model={TINY}", "--compiler-opt", "--tune",
+             "--max-steps=3", "--workers=0", "--no-evaluate", "--threads=1")  # fmt: skip
+    told = []
+    for number in ("1", "2"):
+        folder = own_folders / number
+        done = run(*words, f"--run_dir={folder}", everywhere=True)
+        assert done.returncode == 0, done.stdout
+        results = json.loads((folder / "results.json").read_text())
+        told.append(results["techniques"]["tuning"])
+    (kept,) = (own_folders.parent / "cache" / "tuning").glob("*.json")
+    choice = json.loads(kept.read_text())
+    assert {row["candidate"] for row in choice["rows"]} >= {"eager", choice["chosen"]}
+    assert not any("dropped" in row["verdict"] for row in choice["rows"])
+    assert all(text.startswith(choice["chosen"]) for text in told)
+    assert "kept" in told[1] and "kept" not in told[0]
+    assert all("worker" in command for command in users(own_folders))
+
+
+@pytest.mark.slow
+def test_a_bench_publishes_its_figures(own_folders, tmp_path):
+    copy = shutil.copytree(
+        ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results")
+    )
+    (copy / "results" / "fake").mkdir(parents=True)
+    (copy / "results" / "fake" / "machine.yaml").write_text("name: A fake GPU\nabout: For tests.\n")
+    done = run(str(copy / "bench.py"), "fake", TINY, "--profile=quick", "--variants=ours", *SHORT,
+               everywhere=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    bench = json.loads((copy / "results" / "fake" / "bench-small.json").read_text())
+    (task,) = bench["tasks"].values()
+    assert bench["environment"]["device"] == "1 × Fake H100"
+    assert task["rows"]["ours"]["parity"]["passed"] is True
+    assert set(task["limits"]) == {"float32", "bfloat16", "copy"}
+    assert "Fake H100" in (copy / "results" / "fake" / "README.md").read_text()
+    assert all("spawn_main" in command or "limits" in command for command in users(own_folders))
 
 
 @pytest.mark.slow
@@ -38,3 +152,18 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "needs a CUDA device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_notebook_describes_the_device_without_using_it(own_folders):
+    code = """
+from gallery_lib import notebook
+settings = notebook.settings("resnet18", {"batch_size": 2, "image_size": 32})
+notebook.show_machine()
+notebook.show_data(settings)
+print(settings.profile, settings.train.amp_level, settings.device, settings.autocast_dtype)
+"""
+    done = run("-c", code, everywhere=True)
+    assert done.returncode == 0, done.stdout
+    assert "Fake H100" in done.stdout and "full O1 cuda torch.bfloat16" in done.stdout
+    assert not (own_folders.parent / "users").exists()

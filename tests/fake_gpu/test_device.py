@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tiny_task
 from fake_gpu.running import code_on_ranks, pytest_on_device
+
+from gallery_lib.measure.replay.timeline import read_timeline
 
 
 @pytest.mark.slow
@@ -40,3 +43,24 @@ def test_a_step_with_own_kernels_is_right(order):
 @pytest.mark.parametrize("order", ["late", "early"])
 def test_captured_models_train_as_eager_ones(order):
     pytest_on_device("tests/fake_gpu/inside_graphs.py", order=order)
+
+
+@pytest.mark.slow
+def test_two_ranks_record_when_their_gradients_are_ready(tmp_path):
+    file = tmp_path / "timeline.json"
+    printed = code_on_ranks(
+        "tests/fake_gpu/inside_timeline.py", 2, arguments=(str(file), str(tmp_path / "run"))
+    )
+    assert "world size 2, 2 × Fake H100" in printed
+    timeline = read_timeline(file)
+    model = dict(tiny_task.build_model().named_parameters())
+    assert timeline.steps == 3 and timeline.environment["device"] == "2 × Fake H100"
+    assert {one.parameter: one.shape for one in timeline.gradients} == {
+        name: tuple(parameter.shape) for name, parameter in model.items()
+    }
+    ready = [one.ready_seconds for one in timeline.gradients]
+    assert ready[0] > 0 and ready == sorted(ready) and ready[-1] <= timeline.backward_seconds
+    assert {timeline.gradients[0].parameter, timeline.gradients[1].parameter} == {
+        "6.weight", "6.bias"
+    }  # fmt: skip
+    assert timeline.forward_seconds > 0 and timeline.optimizer_seconds > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gallery_lib.errors import Diverged, InputError, RunFailed, SilentRank
+from gallery_lib.errors import Diverged, InputError, OutOfMemory, RunFailed, SilentRank
 from gallery_lib.train import failure
 from gallery_lib.train.failure import ErrorReport
 
@@ -118,3 +118,37 @@ def test_a_data_loading_process_that_was_killed_is_named() -> None:
     assert said is not None and re.match(r"process \d+, which loads data, (was killed|has)", said)
     assert failure.killed_loader(RuntimeError("out of memory")) is None
     assert failure.killed_loader(ValueError(str(raised.value))) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a"),
+            "the memory of the GPU ran out when 20.00 MiB were asked for. Use a smaller batch",
+        ),
+        (RuntimeError("CUDA error: out of memory\nSearch for"), "the memory of the GPU ran out."),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "the memory of the host ran out.",
+        ),
+        (MemoryError(), "the memory of the host ran out."),
+    ],
+)
+def test_memory_that_ran_out_is_told_with_what_to_do(error: BaseException, words: str) -> None:
+    around = RuntimeError("backend='inductor' raised")
+    around.__cause__ = error
+    for one in (error, around):
+        told_by = failure.out_of_memory(one)
+        assert told_by is not None and told_by.startswith(words) and "--batch_size" in told_by
+    assert failure.out_of_memory(RuntimeError("an index is out of range")) is None
+
+
+def test_a_rank_without_memory_is_told_before_the_ranks_that_miss_it(tmp_path: Path) -> None:
+    ErrorReport(0, "RuntimeError", "Connection closed by peer", traceback="frames").write(tmp_path)
+    ErrorReport(
+        1, "OutOfMemory", "rank 1: the memory of the GPU ran out", own_line="cell, line 3: x = y"
+    ).write(tmp_path)
+    found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
+    assert isinstance(found, OutOfMemory) and "frames" not in str(found)
+    assert str(found).endswith("the memory of the GPU ran out.\n  cell, line 3: x = y")

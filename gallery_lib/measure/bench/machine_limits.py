@@ -1,16 +1,20 @@
 """Limits of this machine for matrix products and copies, as ceilings for what it trains.
 
-They are measured in the same run as the figures that they are compared with.
+They are measured in the same run as the figures that they are compared with. On a GPU a short
+process measures them, so that its memory is free for the runs: `-m
+gallery_lib.measure.bench.machine_limits` prints them.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 
 import torch
 
 from gallery_lib.system import hardware
+from gallery_lib.system.short_process import printed_by
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,15 @@ _LONGEST_PRODUCT = 1.0
 A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
 """
 
+_SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (512, 2048, 8192)}
+_COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
+_PART_OF_DEVICE = 8  # a copy takes at most two such parts of what is free
+
 
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return the FLOP/s of the largest product that does not take too long."""
     rate = 0.0
-    for size in (8192,) if device.type == "cuda" else (256, 512, 1024, 2048):
+    for size in _SIZES[device.type]:
         flops = 2.0 * size**3
         if rate and flops / rate > _LONGEST_PRODUCT:
             break
@@ -58,11 +66,15 @@ def measure_limits(
 ) -> Limits:
     """Measure a square matrix product of random numbers, and a copy; return the best of five.
 
-    The product's size is 8192 on CUDA. On the CPU it is 2048, or half as large once or more often
-    where that takes over a second. The copy moves 2 GiB on CUDA and 256 MiB on the CPU.
+    The product's size is 8192 on CUDA and 2048 on the CPU, or smaller where that takes over a
+    second. The copy moves 2 GiB on CUDA, or an eighth of what is free there, and 256 MiB on the
+    CPU.
     """
     products = {str(dtype).removeprefix("torch."): _product_rate(device, dtype) for dtype in dtypes}
-    source = torch.randn((2**31 if device.type == "cuda" else 2**28) // 4, device=device)
+    copied = _COPY_BYTES[device.type]
+    if device.type == "cuda":
+        copied = min(copied, torch.cuda.mem_get_info(device)[0] // _PART_OF_DEVICE)
+    source = torch.randn(copied // 4, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
     seconds = _best_seconds(lambda: target.copy_(source), device)
@@ -73,13 +85,25 @@ def limits_of_whole_machine() -> dict[str, float]:
     """Measure the limits of all cores, or of the first GPU, now.
 
     The result holds the FLOP/s of matrix products by dtype, and as `copy` the bytes/s.
+
+    Raises:
+        RunFailed: where a GPU has no memory left, for instance.
     """
+    if hardware.gpu_count():
+        printed = printed_by(["-m", __name__], "what this GPU can do at most")
+        limits: dict[str, float] = json.loads(printed)
+        return limits
     before = torch.get_num_threads()
     torch.set_num_threads(hardware.cores())
     try:
-        limits = measure_limits(torch.device(hardware.device_type()))
+        return _as_mapping(measure_limits(torch.device("cpu")))
     finally:
         torch.set_num_threads(before)
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+
+
+def _as_mapping(limits: Limits) -> dict[str, float]:
     return {**limits.matmul_flops_per_second, "copy": limits.copy_bytes_per_second}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_as_mapping(measure_limits(torch.device("cuda")))))

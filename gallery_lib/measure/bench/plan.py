@@ -29,6 +29,7 @@ from gallery_lib.system import hardware
 from gallery_lib.train import precision
 
 _LARGE_IMAGE, _LONG_SEQUENCE = 224, 128
+_MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,9 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
     on_cuda = hardware.device_type() == "cuda"
     full = config.profile == "full" or (config.profile == "auto" and on_cuda)
     values: dict[str, Any] = dict(task.full if full else task.quick)
+    if on_cuda:
+        # One process reads a few hundred images a second, and a GPU trains on thousands.
+        values["workers"] = min(hardware.cores(), _MOST_WORKERS)
     if config.profile == "large":
         values |= _large(task)
     bench_options = options.to_mapping(config)

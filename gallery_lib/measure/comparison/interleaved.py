@@ -65,4 +65,4 @@ def take_turns(
 
 def reason_of(error: GalleryError) -> str:
     """Return the first line of why a variant did not run, without the run's folder."""
-    return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
+    return re.sub(r"^the run in .*?(?: did not finish)?: ", "", str(error).splitlines()[0])

@@ -1,8 +1,9 @@
 """Recorder of a timeline: hooks in a real run note when each gradient has been accumulated.
 
 On CUDA the hooks record events on the stream. The events are read when the run has ended, so the
-host does not wait for the device (**written, not run on a GPU**). With several processes it records
-what one of them does while nothing is communicated, with the others at work beside it.
+host does not wait for the device (**run on a device in software, not on a GPU**). With several
+processes it records what one of them does while nothing is communicated, with the others at work
+beside it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from gallery_lib import stats
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
@@ -52,7 +50,7 @@ class Choice:
 
 def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
     """Return the name of a kept choice: a digest of options, code, versions and machine."""
-    device = torch.cuda.get_device_name(0) if hardware.gpu_count() else "cpu"
+    device = hardware.gpu_names() or "cpu"
     facts = [
         float64_reference.key(config, 1),
         [config.amp_level, config.amp_dtype, config.threads, config.workers],

@@ -63,6 +63,9 @@ struct Event {
     int queries = 0;
 };
 
+constexpr const char* NAME = "Fake H100";
+constexpr int MAJOR = 9, MINOR = 0;
+
 extern std::recursive_mutex lock;  // of all that is declared here; never held while work runs
 
 int devices();
@@ -81,5 +84,6 @@ const char* kind_of_memory(const void*, int* device);  // "device", "pinned" or 
 void count(const std::string& what);     // a call of the API
 void launched(const std::string& what, Stream*);  // a kernel; in a capture, each time the graph runs
 std::shared_ptr<Graph> with_counted_kernels(const Graph&);  // a copy that the report knows
+void note_use(const char* what);             // CUDA, by this process: "driver", "properties" or "context"
 
 }  // namespace fake

@@ -22,7 +22,7 @@ API CUresult cuDeviceGet(CUdevice* device, int number) {
     return number < devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 API CUresult cuDeviceGetName(char* name, int bytes, CUdevice) {
-    snprintf(name, bytes, "Fake H100");
+    snprintf(name, bytes, "%s", NAME);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
@@ -46,6 +46,7 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) 
     return CUDA_SUCCESS;
 }
 API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    note_use("context");
     *context = context_of(device);
     return CUDA_SUCCESS;
 }

@@ -14,7 +14,13 @@ struct Block {
 std::map<char*, Block> blocks;
 std::map<int, size_t> used;
 long allocations = 0;
-long failing_from = -1;  // number of the first allocation that finds no memory; -1: none
+
+// The first allocation that finds no memory; -1: there is none.
+long chosen() {
+    const char* text = getenv("FAKE_GPU_FAIL_ALLOCATION");
+    return text ? atol(text) : -1;
+}
+long failing_from = chosen();
 
 size_t capacity() {
     static const char* text = getenv("FAKE_GPU_MEMORY");
@@ -23,6 +29,7 @@ size_t capacity() {
 }
 
 cudaError_t take(void** address, size_t bytes, int device) {
+    note_use("context");
     std::lock_guard<std::recursive_mutex> held(lock);
     *address = nullptr;
     if (bytes == 0) bytes = 1;
@@ -138,6 +145,15 @@ API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     *total = capacity();
     *free_bytes = capacity() - used[current_device()];
     return cudaSuccess;
+}
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto after = blocks.upper_bound(reinterpret_cast<char*>(address));
+    if (!block_of(reinterpret_cast<void*>(address))) return CUDA_ERROR_NOT_FOUND;
+    --after;
+    if (begin) *begin = reinterpret_cast<CUdeviceptr>(after->first);
+    if (bytes) *bytes = after->second.bytes;
+    return CUDA_SUCCESS;
 }
 API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
     memset(attributes, 0, sizeof *attributes);

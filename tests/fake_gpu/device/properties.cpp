@@ -17,6 +17,7 @@ size_t total_memory() {
 }  // namespace
 
 API cudaError_t cudaGetDeviceCount(int* number) {
+    note_use("driver");
     *number = devices();
     return cudaSuccess;
 }
@@ -26,15 +27,17 @@ API cudaError_t cudaGetDevice(int* device) {
 }
 API cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= devices()) return cudaErrorInvalidDevice;
+    note_use("context");
     make_current(device);
     return cudaSuccess;
 }
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* given, int) {
     memset(given, 0, sizeof *given);
-    strcpy(given->name, "Fake H100");
+    note_use("properties");
+    strcpy(given->name, NAME);
     given->totalGlobalMem = total_memory();
-    given->major = 9;
-    given->minor = 0;
+    given->major = MAJOR;
+    given->minor = MINOR;
     given->multiProcessorCount = PROCESSORS;
     given->sharedMemPerBlock = 48 << 10;
     given->sharedMemPerBlockOptin = 227 << 10;

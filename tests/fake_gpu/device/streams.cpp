@@ -11,6 +11,8 @@
 #include "device.h"
 
 #include <dlfcn.h>
+
+#include <dlfcn.h>
 #include <time.h>
 
 #include <algorithm>
@@ -194,13 +196,30 @@ API const char* fake_gpu_forbidden_wait() { return forbidden_wait.c_str(); }
 
 // Enqueue a piece of work that is Python: `run(number, last)` is called when its turn comes. `last`
 // is 0 for work in a captured graph, which runs again.
+//
+// An exception of the host's Python that is on its way is kept meanwhile: memory that it frees waits
+// for the device.
 static int (*run_python)(long, int) = nullptr;
+static cudaError_t python_work(long number, int last) {
+    static auto lock_python = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Ensure"));
+    static auto unlock = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "PyGILState_Release"));
+    using Error = void (*)(void**, void**, void**);
+    static auto fetch = reinterpret_cast<Error>(dlsym(RTLD_DEFAULT, "PyErr_Fetch"));
+    static auto restore = reinterpret_cast<void (*)(void*, void*, void*)>(dlsym(RTLD_DEFAULT, "PyErr_Restore"));
+    void *type, *value, *trace;
+    int state = lock_python();
+    fetch(&type, &value, &trace);
+    int failed = run_python(number, last);
+    restore(type, value, trace);
+    unlock(state);
+    return failed ? cudaErrorLaunchFailure : cudaSuccess;
+}
 API void fake_gpu_python(int (*run)(long, int)) { run_python = run; }
 API int fake_gpu_enqueue_python(void* handle, const char* name, long number) {
     Stream* stream = stream_of(handle);
     launched(name, stream);
     int last = stream->capture ? 0 : 1;
-    return enqueue(stream, [=] { return run_python(number, last) ? cudaErrorLaunchFailure : cudaSuccess; });
+    return enqueue(stream, [=] { return python_work(number, last); });
 }
 
 // ---- CUDA's functions

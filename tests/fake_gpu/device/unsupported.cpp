@@ -1,4 +1,4 @@
-// Functions of the runtime that torch is linked with and that nothing here needs. Each says its name.
+// Functions of CUDA that torch is linked with and that nothing here needs. Each says its name.
 // Without them the real runtime would be called, which knows nothing of this device.
 #include <cstdio>
 
@@ -38,3 +38,23 @@ UNSUPPORTED(cudaStreamBeginCaptureToGraph)
 UNSUPPORTED(cudaStreamUpdateCaptureDependencies)
 UNSUPPORTED(cudaUserObjectCreate)
 UNSUPPORTED(cudaUserObjectRelease)
+
+// Of the driver and of NVML: torch looks all of them up when memory has run out.
+UNSUPPORTED(cuMemAddressFree)
+UNSUPPORTED(cuMemAddressReserve)
+UNSUPPORTED(cuMemCreate)
+UNSUPPORTED(cuMemExportToShareableHandle)
+UNSUPPORTED(cuMemGetAllocationGranularity)
+UNSUPPORTED(cuMemGetAllocationPropertiesFromHandle)
+UNSUPPORTED(cuMemImportFromShareableHandle)
+UNSUPPORTED(cuMemMap)
+UNSUPPORTED(cuMemRelease)
+UNSUPPORTED(cuMemRetainAllocationHandle)
+UNSUPPORTED(cuMemSetAccess)
+UNSUPPORTED(cuMemUnmap)
+UNSUPPORTED(cuStreamWriteValue32)
+UNSUPPORTED(nvmlDeviceGetComputeRunningProcesses)
+UNSUPPORTED(nvmlDeviceGetHandleByPciBusId_v2)
+UNSUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
+UNSUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+UNSUPPORTED(nvmlSystemGetCudaDriverVersion_v2)

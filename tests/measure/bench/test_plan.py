@@ -127,3 +127,13 @@ def test_groups_leave_room_for_the_baseline() -> None:
     assert list(groups(["a", "b", "c", "d", "e"], 6)) == [["a", "b", "c", "d", "e"]]
     assert list(groups(["a", "b", "c"], 3)) == [["a", "b"], ["c"]]
     assert list(groups(["a", "b"], 2)) == [["a"], ["b"]]
+
+
+def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: 12)
+    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 1
+    monkeypatch.setattr(hardware, "device_type", lambda: "cuda")
+    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 12
+    assert bench_plan(TINY, BenchConfig(amp_level="O0", workers=3)).config.workers == 3
