@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import own_batch_norms
 import picture_task
 import pytest
 import torch
@@ -21,13 +22,12 @@ from torch import nn
 
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import backend, kernels_enabled
-from gallery_lib.config import Compute, Config, Memory, TrainConfig, backend_config
+from gallery_lib.config import Compute, Config, Memory, TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import language_modelling
-from gallery_lib.train import recipe
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer
 
@@ -52,13 +52,7 @@ def convolutions_in_channels_last(monkeypatch):
 @pytest.fixture
 def batch_norm_kernels(monkeypatch):
     """Switch own batch norms on in runs, where they are off by default."""
-
-    def with_batch_norms(config: TrainConfig) -> Config:
-        result = backend_config(config)
-        result.compute.batch_norm_kernels = True
-        return result
-
-    monkeypatch.setattr(recipe, "backend_config", with_batch_norms)
+    own_batch_norms.switch_on(monkeypatch)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import own_batch_norms
 import pytest
 import torch
 from ranks import Ranks
@@ -235,6 +236,7 @@ def test_both_variants_start_from_the_file_s_weights_and_keep_its_names(
 
     monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
     monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
+    own_batch_norms.switch_on(monkeypatch)
     torch.manual_seed(5)
     given = tasks.get("resnet18").build_model().state_dict()
     save_file(given, tmp_path / "given.safetensors")
