@@ -45,6 +45,7 @@ _OF_A_RUN = (
         "traffic.json",
         "losses.json",
         "failure.txt",
+        "slurm-*",  # a job's batch file, and what Slurm wrote
     ),
 )
 """Names of files that a run that did not finish may have left."""
