@@ -139,11 +139,11 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
         return
     meeting_file = os.environ.get(RENDEZVOUS_VARIABLE)
     step = None
-    if meeting_file is None and not _ADDRESS <= set(os.environ):
+    if meeting_file is None and not set(os.environ) >= _ADDRESS:
         if here.world_size == 1:
             return
         step = scheduler.slurm_step() if here.launcher is SRUN else None
-    if meeting_file is None and step is None and not _ADDRESS <= set(os.environ):
+    if meeting_file is None and step is None and not set(os.environ) >= _ADDRESS:
         raise InputError(
             f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
             "MASTER_PORT do not say where they meet. Export both (the first host's name and a free "

@@ -172,8 +172,8 @@ def _in_slurm(
     _check_hosts(launch, step.tasks, f"srun has started {step.tasks} tasks")
     if step.local_tasks > 1 and launch.nproc_per_node > 1:
         raise InputError(
-            f"nproc_per_node={launch.nproc_per_node}, and srun has started {step.local_tasks} tasks "
-            "on this node. Give srun --ntasks-per-node=1, or leave --nproc_per_node away.",
+            f"nproc_per_node={launch.nproc_per_node}, and srun has started {step.local_tasks} "
+            "tasks on this node. Give srun --ntasks-per-node=1, or leave --nproc_per_node away.",
             parameter="nproc_per_node",
         )
     if step.local_tasks > 1:

@@ -69,7 +69,8 @@ class KubernetesConfig:
 
     image: str = option(
         "gallery:latest",
-        "Image of the containers, as the cluster can pull it (cluster/Dockerfile).",
+        "Image of the containers, as the cluster can pull it: that of docs/examples/Dockerfile, "
+        "or one made of it.",
     )
     claim: str | None = option(
         None,
@@ -118,4 +119,4 @@ class KubernetesConfig:
         False,
         "Hand the manifest to the cluster of your kubectl context. Default: print it and end.",
     )
-    dry_run: bool = option(True, "Print the manifest and end; --submit is the opposite.")
+    dry_run: bool = option(False, "Print the manifest and end, which is also the default.")

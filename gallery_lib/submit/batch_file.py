@@ -132,12 +132,14 @@ _RENDEZVOUS = f"""\
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))
 """
+_NOTICE = """\
+# Slurm tells this shell before the time limit. The training saves its state and ends.
+step= time_is_up=
+trap 'time_is_up=yes; kill -USR1 $step' USR1
+"""
 _WAIT = """\
 step=$!
 
-# Slurm tells this shell before the time limit. The training saves its state and ends.
-time_is_up=
-trap 'time_is_up=yes; kill -USR1 "$step"' USR1
 code=0
 wait "$step" || code=$?
 while kill -0 "$step" 2>/dev/null; do
@@ -183,6 +185,7 @@ def text(job: Program, config: SlurmConfig, folder: Path) -> str:
             'echo "$(date -Is) job $SLURM_JOB_ID on $SLURM_JOB_NODELIST,'
             ' start $((${SLURM_RESTART_COUNT:-0} + 1))"',
             "",
+            _NOTICE,
             f"{step} &",
             _WAIT
             + (

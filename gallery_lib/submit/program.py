@@ -21,6 +21,8 @@ from gallery_lib.system import paths
 
 GO_ON_LATER = 75
 """Exit code of a training that has saved its state and wants to be started again."""
+CHECKPOINT_EVERY = "10min"
+"""Interval of a job's checkpoints, unless another was given."""
 AGENT = ("-m", "gallery_lib.cluster.torchrun")
 """torchrun that listens on the given address alone and ends with its first failure's exit code."""
 _LAUNCH_WITHOUT_CHECKOUT = (
@@ -48,11 +50,18 @@ def is_script(target: str) -> bool:
     return target.endswith(".py")
 
 
+def name_of(target: str) -> str:
+    """Return a name for the job of a task or script, of letters, digits and dashes."""
+    last = Path(target.rpartition(":")[2] or target).stem
+    return re.sub(r"[^A-Za-z0-9]+", "-", last).strip("-") or "job"
+
+
 def going_on(config: TrainConfig) -> TrainConfig:
     """Return the options with which a job that is started again goes on from its last state."""
-    if "resume" not in options.options_of(TrainConfig) or getattr(config, "resume", None):
-        return config
-    return dataclasses.replace(config, **{"resume": "auto"})
+    lasting = {"resume": "auto", "checkpoint_every": CHECKPOINT_EVERY}
+    values = options.to_mapping(config)
+    left = {name: value for name, value in lasting.items() if name in values and not values[name]}
+    return options.from_mapping(TrainConfig, {**values, **left})
 
 
 def of(
@@ -69,7 +78,7 @@ def of(
     Raises:
         InputError: for anything that can be known to fail.
     """
-    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(target.rpartition(":")[2] or target).stem).strip("-")
+    name = name_of(target)
     if is_script(target):
         given = [word for word in command_line.words_of(config) if not word.startswith("--run_dir")]
         if given:
@@ -80,7 +89,7 @@ def of(
             )
         if check_data and not Path(target).is_file():
             raise InputError(f"the script {target} does not exist.", parameter="target")
-        return Program(name or "script", None, (target, *arguments))
+        return Program(name, None, (target, *arguments))
     if arguments:
         raise InputError(
             f"{arguments[0]!r} stands behind two dashes, where a script has its arguments; "
@@ -118,14 +127,14 @@ def processes(nproc_per_node: int | None, gpus_per_node: int | None) -> int:
     return nproc_per_node or gpus_per_node or 1
 
 
-def folder(run_dir: str | None, name: str) -> Path:
-    """Return the absolute folder of a job; nothing is made yet.
+def folder(run_dir: str | None, target: str) -> Path:
+    """Return the absolute folder of a job for a task or script; nothing is made yet.
 
     Raises:
         InputError: it holds a finished run, or something else.
     """
     if run_dir is None:
-        return paths.runs_dir().absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        return paths.runs_dir().absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name_of(target)}"
     return run_folder.checked(run_dir, make=False).absolute()
 
 

@@ -87,7 +87,8 @@ def submit(job: Program, config: SlurmConfig, folder: Path) -> str:
     if not queued:
         said = " ".join(done.stderr.replace("sbatch: error: ", "").split())
         raise InputError(
-            f"sbatch refused the job, and nothing is queued: {said}", parameter="sbatch"
+            f"sbatch refused the job, and nothing is queued: {said}",
+            parameter="sbatch",
         )
     return done.stdout.strip().partition(";")[0]
 
@@ -103,9 +104,11 @@ def jobs() -> list[QueuedJob]:
     done = _run([command("squeue"), "--me", "--noheader", f"--format={form}"])
     if done.returncode:
         raise RunFailed(f"squeue failed: {' '.join(done.stderr.split())}")
-    rows = [line.split(_SEPARATOR, len(_FIELDS) + 1) for line in done.stdout.splitlines()]
-    return [
-        QueuedJob(*row[:-1], run_dir=row[-1].removeprefix(batch_file.COMMENT))
-        for row in rows
-        if row[-1].startswith(batch_file.COMMENT)
-    ]
+    queued = []
+    for line in done.stdout.splitlines():
+        *fields, where, comment = line.split(_SEPARATOR, len(_FIELDS) + 1)
+        if comment.startswith(batch_file.COMMENT):
+            run_dir = comment.removeprefix(batch_file.COMMENT)
+            named = dict(zip(_FIELDS, fields, strict=True))
+            queued.append(QueuedJob(**named, where=where, run_dir=run_dir))
+    return queued

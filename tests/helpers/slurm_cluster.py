@@ -55,7 +55,7 @@ class SlurmCluster:
         files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
         words = [f"--{option}={self.folder / name}" for option, name in files.items()]
         self._start("munged", 0, ["munged", "--foreground", "--force", *words])
-        self._until(lambda: (self.folder / "munge.socket").exists(), "munged has no socket")
+        self.until(lambda: (self.folder / "munge.socket").exists(), "munged has no socket")
         self._start(CONTROLLER, 0, ["slurmctld", "-D"])
         for number, node in enumerate(self.nodes, 1):
             self.start_node(number)
@@ -76,7 +76,7 @@ class SlurmCluster:
         node_list = f"node[1-{len(self.nodes)}]"
         (self.folder / "slurm.conf").write_text(
             f"ClusterName=lab\nSlurmctldHost={CONTROLLER}\nSlurmUser=root\nSlurmdUser=root\n"
-            f"AuthType=auth/munge\nAuthInfo=socket={here}/munge.socket,cred_expire=2\n"
+            f"AuthType=auth/munge\nAuthInfo=socket={here}/munge.socket,cred_expire=6\n"
             f"StateSaveLocation={here}/state\nSlurmdSpoolDir={here}/spool-%n\n"
             f"SlurmctldPidFile={here}/slurmctld.pid\nSlurmdPidFile={here}/slurmd-%n.pid\n"
             f"SlurmctldLogFile={here}/slurmctld.log\nSlurmdLogFile={here}/slurmd-%n.log\n"
@@ -155,12 +155,12 @@ class SlurmCluster:
             seen = self.job(number)
             return seen.get("JobState") in states
 
-        self._until(arrived, f"job {number} is not {' or '.join(states)}", seconds, lambda: seen)
+        self.until(arrived, f"job {number} is not {' or '.join(states)}", seconds, lambda: seen)
         return seen
 
     def wait_for_nodes(self) -> None:
         """Wait until all nodes are idle."""
-        self._until(
+        self.until(
             lambda: (
                 self.run("sinfo", "--noheader", "--partition=main", "--format=%T").stdout.split()
                 == ["idle"]
@@ -168,9 +168,10 @@ class SlurmCluster:
             "the nodes are not idle",
         )
 
-    def _until(
+    def until(
         self, condition: Any, problem: str, seconds: float = 30, seen: Any = lambda: ""
     ) -> None:
+        """Wait until the condition holds; fail with the daemons' last words when it is too late."""
         deadline = time.monotonic() + seconds
         while not condition():
             logs = [file for file in self.folder.glob("*.err")]

@@ -60,8 +60,9 @@ def _slurm(arguments: Sequence[str]) -> None:
 
     if not config.dry_run:
         slurm.command("sbatch")
+    folder = program.folder(training.run_dir, namespace.target)
+    batch_file.check(config, folder)
     job = program.of(namespace.target, training, words)
-    folder = program.folder(training.run_dir, job.name)
     if config.dry_run:
         print(batch_file.text(job, config, folder), end="")
         return
@@ -74,6 +75,7 @@ def _kubernetes(arguments: Sequence[str]) -> None:
     config, training, namespace, words = _KUBERNETES.parse(arguments)
     from gallery_lib.submit import kubernetes, program, train_job
 
+    train_job.check(config)
     job = program.of(namespace.target, training, words, check_data=False)
     manifests = train_job.manifests(job, config)
     if not config.submit:
