@@ -130,9 +130,9 @@ def test_notice_of_the_time_limit_is_passed_on_and_the_job_queued_again(tmp_path
         while "srun " not in (
             (tmp_path / "notes").read_text() if (tmp_path / "notes").exists() else ""
         ):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
-            process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=30)
         os.killpg(process.pid, signal.SIGKILL)  # the stub's sleep
     assert (tmp_path / "notes").read_text().splitlines()[-2:] == ["told", "requeue 17"]
