@@ -203,8 +203,8 @@ EXAMPLES = {
     "gallery bench --waterfall resnet50": "what each technique adds",
     "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
     "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
-    "gallery submit slurm resnet50 --nodes 2 --gpus-per-node 8 --time 12:00:00": (
-        "a training on two nodes, which goes on after its time limit"
+    "gallery submit slurm resnet50 --nodes 2 --time 4:00:00": (
+        "a job on two nodes, which goes on after its time limit"
     ),
     "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",

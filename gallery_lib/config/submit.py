@@ -40,7 +40,7 @@ class SlurmConfig:
     qos: str | None = option(None, "Quality of service. Default: the cluster's own.")
     constraint: str | None = option(None, "Features that the nodes must have. Default: any nodes.")
     sbatch: str | None = option(
-        None, "More options for sbatch, as one text: '--exclusive --reservation=maintenance'."
+        None, "More options for sbatch, as one text in quotes, as they stand in its manual."
     )
     setup: str | None = option(
         None, "Shell command of the batch file before the training: 'module load cuda'."
