@@ -132,6 +132,19 @@ class TrainConfig:
     run_dir: str | None = option(
         None, "Run directory. It must not hold a finished run. Default: a new one below runs/."
     )
+    checkpoint_every: str | None = option(
+        None,
+        "Save a checkpoint every so many steps (20) or minutes (10min), in the background. "
+        "A step waits for a copy of the weights and optimizer states. Default: none.",
+    )
+    keep: int = option(
+        2, "Newest checkpoints to keep; older ones are deleted.", unit="units", minimum=1
+    )
+    resume: str | None = option(
+        None,
+        "Go on from a checkpoint: auto is the newest whole one of run_dir, where there is one; "
+        "else a folder. Default: start anew.",
+    )
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ def start(
     variables = {**environment_of(resolved, launch), **(environment or {})}
     if ahead is not None and (not torchrun or ahead.environment != variables):
         raise ValueError("that torchrun was started for other options")
-    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved)))
+    resume = config.resume is not None
+    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=resume))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     hold = run_folder.Hold(Path(run_dir), launch.node_rank)
     try:

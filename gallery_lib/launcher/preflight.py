@@ -24,7 +24,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     _check_hosts(launch)
     autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
     if config.run_dir:
-        run_folder.checked(config.run_dir, make=False)
+        run_folder.checked(config.run_dir, make=False, resume=config.resume is not None)
     memory_estimate.check(config, launch.nproc_per_node)
     tasks.data_of(config)
 
