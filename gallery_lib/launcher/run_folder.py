@@ -31,7 +31,7 @@ _OF_A_RUN = (
         "tensorboard",
     ),
     *(
-        "rendezvous",
+        "rendezvous*",
         "torchrun-rendezvous",
         "torchrun",
         "torchrun-host*.txt",

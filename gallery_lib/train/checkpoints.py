@@ -87,11 +87,10 @@ class RunCheckpoints:
             else f"{start}, whose checkpoint could not be saved ({self._failure()}); the last "
             f"whole one is {last.name}"
         )
-        message = f"{saved}. Go on with: {resume_command(config)}"
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             with contextlib.suppress(OSError):  # a full disk
-                write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "message": message})
-        return GoOnLater(message)
+                write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "reason": saved})
+        return GoOnLater(f"{saved}. Go on with: {resume_command(config)}")
 
     def _failure(self) -> str:
         return "" if self.saver is None else self.saver.failure
