@@ -141,6 +141,11 @@ class DeviceLoader:
         """Make the next pass that of `epoch`, for the data set and a sampler that knows ranks."""
         self._epochs.set(epoch)
 
+    @property
+    def passes(self) -> int:
+        """Return the number of passes that have ended, those before a resume included."""
+        return self._progress.passes
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, for a checkpoint; a stateful loader's is its own."""
         own = getattr(self.loader, "state_dict", None)
