@@ -137,10 +137,8 @@ class Checkpoint:
             self._saver.finish()
             reason = self.notice or "another process's notice"
             failed = self._saver.failure
-            saved = (
-                f"a checkpoint, which could not be saved: {failed}" if failed else "a checkpoint"
-            )
-            say(f"checkpoint  {reason}: ended after step {self.steps} with {saved}. Run it again.")
+            how = f"without a new checkpoint ({failed})" if failed else "with a checkpoint"
+            say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
             if process_group.world_size() > 1:
                 process_group.all_ranks(None)  # the first rank that ends has the others ended
             raise SystemExit(GO_ON_LATER)
