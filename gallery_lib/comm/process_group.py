@@ -138,6 +138,9 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     if here.launcher is not TORCHRUN and here.world_size == 1:
         return
     meeting_file = os.environ.get(RENDEZVOUS_VARIABLE)
+    if meeting_file and (restart := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+        # What the processes of an earlier start have left in the file is not for these.
+        meeting_file += f"-{restart}"
     step = None
     if meeting_file is None and not set(os.environ) >= _ADDRESS:
         if here.world_size == 1:

@@ -23,7 +23,7 @@ from typing import Any
 from gallery_lib.comm import rendezvous
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, switches
-from gallery_lib.launcher import description, killed_ranks
+from gallery_lib.launcher import description, killed_ranks, restarts
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
@@ -36,7 +36,7 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     threads = threads_of(config, launch.nproc_per_node)
     variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
-    if launch.nnodes == 1:
+    if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
     if config.compiler_opt:
         variables |= cache.cache_variables() | allocator.allocator_variables()
@@ -201,7 +201,9 @@ def main(arguments: Sequence[str]) -> None:
         arguments = order["arguments"]
     _report_killed_ranks()
     _let_no_rank_block_the_others()
-    run.main(list(arguments))
+    restarts.go_on_later_is_final()
+    with restarts.exit_code_told():
+        run.main(list(arguments))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError, InputError, LoaderKilled
-from gallery_lib.launcher import description
+from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled
+from gallery_lib.launcher import description, restarts
 from gallery_lib.system.processes import die_with_parent
 from gallery_lib.train.failure import ErrorReport, killed_loader
 
@@ -44,7 +44,7 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
     run = None if arguments else description.of_this_run()
     if run is not None:
         os.environ.pop(description.VARIABLE)  # what this process may start is no part of the run
-        return run.config
+        return restarts.resumed(run.config) if run.restarts else run.config
     (config,) = parse_command_line(
         arguments,
         TrainConfig,
@@ -72,6 +72,9 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
             read_ahead()
         body(config)
         return 0
+    except GoOnLater as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     except BaseException as error:
         if run_dir:
             _report(error, int(rank)).write(run_dir)

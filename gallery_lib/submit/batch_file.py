@@ -17,7 +17,8 @@ from gallery_lib.comm.scheduler import FIRST_PORT, PORTS
 from gallery_lib.config import SlurmConfig, command_line
 from gallery_lib.errors import InputError
 from gallery_lib.submit import program
-from gallery_lib.submit.program import GO_ON_LATER, Program
+from gallery_lib.submit.program import Program
+from gallery_lib.system.exit_codes import GO_ON_LATER
 
 COMMENT = "gallery:"
 """Beginning of a job's comment, by which `gallery jobs` knows it; the run's folder follows."""

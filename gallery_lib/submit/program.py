@@ -19,8 +19,6 @@ from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.launcher import run_folder
 from gallery_lib.system import paths
 
-GO_ON_LATER = 75
-"""Exit code of a training that has saved its state and wants to be started again."""
 CHECKPOINT_EVERY = "10min"
 """Interval of a job's checkpoints, unless another was given."""
 AGENT = ("-m", "gallery_lib.cluster.torchrun")
@@ -135,7 +133,7 @@ def folder(run_dir: str | None, target: str) -> Path:
     """
     if run_dir is None:
         return paths.runs_dir().absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name_of(target)}"
-    return run_folder.checked(run_dir, make=False).absolute()
+    return run_folder.checked(run_dir, make=False, resume=True).absolute()
 
 
 def launcher() -> list[str]:

@@ -38,6 +38,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "data": "data sets as files; `loading/`: batches on the device, divided among ranks",
     },
     {
+        "checkpoint": "state of a training: saved in the background, found whole, gone on from",
         "memory": "host allocator, channels_last and its guard",
         "models": "architectures that no well-kept library has",
     },

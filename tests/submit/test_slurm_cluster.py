@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 TASK = f"{Path(__file__).parents[1] / 'helpers' / 'tiny_task.py'}:SLEEPING"
 STEPS = 16
 TRAINING = [f"--max_steps={STEPS}", "--log_interval=1", "--no-evaluate", "--workers=0"]
+CHECKPOINTS = "--checkpoint_every=2"
 SCRIPT = """
 import sys
 import torch
@@ -92,7 +93,7 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     """It is preempted by an urgent job, told that its time is up, and loses a node."""
     run_dir = tmp_path / "interrupted"
     words = [TASK, "--nodes=2", "--gpus-per-node=1", "--time=20", f"--run_dir={run_dir}", *TRAINING]
-    job = submit(cluster, *words)
+    job = submit(cluster, *words, CHECKPOINTS)
     shown = cluster.run(*GALLERY, "jobs").stdout
     assert job in shown and str(run_dir) in shown, shown
 

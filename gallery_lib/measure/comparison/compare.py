@@ -49,7 +49,7 @@ def _check_comparable(variants: Mapping[str, TrainConfig], launch: LaunchConfig)
             f"{', '.join(variants)}.",
             parameter="variants",
         )
-    if launch.nnodes > 1:
+    if launch.hosts != (1, 1):
         raise InputError(
             f"nnodes={launch.nnodes}: a comparison runs on one host, "
             "where its variants take turns. "
