@@ -1,6 +1,7 @@
 """Notice to end: SIGTERM and SIGUSR1, as schedulers send them, or a file that a launcher writes.
 
-A process that listens goes on until it is at the end of a step. A second SIGTERM ends it at once.
+A process that listens goes on until it is at the end of a step. A second SIGTERM ends it at once,
+unless it follows the first within seconds: a scheduler and torchrun may both send one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,7 @@ REQUEST_FILE = "end-requested"
 ENDED_FILE = "ended-early.json"
 """File in a run's folder that says why a run ended before its last step, and how it goes on."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_ONE_NOTICE_SECONDS = 2.0
 
 
 class Notice:
@@ -30,7 +33,7 @@ class Notice:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = None if folder is None else folder / REQUEST_FILE
-        self._signal = ""
+        self._signal, self._since = "", 0.0
 
     def heard(self) -> str:
         """Return the name of the signal that came, here or at the launcher; "" before."""
@@ -48,10 +51,12 @@ class Notice:
         before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
 
         def note(number: int, frame: FrameType | None) -> None:
-            if self._signal and number == signal.SIGTERM:
+            again = self._signal and time.monotonic() - self._since > _ONE_NOTICE_SECONDS
+            if again and number == signal.SIGTERM:
                 signal.signal(number, before[number] or signal.SIG_DFL)
                 os.kill(os.getpid(), number)
-            self._signal = self._signal or signal.Signals(number).name
+            if not self._signal:
+                self._signal, self._since = signal.Signals(number).name, time.monotonic()
 
         for number in SIGNALS:
             signal.signal(number, note)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,13 @@ from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.memory import allocator
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
+from gallery_lib.system.processes import (
+    HEARS_NOTICE_VARIABLE,
+    LAUNCHED_AT_VARIABLE,
+    began_at,
+    end_supervised,
+    supervised,
+)
 from gallery_lib.train.resolved import threads_of
 
 
@@ -38,6 +45,8 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
     if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
+    if config.checkpoint_every is not None:
+        variables[HEARS_NOTICE_VARIABLE] = "1"
     if config.compiler_opt:
         variables |= cache.cache_variables() | allocator.allocator_variables()
     return variables
@@ -184,6 +193,12 @@ def _let_no_rank_block_the_others() -> None:
     api.SubprocessContext._start = started_commands  # type: ignore[method-assign]
 
 
+def _leave_notices_to_the_ranks() -> None:
+    """Have torchrun ignore SIGTERM, which would end its ranks before they have saved anything."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # torchrun's --signals-to-handle
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun; without arguments import it first and wait for them on standard input."""
     rendezvous.listen_where_told()
@@ -199,6 +214,8 @@ def main(arguments: Sequence[str]) -> None:
             os.dup2(errors.fileno(), 2)
             os.dup2(nothing.fileno(), 0)
         arguments = order["arguments"]
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        _leave_notices_to_the_ranks()
     _report_killed_ranks()
     _let_no_rank_block_the_others()
     restarts.go_on_later_is_final()

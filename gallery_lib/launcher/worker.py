@@ -25,7 +25,7 @@ from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled
 from gallery_lib.launcher import description, restarts
-from gallery_lib.system.processes import die_with_parent
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
 from gallery_lib.train.failure import ErrorReport, killed_loader
 
 
@@ -137,8 +137,14 @@ def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> N
 
 
 def _signals_as_in_a_new_process() -> None:
-    """Restore default signal handling: a forked process has torchrun's handlers, which raise."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    """Restore default signal handling: a forked process has torchrun's handlers, which raise.
+
+    A rank that takes SIGTERM for a notice still ignores it, until it listens.
+    """
+    default = {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        default.remove(signal.SIGTERM)
+    for number in default:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -112,7 +112,6 @@ def _agent(job: Program, config: SlurmConfig, folder: Path) -> list[str]:
             f"{python} {shlex.join(program.AGENT)}",
             f'--nnodes="$SLURM_NNODES" --nproc-per-node={each}',
             '--rdzv-backend=c10d --rdzv-endpoint="$head_node:$port" --rdzv-id="$SLURM_JOB_ID"',
-            f"--shutdown-timeout={config.notice}",
             f"--log-dir={folder}/ranks --tee=3",
         ]
         return [*agent, shlex.join(job.words)]
@@ -132,6 +131,10 @@ _RENDEZVOUS = f"""\
 # The agents of all nodes meet on the first one, at a port that is this job's own.
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))
+"""
+_SIGNALS = """\
+# torchrun passes the notice on to the processes, and waits so long for them to save and end.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT={notice}
 """
 _NOTICE = """\
 # Slurm tells this shell before the time limit. The training saves its state and ends.
@@ -168,12 +171,7 @@ def text(job: Program, config: SlurmConfig, folder: Path) -> str:
         if config.cpus_per_node
         else ""
     )
-    signals = (
-        "export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-        "  # torchrun passes them on\n"
-        if job.config is None
-        else ""
-    )
+    signals = _SIGNALS.format(notice=config.notice) if job.config is None else ""
     output = f"--output={folder}/slurm-%j-node%n.out --open-mode=append"
     step = " \\\n    ".join([f"srun {output}", *_agent(job, config, folder)])
     return "\n".join(

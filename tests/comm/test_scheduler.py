@@ -70,7 +70,7 @@ def test_a_task_of_srun_is_a_host_with_one_process_and_one_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, launch = placed(monkeypatch, STEP)
-    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == (5, 3, 1)
+    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == ("5", 3, 1)
     assert (launch.master_addr, launch.master_port) == ("localhost", 20_000 + 17 + 2 * 97)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
     assert config.threads is not None
@@ -81,7 +81,7 @@ def test_the_only_task_of_a_node_starts_the_processes_of_its_node(
 ) -> None:
     variables = {**STEP, **ONE_A_NODE, "SLURM_PROCID": "1"}
     config, launch = placed(monkeypatch, variables, nproc_per_node=2, master_port=5)
-    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == (3, 1, 2)
+    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == ("3", 1, 2)
     assert (launch.master_port, config.threads) == (5, None)  # what was given stays
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 

@@ -126,6 +126,10 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
         cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", seconds=150)["ExitCode"] == "0:0"
     )
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    agent = (run_dir / f"slurm-{job}-node0.out").read_text()
+    assert agent.count("the run has ended after step") == 2, agent  # told by SIGTERM, by SIGUSR1
+    assert agent.count("resumed  from") == 3
+    assert "Exited with exit code 75" in (run_dir / f"slurm-{job}.out").read_text()
 
     alone = tmp_path / "alone"
     left_alone = submit(cluster, *words[:3], f"--run_dir={alone}", *TRAINING)
