@@ -208,8 +208,8 @@ class Writer:
         failure = ""
         try:
             part()
-        except Exception as error:
-            failure = _in_words(error)
+        except (Exception, CheckpointException) as error:  # torch's is a BaseException
+            failure = _in_words(error, self.folder)
         return next(filter(None, self._all_ranks(failure)), "")
 
 
@@ -245,11 +245,15 @@ def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _in_words(error: BaseException) -> str:
+def _in_words(error: BaseException, folder: Path) -> str:
     """Return in one line why a checkpoint could not be written."""
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
-    if isinstance(error, OSError) and error.errno is not None:
-        return refusal(error)
+    cause: BaseException | None = error
+    while cause is not None:  # torch.save hides that a disk is full behind an error of its own
+        if isinstance(cause, OSError) and cause.errno is not None:
+            cause.filename = cause.filename or str(folder)
+            return refusal(cause)
+        cause = cause.__cause__ or cause.__context__
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

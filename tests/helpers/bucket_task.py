@@ -7,8 +7,10 @@ and batch norm, the optimizer momentum and a schedule. `SLOW` takes its time ove
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,7 +73,10 @@ class Model(nn.Module):
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return the cross-entropy of a batch."""
+    """Return the cross-entropy of a batch; note its samples where RECORD_SAMPLES names a folder."""
+    if folder := os.environ.get("RECORD_SAMPLES"):
+        with (Path(folder) / f"{os.getpid()}.txt").open("a") as file:
+            print(*batch[2].tolist(), file=file)
     return F.cross_entropy(model(batch[0]), batch[1])
 
 

@@ -58,6 +58,14 @@ def _check_comparable(variants: Mapping[str, TrainConfig], launch: LaunchConfig)
             parameter="nnodes",
         )
     first, second = variants.values()
+    for variant in (first, second):
+        if variant.checkpoint_every is not None or variant.resume is not None:
+            name = "resume" if variant.checkpoint_every is None else "checkpoint_every"
+            raise InputError(
+                f"{name}={getattr(variant, name)}: a comparison is of undisturbed steps, and a run "
+                "that was resumed or saves checkpoints has others. Leave it out.",
+                parameter=name,
+            )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(
