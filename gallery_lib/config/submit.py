@@ -60,6 +60,13 @@ class SlurmConfig:
         unit="times",
         minimum=0,
     )
+    max_restarts: int = option(
+        0,
+        "How often the processes are started again on their nodes, without a new place in the "
+        "queue, when one of them fails. They go on from the last checkpoint.",
+        unit="times",
+        minimum=0,
+    )
     dry_run: bool = option(False, "Print the batch file and end. Nothing is written or queued.")
 
 

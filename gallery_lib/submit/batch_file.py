@@ -112,7 +112,7 @@ def _agent(job: Program, config: SlurmConfig, folder: Path) -> list[str]:
             f"{python} {shlex.join(program.AGENT)}",
             f'--nnodes="$SLURM_NNODES" --nproc-per-node={each}',
             '--rdzv-backend=c10d --rdzv-endpoint="$head_node:$port" --rdzv-id="$SLURM_JOB_ID"',
-            f"--log-dir={folder}/ranks --tee=3",
+            f"--max-restarts={config.max_restarts} --log-dir={folder}/ranks --tee=3",
         ]
         return [*agent, shlex.join(job.words)]
     model = f"--model={job.config.model}"
@@ -122,7 +122,11 @@ def _agent(job: Program, config: SlurmConfig, folder: Path) -> list[str]:
         f"{python} {shlex.join(program.launcher())}",
         f'--nnodes="$SLURM_NNODES" --nproc_per_node={each}',
     ]
-    if config.nodes > 1:
+    if config.max_restarts:
+        lines.append(f"--max_restarts={config.max_restarts}")
+    if config.nodes > 1 and config.max_restarts:
+        lines.append('--rdzv_endpoint="$head_node:$port" --rdzv_id="$SLURM_JOB_ID"')
+    elif config.nodes > 1:
         lines.append('--master_addr="$head_node" --master_port="$port"')
     return [*lines, shlex.join(words)]
 

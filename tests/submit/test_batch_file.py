@@ -75,13 +75,23 @@ def test_a_node_has_one_agent_which_meets_the_others_by_slurms_variables() -> No
     assert f"--run_dir={FOLDER}" in launched
 
 
+def test_nodes_whose_processes_may_start_again_meet_under_the_jobs_number() -> None:
+    launched = step(text(nodes=2, max_restarts=3))
+    assert (
+        '--max_restarts=3 --rdzv_endpoint="$head_node:$port" --rdzv_id="$SLURM_JOB_ID"' in launched
+    )
+    assert "--master_addr" not in launched
+
+
 def test_a_script_gets_torchrun_its_own_words_and_logs_by_rank(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     launched = step(text(str(script), "--name", "a b", nodes=2, nproc_per_node=4))
     assert '--nnodes="$SLURM_NNODES" --nproc-per-node=4' in launched
     assert '--rdzv-endpoint="$head_node:$port" --rdzv-id="$SLURM_JOB_ID"' in launched
-    assert launched.endswith(f"--log-dir={FOLDER}/ranks --tee=3 {script} --name 'a b'")
+    assert launched.endswith(
+        f"--max-restarts=0 --log-dir={FOLDER}/ranks --tee=3 {script} --name 'a b'"
+    )
 
 
 STUBS = {

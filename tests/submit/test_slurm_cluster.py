@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster.conftest import GALLERY, processes_of, why_no_lab
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
@@ -45,6 +47,35 @@ dist.all_gather_object(everyone, (sorted(seen), round(model.weight.grad.item(), 
 if dist.get_rank() == 0:
     print("argument", sys.argv[1], "saw", sorted(sum((s for s, _ in everyone), [])))
     print("gradients alike", len({gradient for _, gradient in everyone}) == 1, flush=True)
+dist.destroy_process_group()
+"""
+WITH_CHECKPOINTS = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from gallery_lib import Config, accelerate
+from gallery_lib.checkpoint import Checkpoint
+
+torch.manual_seed(0)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+samples = DataLoader(TensorDataset(torch.arange(16.0).view(16, 1)), batch_size=1)
+model, loader, optimizer = accelerate(model, samples, optimizer, Config.plain())
+checkpoint = Checkpoint(
+    sys.argv[1], model=model, optimizer=optimizer, loader=loader, every=1000
+)
+for epoch in range(checkpoint.epoch, 2):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        time.sleep(0.4)
+        if dist.get_rank() == 0:
+            print("step", checkpoint.steps + 1, flush=True)
+        checkpoint.step()
+checkpoint.close()
 dist.destroy_process_group()
 """
 SEES_ALL = f"saw {[float(number) for number in range(16)]}"
@@ -152,9 +183,23 @@ def restarted(cluster: SlurmCluster, job: str, run_dir: Path) -> None:
     )
 
 
-def test_a_script_trains_as_tasks_of_srun_and_as_a_job(
+def test_a_killed_process_is_started_again_on_its_node(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
+    run_dir = tmp_path / "run"
+    words = ["--nodes=2", "--max_restarts=1", f"--run_dir={run_dir}", *TRAINING, CHECKPOINTS]
+    job = submit(cluster, TASK, *words)
+    wait_for_step(cluster, run_dir, 3)
+    processes = [psutil.Process(pid) for pid in cluster.lab.processes(2)]
+    torchrun = [one for one in processes if "gallery_lib.launcher.torchrun" in one.cmdline()]
+    rank = next(one for one in torchrun if one.parent() in torchrun and one.children() == [])
+    rank.kill()
+    ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+
+
+def test_a_script_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = cluster.run(
@@ -164,14 +209,27 @@ def test_a_script_trains_as_tasks_of_srun_and_as_a_job(
     assert "argument plain" in done.stdout and SEES_ALL in done.stdout, done.stdout
     assert "gradients alike True" in done.stdout
 
-    run_dir = tmp_path / "job"
-    job = submit(cluster, str(script), "--nodes=2", f"--run_dir={run_dir}", "--", "as a job")
-    cluster.wait_for(job, "COMPLETED", "FAILED", seconds=120)
-    said = "".join(file.read_text() for file in sorted(run_dir.glob("slurm-*node*.out")))
-    assert "argument as a job" in said and SEES_ALL in said, said
-    logs = {log.parent.name for log in (run_dir / "ranks").rglob("stdout.log")}
-    assert logs == {"0"}  # each node numbers its own; both nodes have a folder
-    assert len(list((run_dir / "ranks").rglob("stdout.log"))) == 2
+
+def test_a_script_with_checkpoints_is_told_of_the_end_and_goes_on(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    script, run_dir = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(WITH_CHECKPOINTS)
+    words = [f"--run_dir={run_dir}", "--", str(tmp_path / "checkpoints")]
+    job = submit(cluster, str(script), "--nodes=2", *words)
+
+    def said() -> str:
+        return "".join(file.read_text() for file in sorted(run_dir.glob("slurm-*node*.out")))
+
+    cluster.until(lambda: "step 3\n" in said(), "the script does not train", seconds=120)
+    assert cluster.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said()
+    steps = [int(step) for step in re.findall(r"step (\d+)$", said(), re.MULTILINE)]
+    assert steps == list(range(1, 17)), said()  # none twice, so it went on where it was
+    # Each node numbers its own ranks, in a folder for each start.
+    logs = list((run_dir / "ranks").rglob("stdout.log"))
+    assert {log.parent.name for log in logs} == {"0"} and len(logs) == 4
 
 
 def test_the_launcher_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
