@@ -84,6 +84,20 @@ def listening_on(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
 
 
+def own_address(host: str, port: int) -> str:
+    """Return the address under which `host` sees this host; nothing is sent.
+
+    The host's name serves where there is no way to `host`.
+    """
+    try:
+        family = socket.getaddrinfo(host, port)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
 def listen_where_told() -> None:
     """Make torch's stores in this process listen on their given address alone."""
     import torch.distributed as dist

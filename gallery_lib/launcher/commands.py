@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host
+from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host, own_address
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.torchrun import environment_of
@@ -41,12 +41,15 @@ def torchrun_command(
     if on_one_host(launch):
         command += meeting_arguments(run_dir)
     elif launch.elastic or launch.rdzv_endpoint is not None:
-        home = f"{launch.master_addr}:{launch.master_port or preflight.PORT}"
+        host, port = preflight.endpoint(launch)
+        # torch asks a name server which host this is.
+        is_host = int(preflight.can_listen(host, port))
         command += [
             "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={launch.rdzv_endpoint or home}",
+            f"--rdzv-endpoint={host}:{port}",
             f"--rdzv-id={launch.rdzv_id or RUN_ID}",
-            f"--rdzv-conf={_ELASTIC_CONF}",
+            f"--rdzv-conf={_ELASTIC_CONF},is_host={is_host}",
+            f"--local-addr={host if is_host else own_address(host, port)}",
         ]
     else:
         command += [

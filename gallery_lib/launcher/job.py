@@ -155,7 +155,9 @@ class Job:
         code = shell_exit_code(self._process.wait())
         self._leave()
         if code == 0:
-            return read_results(self.run_dir) if self.launch.node_rank == 0 else None
+            # Where hosts come and go, rank 0 may have been on any of them.
+            first = self.launch.node_rank == 0 or self.launch.elastic
+            return read_results(self.run_dir) if first else None
         if code == GoOnLater.exit_code:
             raise GoOnLater(self._ended_early())
         raise failure.of_run(

@@ -66,6 +66,7 @@ def _check_devices(launch: LaunchConfig) -> None:
 
 def _check_hosts(launch: LaunchConfig) -> None:
     most = launch.hosts[1]
+    endpoint(launch)
     if launch.node_rank >= most:
         raise InputError(
             f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
@@ -78,6 +79,32 @@ def _check_hosts(launch: LaunchConfig) -> None:
             "the address of host 0, as the other hosts see it.",
             parameter="master_addr",
         )
+
+
+def endpoint(launch: LaunchConfig) -> tuple[str, int]:
+    """Return host and port at which the hosts of a run whose number may change meet.
+
+    Raises:
+        InputError: for text that is not HOST:PORT.
+    """
+    if launch.rdzv_endpoint is None:
+        return launch.master_addr, launch.master_port or PORT
+    host, _, port = launch.rdzv_endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"rdzv_endpoint={launch.rdzv_endpoint!r} must be HOST:PORT, such as 10.0.0.1:29400.",
+            parameter="rdzv_endpoint",
+        )
+    return host, int(port)
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Return whether this host has that address, and nobody listens there yet."""
+    try:
+        listening_on(host, port).close()
+    except OSError:
+        return False
+    return True
 
 
 def _at_home(launch: LaunchConfig) -> bool:

