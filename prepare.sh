@@ -28,8 +28,9 @@ and makes mock data. What is there already is kept, so that a second run takes s
                      made; may be repeated
   --lab              afterwards start JupyterLab with copies of the notebooks, in my_notebooks/; it
                      listens on this machine alone and asks for a token
-  --test             also install the tools for development (as root, Debian's chromium and iproute2
-                     too), then run every check and all tests but those for a GPU
+  --test             also install the tools for development (as root, Debian's chromium, iproute2,
+                     slurm-wlm and munge too), then run every check and all tests but those for a
+                     GPU
   --into-current     install what is missing into the active environment instead of .venv, and leave
                      its torch at the version it has
   --data PRESET      mock data to make: small (default) or imagenet-sized

@@ -58,6 +58,15 @@ class SilentRank(RunFailed):
     """A rank of a run of several processes hangs, was stopped, or cannot be reached."""
 
 
+class GoOnLater(GalleryError):
+    """A run was told to end, and has saved a checkpoint from which it can go on.
+
+    The exit code is EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
+    """
+
+    exit_code = 75
+
+
 class LoaderKilled(RunFailed):
     """A data-loading process was killed, or ended by itself, while a rank waited for it."""
 

@@ -16,6 +16,7 @@ from gallery_lib.cli.commands import (
     bench,
     compare,
     doctor,
+    jobs,
     lab,
     list_tasks,
     pack,
@@ -23,7 +24,9 @@ from gallery_lib.cli.commands import (
     run,
     show,
     site,
+    submit,
 )
+from gallery_lib.comm import scheduler
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
@@ -64,6 +67,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             prog="launch_single_task.py",
             description="Train one task of the gallery, over torchrun.",
         )
+        config, launch_config = scheduler.placed(config, launch_config)
         if launch_config.dry_run:
             from gallery_lib.launcher.commands import dry_run
 
@@ -151,6 +155,15 @@ _COMMANDS: dict[str, Command] = {
         _MEASURE,
         "several hosts on this machine, with emulated links, to run distributed training on",
     ),
+    "submit": Command(
+        submit.main,
+        submit.LINE,
+        _MEASURE,
+        "a training as a job of Slurm, or as a TrainJob for Kubernetes",
+    ),
+    "jobs": Command(
+        jobs.main, jobs.LINE, _READ, "the jobs that `gallery submit slurm` has in the queue"
+    ),
     "show": Command(
         show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"
     ),
@@ -190,6 +203,9 @@ EXAMPLES = {
     "gallery bench --waterfall resnet50": "what each technique adds",
     "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
     "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
+    "gallery submit slurm resnet50 --nodes 2 --time 4:00:00": (
+        "a job on two nodes, which goes on after its time limit"
+    ),
     "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
 }

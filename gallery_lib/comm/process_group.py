@@ -2,7 +2,8 @@
 
 An initialised `torch.distributed` is the truth. Before that, the variables of the launcher tell:
 torchrun's, or those of a scheduler's launcher (Slurm's srun, Open MPI, MPICH and Intel MPI). A
-process that none of them describes is alone, and gets no process group.
+process that none of them describes is alone, and gets no process group. Processes of srun meet on
+the first host of their step where MASTER_ADDR and MASTER_PORT name no place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from gallery_lib.comm import rendezvous, scheduler
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
@@ -30,10 +32,11 @@ class Launcher(NamedTuple):
 
 
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+# Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
+SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 LAUNCHERS = (
     TORCHRUN,
-    # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
-    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    SRUN,
     Launcher(
         "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
     ),
@@ -51,15 +54,6 @@ class Place(NamedTuple):
     launcher: Launcher | None
 
 
-def _number(variable: str) -> int:
-    text = os.environ[variable]
-    if not text.strip().isdecimal():
-        raise InputError(
-            f"environment variable {variable}={text!r} must be a whole number.", parameter=variable
-        )
-    return int(text)
-
-
 def place() -> Place:
     """Return this process's place: from torch.distributed, else from its launcher's variables.
 
@@ -69,12 +63,12 @@ def place() -> Place:
     launcher = next((known for known in LAUNCHERS if known.world_size in os.environ), None)
     local_rank = None
     if launcher is not None and os.environ.get(launcher.local_rank):
-        local_rank = _number(launcher.local_rank)
+        local_rank = scheduler.number(launcher.local_rank)
     if dist.is_available() and dist.is_initialized():
         return Place(dist.get_rank(), dist.get_world_size(), local_rank, launcher)
     if launcher is None:
         return Place(0, 1, None, None)
-    size = _number(launcher.world_size)
+    size = scheduler.number(launcher.world_size)
     if size <= 1:
         return Place(0, 1, local_rank, launcher)
     if launcher.rank not in os.environ:
@@ -83,7 +77,7 @@ def place() -> Place:
             "set. Start the script with torchrun, or unset it to train in one process.",
             parameter=launcher.rank,
         )
-    rank = _number(launcher.rank)
+    rank = scheduler.number(launcher.rank)
     if rank >= size:
         raise InputError(
             f"{launcher.rank}={rank} must be below {launcher.world_size}={size}.",
@@ -123,6 +117,8 @@ def device() -> torch.device:
     return own_device
 
 
+_ADDRESS = {"MASTER_ADDR", "MASTER_PORT"}
+"""Variables that say where processes meet."""
 _made_here = False
 """Whether this module made the default process group, and so has to end it."""
 
@@ -142,9 +138,15 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     if here.launcher is not TORCHRUN and here.world_size == 1:
         return
     meeting_file = os.environ.get(RENDEZVOUS_VARIABLE)
-    if meeting_file is None and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+    if meeting_file and (restart := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+        # What the processes of an earlier start have left in the file is not for these.
+        meeting_file += f"-{restart}"
+    step = None
+    if meeting_file is None and not set(os.environ) >= _ADDRESS:
         if here.world_size == 1:
             return
+        step = scheduler.slurm_step() if here.launcher is SRUN else None
+    if meeting_file is None and step is None and not set(os.environ) >= _ADDRESS:
         raise InputError(
             f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
             "MASTER_PORT do not say where they meet. Export both (the first host's name and a free "
@@ -154,15 +156,36 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     own_device = device()
     # A process that is alone has nobody to send to: it need not wait for NCCL, nor give it memory.
     over_nccl = own_device.type == "cuda" and here.world_size > 1
+    store: dist.Store | None = None
+    if meeting_file:
+        store = dist.FileStore(meeting_file, here.world_size)
+    elif step is not None:
+        store = _store_of(step, timeout_seconds)
     dist.init_process_group(
         backend="nccl" if over_nccl else "gloo",
-        store=dist.FileStore(meeting_file, here.world_size) if meeting_file else None,
+        store=store,
         rank=here.rank,
         world_size=here.world_size,
         timeout=timedelta(seconds=timeout_seconds),
         device_id=own_device if over_nccl else None,
     )
     _made_here = True
+
+
+def _store_of(step: scheduler.SlurmStep, timeout_seconds: float) -> dist.Store:
+    """Return the store at which the tasks of a step of srun meet; rank 0 listens for the others."""
+    host = os.environ.get("MASTER_ADDR") or step.host
+    port = int(os.environ.get("MASTER_PORT") or step.port)
+    own = step.rank == 0
+    scheduler.check_host(host, own=own and step.nodes > 1)
+    return dist.TCPStore(
+        host,
+        port,
+        step.tasks,
+        own,
+        timeout=timedelta(seconds=timeout_seconds),
+        master_listen_fd=rendezvous.listening_on(host, port).detach() if own else None,
+    )
 
 
 def leave() -> None:

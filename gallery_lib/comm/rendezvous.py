@@ -30,7 +30,7 @@ Nobody else reads the file, and it only grows, so the interval is long.
 
 def on_one_host(launch: LaunchConfig) -> bool:
     """Return whether all processes of a run are on this host, and no port was asked for."""
-    return launch.nnodes == 1 and launch.master_port is None
+    return launch.hosts == (1, 1) and launch.master_port is None
 
 
 def loopback_interface() -> dict[str, str]:
@@ -70,8 +70,9 @@ def meeting_environment(run_dir: Path | str) -> dict[str, str]:
 
 def forget_meeting(run_dir: Path | str) -> None:
     """Remove the rendezvous files of an earlier run; a new run would take its data for its own."""
-    for name in (MEETING_FILE, RENDEZVOUS_FILE):
-        (Path(run_dir) / name).unlink(missing_ok=True)
+    (Path(run_dir) / MEETING_FILE).unlink(missing_ok=True)
+    for path in Path(run_dir).glob(f"{RENDEZVOUS_FILE}*"):  # with the number of a restart
+        path.unlink(missing_ok=True)
 
 
 def listening_on(host: str, port: int) -> socket.socket:
@@ -81,6 +82,20 @@ def listening_on(host: str, port: int) -> socket.socket:
         OSError: where that cannot be.
     """
     return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the address under which `host` sees this host; nothing is sent.
+
+    The host's name serves where there is no way to `host`.
+    """
+    try:
+        family = socket.getaddrinfo(host, port)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def listen_where_told() -> None:

@@ -31,6 +31,7 @@ from gallery_lib.config.notebooks import (
     WireConfig,
     YourModelConfig,
 )
+from gallery_lib.config.submit import KubernetesConfig, SlurmConfig
 from gallery_lib.config.training import CompareConfig, LaunchConfig, TrainConfig
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Compute",
     "Config",
     "ConvergenceConfig",
+    "KubernetesConfig",
     "LabConfig",
     "LabNameConfig",
     "LabRunConfig",
@@ -53,6 +55,7 @@ __all__ = [
     "RecordConfig",
     "ReplayConfig",
     "SiteConfig",
+    "SlurmConfig",
     "TrainConfig",
     "Tune",
     "WalkConfig",

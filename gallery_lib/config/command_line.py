@@ -109,8 +109,6 @@ class CommandLine:
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if self.behind_dashes:
-            parser.usage = f"%(prog)s [options] -- {self.behind_dashes}"
         if self.actions:
             parser.add_argument(
                 "action",
@@ -120,6 +118,9 @@ class CommandLine:
             )
         if self.operands is not None:
             self.operands(parser)
+        if self.behind_dashes:
+            words = [str(action.metavar) for action in parser._actions if not action.option_strings]
+            parser.usage = " ".join(["%(prog)s", *words, f"[options] -- {self.behind_dashes}"])
         for cls in self.classes:
             add_arguments(parser, cls, skip=tuple(self.fixed))
         return parser

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gallery_lib.config.options import option
+from gallery_lib.errors import InputError
 
 NO_LOSS_PARITY = (
     "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no "
     "such mode. Use O1 (autocast) or O0 (fp32)."
 )
 """Reason why O2 and O3 are not offered."""
+_MOST_HOSTS = 4096
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,19 @@ class TrainConfig:
     run_dir: str | None = option(
         None, "Run directory. It must not hold a finished run. Default: a new one below runs/."
     )
+    checkpoint_every: str | None = option(
+        None,
+        "Save a checkpoint every so many steps (20) or minutes (10min), in the background. "
+        "A step waits for a copy of the weights and optimizer states. Default: none.",
+    )
+    keep: int = option(
+        2, "Newest checkpoints to keep; older ones are deleted.", unit="units", minimum=1
+    )
+    resume: str | None = option(
+        None,
+        "Go on from a checkpoint: auto is the newest whole one of run_dir, where there is one; "
+        "else a folder. Default: start anew.",
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +203,11 @@ class LaunchConfig:
         unit="processes",
         minimum=1,
     )
-    nnodes: int = option(1, "Hosts that take part.", unit="hosts", minimum=1)
+    nnodes: str = option(
+        "1",
+        "Hosts that take part: a number, or MIN:MAX. With MIN:MAX the run goes on from its last "
+        "checkpoint when a host is lost or joins, and needs checkpoint_every.",
+    )
     node_rank: int = option(0, "This host's number among them, from 0.", minimum=0)
     master_addr: str = option("127.0.0.1", "Address of host 0, as the other hosts see it.")
     master_port: int | None = option(
@@ -197,7 +216,55 @@ class LaunchConfig:
         minimum=1,
         maximum=65535,
     )
+    max_restarts: int = option(
+        0,
+        "Times that the run's processes are started again, from the last checkpoint, after one "
+        "of them has failed. Needs checkpoint_every.",
+        unit="times",
+        minimum=0,
+    )
+    rdzv_endpoint: str | None = option(
+        None,
+        "HOST:PORT where the hosts of MIN:MAX meet. Default: master_addr and master_port.",
+    )
+    rdzv_id: str | None = option(
+        None, "Name of the run at that place, the same on all hosts. Default: gallery."
+    )
     dry_run: bool = option(False, "Print the torchrun command and end.")
+
+    def __post_init__(self) -> None:
+        """Take a number of hosts as well as its text."""
+        object.__setattr__(self, "nnodes", str(self.nnodes))
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Return the least and the greatest number of hosts.
+
+        Raises:
+            InputError: for text that is neither a number nor MIN:MAX.
+        """
+        least, colon, most = self.nnodes.partition(":")
+        numbers = [least, most] if colon else [least, least]
+        if all(number.strip().isdecimal() for number in numbers):
+            low, high = map(int, numbers)
+            if 1 <= low <= high <= _MOST_HOSTS:
+                return low, high
+        raise InputError(
+            f"nnodes={self.nnodes!r} must be a number of hosts from 1 to {_MOST_HOSTS}, or MIN:MAX "
+            "such as 1:4.",
+            parameter="nnodes",
+        )
+
+    @property
+    def elastic(self) -> bool:
+        """Return whether the number of hosts may change."""
+        least, most = self.hosts
+        return least != most
+
+    @property
+    def restarts(self) -> bool:
+        """Return whether the processes may be started again while the run lasts."""
+        return self.elastic or self.max_restarts > 0
 
 
 @dataclass(frozen=True)

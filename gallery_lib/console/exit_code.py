@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gallery_lib.console import signals
-from gallery_lib.errors import GalleryError, did_you_mean
+from gallery_lib.errors import GalleryError, GoOnLater, did_you_mean
 from gallery_lib.system.exit_codes import exit_code_of_signal
 
 INTERRUPTED, READER_GONE, TERMINATED = (
@@ -188,7 +188,9 @@ def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) 
             return body() or 0
     except GalleryError as error:
         if signals.received() is None:
-            print(f"{error_prefix}: {error}", file=sys.stderr)
+            # A run that was told to end has not failed.
+            prefix = "" if isinstance(error, GoOnLater) else f"{error_prefix}: "
+            print(f"{prefix}{error}", file=sys.stderr)
             return error.exit_code
     except (KeyboardInterrupt, signals.Terminated):
         pass

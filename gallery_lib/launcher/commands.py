@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host
+from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host, own_address
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.torchrun import environment_of
@@ -18,6 +18,12 @@ from gallery_lib.train.resolved import resolve
 TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
 WORKER = "gallery_lib.launcher.worker"
 """Module that each process of a training run executes."""
+RUN_ID = "gallery"
+"""Name of a run at the place where its hosts meet, unless told otherwise."""
+_ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=5"
+"""Limits of torchrun's rendezvous in seconds. A host counts as lost after ten seconds of silence,
+and others are waited for that long after the least number is there.
+"""
 
 
 def torchrun_command(
@@ -34,12 +40,25 @@ def torchrun_command(
     command = [*TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
         command += meeting_arguments(run_dir)
+    elif launch.elastic or launch.rdzv_endpoint is not None:
+        host, port = preflight.endpoint(launch)
+        # torch asks a name server which host this is.
+        is_host = int(preflight.can_listen(host, port))
+        command += [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={host}:{port}",
+            f"--rdzv-id={launch.rdzv_id or RUN_ID}",
+            f"--rdzv-conf={_ELASTIC_CONF},is_host={is_host}",
+            f"--local-addr={host if is_host else own_address(host, port)}",
+        ]
     else:
         command += [
             f"--node-rank={launch.node_rank}",
             f"--master-addr={launch.master_addr}",
             f"--master-port={launch.master_port or preflight.PORT}",
         ]
+    if launch.max_restarts:
+        command.append(f"--max-restarts={launch.max_restarts}")
     if run_dir:
         # Without it torchrun leaves a folder in /tmp.
         command.append(f"--log-dir={Path(run_dir) / 'torchrun'}")

@@ -27,6 +27,7 @@ class RunDescription:
     local_processes: int
     host: int = 0
     held: bool = False  # wait after the imports, see forked.py
+    restarts: bool = False  # the processes may be started again, see restarts.py
 
     @property
     def run_dir(self) -> Path:

@@ -9,6 +9,7 @@ killed worker ends every one of them within seconds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -16,11 +17,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.checkpoint import notice
 from gallery_lib.comm.rendezvous import forget_meeting, meeting_environment, on_one_host
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options
 from gallery_lib.console.phases import Phase
 from gallery_lib.console.progress import Progress, progress_display
+from gallery_lib.errors import GoOnLater, InputError
 from gallery_lib.launcher import preflight, run_folder
 from gallery_lib.launcher.commands import TORCHRUN, WORKER, direct_command, torchrun_command
 from gallery_lib.launcher.description import RunDescription
@@ -28,6 +31,7 @@ from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.launcher.run_view import RunView, first_phase, identity
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
 from gallery_lib.system.exit_codes import shell_exit_code
+from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     Relay,
@@ -123,6 +127,10 @@ class Job:
             part=part,
         )
 
+    def ask_to_end(self, name: str) -> None:
+        """Have the run save a checkpoint after its present step, and end; `name`: of a signal."""
+        notice.request(self.run_dir, name)
+
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
         end_supervised(self._process)
@@ -142,11 +150,16 @@ class Job:
         Raises:
             RunFailed: if the run failed.
             InputError: if the run failed.
+            GoOnLater: if the run was told to end and has saved a checkpoint.
         """
         code = shell_exit_code(self._process.wait())
         self._leave()
         if code == 0:
-            return read_results(self.run_dir) if self.launch.node_rank == 0 else None
+            # Where hosts come and go, rank 0 may have been on any of them.
+            first = self.launch.node_rank == 0 or self.launch.elastic
+            return read_results(self.run_dir) if first else None
+        if code == GoOnLater.exit_code:
+            raise GoOnLater(self._ended_early())
         raise failure.of_run(
             self.run_dir,
             code,
@@ -154,6 +167,15 @@ class Job:
             self._output.last,
             compiled_first=self.config.compiler_opt and not self.steps_done(),
         )
+
+    def _ended_early(self) -> str:
+        """Return why the run has ended early, with the command that goes on with it."""
+        reason = f"the run in {self.run_dir} has ended with a checkpoint"
+        with contextlib.suppress(FileNotFoundError, InputError):
+            file = self.run_dir / notice.ENDED_FILE
+            reason = str(read_json(file, dict[str, Any], again="")["reason"])
+        config = dataclasses.replace(self.config, resume="auto")
+        return f"{reason}. Go on with: {shown_command(config, self.launch)}"
 
 
 def start(
@@ -187,7 +209,8 @@ def start(
     variables = {**environment_of(resolved, launch), **(environment or {})}
     if ahead is not None and (not torchrun or ahead.environment != variables):
         raise ValueError("that torchrun was started for other options")
-    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved)))
+    goes_on = preflight.goes_on(resolved, launch)
+    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=goes_on))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     hold = run_folder.Hold(Path(run_dir), launch.node_rank)
     try:
@@ -219,10 +242,11 @@ def _prepare_folder(
     run_folder.clear(folder)
     variables = RunDescription(
         config,
-        world_size=launch.nnodes * launch.nproc_per_node,
+        world_size=launch.hosts[1] * launch.nproc_per_node,
         local_processes=launch.nproc_per_node,
         host=launch.node_rank,
         held=held,
+        restarts=launch.restarts,
     ).write()
     if on_one_host(launch):
         forget_meeting(folder)
@@ -260,7 +284,11 @@ def launch(
         $ python3 launch_single_task.py ...
         4
     """
-    with progress_display(progress) as shown:
+    heard = notice.Notice()
+    with (
+        progress_display(progress) as shown,
+        heard.listening() if config.checkpoint_every else contextlib.nullcontext(),
+    ):
         unused = [ahead]  # a torchrun that was started ahead can be used once
 
         def run() -> Results | None:
@@ -272,21 +300,32 @@ def launch(
                     ahead=unused.pop() if unused else None,
                 ),
                 shown,
+                heard,
             )
 
         return cache.without_damage(run)
 
 
-def _to_its_end(job: Job, shown: Progress) -> Results | None:
-    """Show a run until it ends; return its results."""
+def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command line of a run, as a person would type it."""
+    model = f"--model={config.model}"  # named even where it is the default
+    words = [word for word in command_line.words_of(launch, config) if word != model]
+    return shlex.join(["python3", "launch_single_task.py", model, *words])
+
+
+def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | None:
+    """Show a run until it ends; return its results. A notice to end is handed on to it once."""
     try:
-        model = f"--model={job.config.model}"  # named even where it is the default
-        words = [word for word in command_line.words_of(job.launch, job.config) if word != model]
-        line = shlex.join(["python3", "launch_single_task.py", model, *words])
+        line = shown_command(job.config, job.launch)
         # A folder's name may be any bytes.
         shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())
         view = job.view(shown)
+        handed_on = False
         while job.running():
+            if heard.heard() and not handed_on:
+                handed_on = True
+                shown.say(f"{heard.heard()}: the run saves a checkpoint after this step, and ends")
+                job.ask_to_end(heard.heard())
             view.look()
             time.sleep(_LOOK_SECONDS)
         ended = now()

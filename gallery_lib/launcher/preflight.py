@@ -23,9 +23,10 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     """Raise InputError for devices, hosts, precision, folder, memory or data that will not do."""
     _check_devices(launch)
     _check_hosts(launch)
+    _check_restarts(config, launch)
     autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
     if config.run_dir:
-        run_folder.checked(config.run_dir, make=False)
+        run_folder.checked(config.run_dir, make=False, resume=goes_on(config, launch))
     memory_estimate.check(config, launch.nproc_per_node)
     if launch.node_rank == 0:  # the others get its weights
         pretrained.check_file(config)
@@ -34,7 +35,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
 
 def check_address(launch: LaunchConfig) -> None:
     """Raise InputError on host 0 of several where it cannot listen on the address given."""
-    if on_one_host(launch) or launch.node_rank != 0:
+    if on_one_host(launch) or launch.node_rank != 0 or launch.rdzv_endpoint is not None:
         return
     host, port = launch.master_addr, launch.master_port or PORT
     try:
@@ -67,15 +68,69 @@ def _check_devices(launch: LaunchConfig) -> None:
 
 
 def _check_hosts(launch: LaunchConfig) -> None:
-    if launch.node_rank >= launch.nnodes:
+    most = launch.hosts[1]
+    endpoint(launch)
+    if launch.node_rank >= most:
         raise InputError(
             f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
             "hosts are counted from 0.",
             parameter="node_rank",
         )
-    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
+    if most > 1 and launch.rdzv_endpoint is None and _at_home(launch):
         raise InputError(
             f"nnodes={launch.nnodes} needs master_addr: "
             "the address of host 0, as the other hosts see it.",
             parameter="master_addr",
         )
+
+
+def endpoint(launch: LaunchConfig) -> tuple[str, int]:
+    """Return host and port at which the hosts of a run whose number may change meet.
+
+    Raises:
+        InputError: for text that is not HOST:PORT.
+    """
+    if launch.rdzv_endpoint is None:
+        return launch.master_addr, launch.master_port or PORT
+    host, _, port = launch.rdzv_endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"rdzv_endpoint={launch.rdzv_endpoint!r} must be HOST:PORT, such as 10.0.0.1:29400.",
+            parameter="rdzv_endpoint",
+        )
+    return host, int(port)
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Return whether this host has that address, and nobody listens there yet."""
+    try:
+        listening_on(host, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _at_home(launch: LaunchConfig) -> bool:
+    return launch.master_addr == LaunchConfig().master_addr
+
+
+def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
+    """Raise InputError for restarts of a run that would lose everything each time."""
+    if launch.restarts and config.checkpoint_every is None:
+        name = "nnodes" if launch.elastic else "max_restarts"
+        raise InputError(
+            f"{name}={getattr(launch, name)} starts the run's processes again from the last "
+            "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
+            parameter=name,
+        )
+    if launch.restarts and launch.hosts != (1, 1) and not config.run_dir:
+        raise InputError(
+            "a run of several hosts that starts again needs run_dir, a folder that all hosts "
+            "share: its checkpoints are there.",
+            parameter="run_dir",
+        )
+
+
+def goes_on(config: ResolvedConfig, launch: LaunchConfig) -> bool:
+    """Return whether the run's folder may hold checkpoints: of this run, interrupted before."""
+    return config.resume is not None or launch.elastic

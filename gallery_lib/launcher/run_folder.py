@@ -8,6 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
+from gallery_lib.checkpoint.notice import ENDED_FILE, REQUEST_FILE
 from gallery_lib.config import TrainConfig
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import PHASES_FILE
@@ -29,7 +31,7 @@ _OF_A_RUN = (
         "tensorboard",
     ),
     *(
-        "rendezvous",
+        "rendezvous*",
         "torchrun-rendezvous",
         "torchrun",
         "torchrun-host*.txt",
@@ -45,14 +47,20 @@ _OF_A_RUN = (
         "traffic.json",
         "losses.json",
         "failure.txt",
+        "slurm-*",  # a job's batch file, and what Slurm wrote
+        CHECKPOINTS,
+        REQUEST_FILE,
+        ENDED_FILE,
     ),
 )
 """Names of files that a run that did not finish may have left."""
 _SHOWN = 3
 
 
-def checked(run_dir: str, *, make: bool = True) -> Path:
+def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
     """Return the folder that `run_dir` names; with `make`, create it where there is none.
+
+    Only with `resume` may it hold checkpoints of a run that has not finished.
 
     Raises:
         InputError: for a name that is no folder's, and for a folder that cannot be made or written
@@ -87,6 +95,12 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
                 "Name a new folder, or move that one away.",
                 parameter="run_dir",
             )
+        if not resume and newest_first(folder / CHECKPOINTS):
+            raise InputError(
+                f"run_dir={run_dir} holds checkpoints of a run that has not finished: "
+                "--resume=auto goes on with it. For a new run name a new folder.",
+                parameter="run_dir",
+            )
         if not make:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +128,7 @@ def new(config: TrainConfig) -> str:
 
 def clear(folder: Path) -> None:
     """Remove what would be taken for this run's from a folder in which a run has broken off."""
-    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE):
+    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE, ENDED_FILE):
         for file in folder.glob(name):
             file.unlink()
 

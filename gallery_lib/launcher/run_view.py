@@ -23,6 +23,9 @@ _WITHOUT_EFFECT_ON_DURATIONS = (
     "weight_decay",
     "terminate_on_nan",
     "rank_timeout",
+    "checkpoint_every",
+    "keep",
+    "resume",
 )
 
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,12 +24,18 @@ from typing import Any
 from gallery_lib.comm import rendezvous
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, switches
-from gallery_lib.launcher import description, killed_ranks
+from gallery_lib.launcher import description, killed_ranks, restarts
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.memory import allocator
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
+from gallery_lib.system.processes import (
+    HEARS_NOTICE_VARIABLE,
+    LAUNCHED_AT_VARIABLE,
+    began_at,
+    end_supervised,
+    supervised,
+)
 from gallery_lib.train.resolved import threads_of
 
 
@@ -36,8 +43,10 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     threads = threads_of(config, launch.nproc_per_node)
     variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
-    if launch.nnodes == 1:
+    if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
+    if config.checkpoint_every is not None:
+        variables[HEARS_NOTICE_VARIABLE] = "1"
     if config.compiler_opt:
         variables |= cache.cache_variables() | allocator.allocator_variables()
     return variables
@@ -184,6 +193,12 @@ def _let_no_rank_block_the_others() -> None:
     api.SubprocessContext._start = started_commands  # type: ignore[method-assign]
 
 
+def _leave_notices_to_the_ranks() -> None:
+    """Have torchrun ignore SIGTERM, which would end its ranks before they have saved anything."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # torchrun's --signals-to-handle
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun; without arguments import it first and wait for them on standard input."""
     rendezvous.listen_where_told()
@@ -199,9 +214,13 @@ def main(arguments: Sequence[str]) -> None:
             os.dup2(errors.fileno(), 2)
             os.dup2(nothing.fileno(), 0)
         arguments = order["arguments"]
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        _leave_notices_to_the_ranks()
     _report_killed_ranks()
     _let_no_rank_block_the_others()
-    run.main(list(arguments))
+    restarts.go_on_later_is_final()
+    with restarts.exit_code_told():
+        run.main(list(arguments))
 
 
 if __name__ == "__main__":

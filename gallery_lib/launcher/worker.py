@@ -23,9 +23,9 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError, InputError, LoaderKilled, OutOfMemory
-from gallery_lib.launcher import description
-from gallery_lib.system.processes import die_with_parent
+from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled, OutOfMemory
+from gallery_lib.launcher import description, restarts
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
 from gallery_lib.train.failure import ErrorReport, killed_loader, out_of_memory
 
 
@@ -44,7 +44,7 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
     run = None if arguments else description.of_this_run()
     if run is not None:
         os.environ.pop(description.VARIABLE)  # what this process may start is no part of the run
-        return run.config
+        return restarts.resumed(run.config) if run.restarts else run.config
     (config,) = parse_command_line(
         arguments,
         TrainConfig,
@@ -72,6 +72,9 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
             read_ahead()
         body(config)
         return 0
+    except GoOnLater as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     except BaseException as error:
         if run_dir:
             _report(error, int(rank)).write(run_dir)
@@ -136,8 +139,14 @@ def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> N
 
 
 def _signals_as_in_a_new_process() -> None:
-    """Restore default signal handling: a forked process has torchrun's handlers, which raise."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    """Restore default signal handling: a forked process has torchrun's handlers, which raise.
+
+    A rank that takes SIGTERM for a notice still ignores it, until it listens.
+    """
+    default = {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        default.remove(signal.SIGTERM)
+    for number in default:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -33,6 +33,8 @@ class Updates:
         if schedule is not None and isinstance(scaler, GradScaler):
             self.schedule = SkipAware(schedule)
         self._skipped = 0
+        self.skipped_before = 0
+        """Steps that were skipped before a resume."""
 
     def take(self) -> None:
         """Make one update from the present gradients, or none if they overflowed."""
@@ -65,4 +67,7 @@ class Updates:
 
     def skipped_steps(self) -> int:
         """Return the number of steps skipped so far; may wait for the device."""
-        return self.scaler.skipped_steps() if isinstance(self.scaler, GradScaler) else self._skipped
+        own = isinstance(self.scaler, GradScaler)
+        return self.skipped_before + (
+            self.scaler.skipped_steps() if own else self._skipped  # type: ignore[attr-defined]
+        )

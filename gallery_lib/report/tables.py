@@ -49,6 +49,14 @@ def results_rows(results: Results) -> Rows:
         ["peak memory, device", _gibibytes(results.peak_memory_bytes["device"])],
         ["loss, first → last", _losses(results)],
     ]
+    rows += [
+        [
+            "resumed",
+            f"at step {one['step']}, {one['lost_steps']} steps done again, "
+            f"{one['processes']} process{'' if one['processes'] == 1 else 'es'}",
+        ]
+        for one in results.interruptions
+    ]
     rows += [[f"held-out {name}", number(value)] for name, value in results.metrics.items()]
     return rows + [[f"backend: {name}", what] for name, what in results.techniques.items()]
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 
+GO_ON_LATER = 75
+"""Exit code of a run that has saved a checkpoint and ended, because it was told to.
+
+EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
+"""
+
 
 def exit_code_of_signal(number: int) -> int:
     """Return the exit code by which shells tell that signal `number` has ended a process."""

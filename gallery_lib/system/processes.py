@@ -31,6 +31,13 @@ STOP_SECONDS = 8.0
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
 
+HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
+"""Variable of a run that saves a checkpoint when it is told to end.
+
+Slurm sends SIGTERM and SIGUSR1 to every process of a job's step, the supervisor and torchrun among
+them. Only the launcher and the ranks take them for what they are; the others must not end first.
+"""
+
 HEARS_STDIN = "--stdin"
 """Option before a supervisor's command: the command gets the supervisor's standard input.
 

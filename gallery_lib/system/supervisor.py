@@ -5,7 +5,8 @@
 The supervisor runs in a session of its own. It adopts every orphan below it, so that a killed
 torchrun cannot leave workers behind. It ends all of them when the command ends, when it is
 terminated, or when the process that started it is gone. Its exit code is the command's. After
-`--stdin` the command has this process's standard input, else none.
+`--stdin` the command has this process's standard input, else none. With `HEARS_NOTICE_VARIABLE` it
+is terminated by the process that started it alone.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from types import FrameType
 
 from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 from gallery_lib.system.processes import (
+    HEARS_NOTICE_VARIABLE,
     HEARS_STDIN,
     adopt_orphans,
     die_with_parent,
     end_descendants,
 )
+
+_NOTICE_GRACE_SECONDS = 0.5
 
 
 class _Terminated(Exception):
@@ -33,6 +38,29 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
+def _heed_the_parent_alone(parent: int) -> None:
+    """Ignore SIGUSR1, and SIGTERM from others than the parent; a thread waits for the latter.
+
+    A signal's handler does not learn who sent it.
+    """
+
+    def wait() -> None:
+        while True:
+            sender = signal.sigwaitinfo({signal.SIGTERM}).si_pid
+            if sender == parent:
+                os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _begin() -> None:
+    """Prepare the process of the command before it is executed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    die_with_parent()
+
+
 def main(command: list[str]) -> int:
     """Run `command` to its end and return its exit code, as shells tell it."""
     heard = command[0] == HEARS_STDIN
@@ -41,10 +69,13 @@ def main(command: list[str]) -> int:
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
+    heeds_parent = HEARS_NOTICE_VARIABLE in os.environ and hasattr(signal, "sigwaitinfo")
+    if heeds_parent:
+        _heed_the_parent_alone(parent)
     code = exit_code_of_signal(signal.SIGTERM)
     try:
         child = subprocess.Popen(
-            command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent
+            command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=_begin
         )
         while child.poll() is None and os.getppid() == parent:
             try:
@@ -57,7 +88,9 @@ def main(command: list[str]) -> int:
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_descendants()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ranks that take SIGTERM for a notice would wait for the end of a step.
+        end_descendants(*([_NOTICE_GRACE_SECONDS] if heeds_parent else []))
     return code
 
 

@@ -23,18 +23,21 @@ from typing import Any
 
 import torch
 
+from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import compilations
 from gallery_lib.config import TrainConfig, options, switches
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
-from gallery_lib.errors import Diverged, SilentRank
+from gallery_lib.errors import Diverged, GalleryError, SilentRank
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import paths
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
-from gallery_lib.train import divergence, measurements, precision
+from gallery_lib.train import divergence, interruptions, measurements, precision
+from gallery_lib.train.checkpoints import RunCheckpoints, notice_of_run, parts_of
 from gallery_lib.train.evaluation import evaluate
 from gallery_lib.train.failure import ErrorReport
+from gallery_lib.train.interruptions import Resumed
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
@@ -84,16 +87,29 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         process_group.ensure_initialized()
         config = _resolved(config)
         ends.enter_context(_silent_ranks_end_the_run(config))
+        notice = ends.enter_context(notice_of_run(config))
+        resumed = interruptions.choose(config)
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         with _compilations_shown(phases):
-            session = open_session(config, phases, observer, recipe)
+            session = open_session(
+                config,
+                phases,
+                observer,
+                recipe,
+                earlier=resumed.steps_file if resumed else None,
+                after_step=resumed.step if resumed else 0,
+            )
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
         session.model.train()
+        parts = parts_of(session)
+        checkpoints = RunCheckpoints(session, parts, notice)
         ready_seconds = now() - launched_at
         with _compilations_shown(phases):
-            trained = _run_steps(session, observer)
+            trained = _started(session, parts, resumed)
+            _run_steps(session, observer, trained, checkpoints)
+        checkpoints.finish()
         observer.after_training(session)
         metrics = {} if trained.broken_off else _held_out_metrics(session)
         phases.begin(ENDING)
@@ -172,45 +188,70 @@ def _announce(session: Session, data: dict[str, Any]) -> None:
             session.log.say(f"weights  {line}")
 
 
-def _run_steps(session: Session, observer: Observer) -> Trained:
-    """Train, and log every `log_interval` steps."""
+def _started(session: Session, parts: Parts, resumed: Resumed | None) -> Trained:
+    """Return where the training begins: at its start, or where a checkpoint has left off."""
+    if resumed is not None:
+        return resumed.load(session, parts)
+    if session.config.resume is not None:
+        session.log.say(f"resumed  {session.config.run_dir} has no checkpoint yet: a new start")
+    return Trained()
+
+
+def _run_steps(
+    session: Session, observer: Observer, trained: Trained, checkpoints: RunCheckpoints
+) -> None:
+    """Train, log every `log_interval` steps, and save checkpoints where they are due.
+
+    Raises:
+        GoOnLater: the run was told to end, and has saved a checkpoint.
+    """
     config, clock, phases = session.config, session.clock, session.phases
-    total_steps = config.max_steps
+    total_steps, done = config.max_steps, len(trained.curve)
     assert total_steps is not None
     warmup = min(config.warmup_steps, total_steps - 1)
-    trained = Trained()
-    if warmup:
+    if done < warmup:
         phases.begin(WARM_UP)
     else:
-        phases.begin(TRAINING, total=total_steps)
+        phases.begin(TRAINING, count=done, total=total_steps)
     clock.start()
-    for epoch, step, batch in _batches(session, total_steps):
+    for step, batch in _batches(session, trained, total_steps):
         clock.phase_done("input")
         observer.before_step(session, step, batch)
         session.step(batch)
         if step + 1 == warmup:  # the last step that does not count begins the next phase
             phases.begin(TRAINING, count=warmup, total=total_steps)
         clock.step_done()
-        if (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
-            _log(session, trained, epoch, step + 1, batch)
+        save, end = checkpoints.due(step + 1)
+        if save or (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
+            _log(session, trained, trained.epoch, step + 1, batch)
             if trained.diverged is not None and config.terminate_on_nan:
                 trained.broken_off = True
                 break
+        if save and trained.diverged is None:
+            checkpoints.save(trained, step + 1)
+        if end and step + 1 < total_steps:
+            raise _ended_early(checkpoints, step + 1)
     trained.step_seconds = clock.read()
-    return trained
 
 
-def _batches(session: Session, total_steps: int) -> Iterator[tuple[int, int, Any]]:
-    """Yield (epoch, step, batch), epoch after epoch, until the last step."""
-    step = 0
-    epoch = 0
+def _ended_early(checkpoints: RunCheckpoints, steps: int) -> GalleryError:
+    """Return the error of a run that was told to end, when all its ranks are as far."""
+    error = checkpoints.end_early(steps)
+    # The first rank that ends has the others ended.
+    process_group.all_ranks(None)
+    return error
+
+
+def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[tuple[int, Any]]:
+    """Yield (step, batch), epoch after epoch, until the last step."""
+    step = len(trained.curve)
     while step < total_steps:
         for batch in session.loader:
-            yield epoch, step, batch
+            yield step, batch
             step += 1
             if step == total_steps:
                 return
-        epoch += 1
+        trained.epoch += 1
 
 
 def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any) -> None:

@@ -32,12 +32,16 @@ class Trained:
         diverged: where the loss was first no finite number, or None.
         broken_off: whether training ended there.
         step_seconds: duration of every step.
+        epoch: number of the pass under way, from 0.
+        interruptions: where the run was resumed, oldest first.
     """
 
     curve: list[list[float]] = field(default_factory=list)
     diverged: Divergence | None = None
     broken_off: bool = False
     step_seconds: list[float] = field(default_factory=list)
+    epoch: int = 0
+    interruptions: list[dict[str, Any]] = field(default_factory=list)
 
 
 def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
@@ -143,6 +147,7 @@ def results_of(
         learning_rate=learning_rate.facts(config, session.learning_rates, steps),
         started_from=pretrained.facts(session.started_from),
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
+        interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
     )
 

@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from gallery_lib.config import TrainConfig, options
+from gallery_lib.config.intervals import interval_of
+from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 
 
@@ -52,6 +54,7 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
     learning_rate.check(config, task)
     pretrained.check(config)
+    _check_checkpoints(config)
     default = task.optimizer
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return ResolvedConfig(
@@ -65,3 +68,14 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             "run_dir": config.run_dir or run_dir,
         }
     )
+
+
+def _check_checkpoints(config: TrainConfig) -> None:
+    """Raise InputError for options of checkpoints that do not say when, or from which."""
+    if config.checkpoint_every is not None:
+        interval_of(config.checkpoint_every)
+    if config.resume == "auto" and not config.run_dir:
+        raise InputError(
+            "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",
+            parameter="resume",
+        )

@@ -57,6 +57,9 @@ class Results:
     # step, rank, what: where the loss was first no finite number; None: nowhere.
     diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
+    # Where the run was resumed: step, lost_steps, processes_before, processes, resumed_at,
+    # checkpoint. Its times are then those of several processes' lives.
+    interruptions: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 
 
@@ -119,7 +122,12 @@ def results_from(values: Any, place: str = "") -> Results:
     """
     if isinstance(values, dict):
         # Older runs lack these fields.
-        later: dict[str, Any] = {"data": {}, "learning_rate": {}, "started_from": {}}
+        later: dict[str, Any] = {
+            "data": {},
+            "interruptions": [],
+            "learning_rate": {},
+            "started_from": {},
+        }
         values = {**later, "diverged_at": None, **values}
     results = converted(values, Results, place)
     for name, kinds in _ASKED_OF_ALL.items():

@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
 from gallery_lib.system.json_files import Misfit, converted, write_json
 
+STEPS_FILE = "steps.jsonl"
+
 
 class RunLog:
-    """Writer of the record of one rank in a run."""
+    """Writer of the record of one rank in a run.
 
-    def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
+    `earlier` is the log of the steps that a resumed run has done before, and `after_step` the last
+    of them.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        rank: int = 0,
+        tensorboard: bool = False,
+        earlier: Path | None = None,
+        after_step: int = 0,
+    ) -> None:
         if (run_dir / "results.json").exists():
             raise InputError(
                 f"run_dir={run_dir} holds a finished run. "
@@ -28,12 +43,19 @@ class RunLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir, self.rank = run_dir, rank
         self._text = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
-        self._steps = (run_dir / "steps.jsonl").open("w", buffering=1) if rank == 0 else None
+        self._steps = None
+        if rank == 0:
+            if earlier is not None and earlier.exists():
+                shutil.copyfile(earlier, run_dir / STEPS_FILE)
+            mode = "w" if earlier is None else "a"
+            self._steps = (run_dir / STEPS_FILE).open(mode, buffering=1)
         self._board: Any = None
         if tensorboard and rank == 0:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run_dir / "tensorboard"))
+            # What an interrupted run has written of later steps is not shown.
+            purge = after_step + 1 if after_step else None
+            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
 
     def say(self, message: str) -> None:
         """Log a line for people.
@@ -117,7 +139,7 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
     Raises:
         InputError: for a line that is no step.
     """
-    path = Path(run_dir) / "steps.jsonl"
+    path = Path(run_dir) / STEPS_FILE
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -141,7 +163,7 @@ def last_step(run_dir: Path | str) -> int:
     Only the file's end is read, because this function serves to watch runs.
     """
     try:
-        with (Path(run_dir) / "steps.jsonl").open("rb") as file:
+        with (Path(run_dir) / STEPS_FILE).open("rb") as file:
             size, tail = file.seek(0, 2), 4096
             while True:
                 file.seek(max(0, size - tail))

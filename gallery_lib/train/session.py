@@ -108,16 +108,26 @@ def items_per_batch(config: ResolvedConfig, task: Task) -> int:
 
 
 def open_session(
-    config: ResolvedConfig, phases: PhaseLog, observer: Observer, recipe: Recipe
+    config: ResolvedConfig,
+    phases: PhaseLog,
+    observer: Observer,
+    recipe: Recipe,
+    *,
+    earlier: Path | None = None,
+    after_step: int = 0,
 ) -> Session:
-    """Build everything that a run needs before its first step, and return it as a `Session`."""
+    """Build everything that a run needs before its first step, and return it as a `Session`.
+
+    A resumed run has the log of the steps before, `earlier`, of which `after_step` is the last.
+    """
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
     # Each of several processes gets a loader of its own, of its share.
-    if recipe.keeps_loader and process_group.world_size() == 1:
+    # The first batches of a resumed run are not known yet.
+    if recipe.keeps_loader and process_group.world_size() == 1 and not after_step:
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
         # Prefault while one core imports, draws weights and traces.
@@ -150,7 +160,13 @@ def open_session(
         scaler=scaler,
         updates=Updates(ready.optimizer, scaler, schedule, config.max_grad_norm),
         autocast_dtype=ready.autocast_dtype,
-        log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
+        log=RunLog(
+            Path(config.run_dir),
+            rank=process_group.rank(),
+            tensorboard=config.tensorboard,
+            earlier=earlier,
+            after_step=after_step,
+        ),
         phases=phases,
         clock=StepClock(ready.loader.device.type),
         techniques=ready.techniques,

@@ -38,6 +38,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "data": "data sets as files; `loading/`: batches on the device, divided among ranks",
     },
     {
+        "checkpoint": "state of a training: saved in the background, found whole, gone on from",
         "memory": "host allocator, channels_last and its guard",
         "models": "architectures that no well-kept library has",
     },
@@ -48,6 +49,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"acceleration": "`accelerate(model, loader, optimizer, scheduler, config)`"},
     {"train": "one training run: loop, recipe, records and results"},
     {"launcher": "start, watch and end the processes of a run"},
+    {"submit": "a training handed to a scheduler: Slurm's batch file, Kubeflow's TrainJob"},
     {"measure": "comparisons, benches, the variants in them, communication, replay"},
     {"report": "the verdict, tables and plots"},
     {"notebooks": "calls of notebook cells, batches, the site, archives, JupyterLab"},

@@ -185,6 +185,11 @@ INSTEAD = [
         has_valid_options,
     ),
     Instead(
+        r"\.venv/bin/gallery (jobs|submit slurm (?!.*--dry-run)|submit kub.* (train\.py|--submit))",
+        "needs Slurm or a cluster, or a script of the reader's; tests/submit carries them out",
+        has_valid_options,
+    ),
+    Instead(
         r"\.venv/bin/papermill",
         "executes a notebook; tests/notebooks executes each",
         notebook_takes_parameters,
@@ -213,6 +218,11 @@ INSTEAD = [
     Instead(
         r"\.venv/bin/python tests/cuda_on_host/mutation\.py",
         "compiles each kernel three times",
+        has_help_with_its_options,
+    ),
+    Instead(
+        r"\.venv/bin/python -m tests\.checkpoint\.kills",
+        "kills trainings for a quarter of an hour",
         has_help_with_its_options,
     ),
     Instead(

@@ -23,13 +23,16 @@ def _compare_operands(parser: argparse.ArgumentParser) -> None:
 
 _LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
 _ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
+_UNDISTURBED = "it compares undisturbed steps; launch_single_task.py has it"
+_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id")
 _WHY_FIXED = {
     "compiler_opt": "it trains with and without",
     "dry_run": "launch_single_task.py has it",
     "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
     "log_interval": "it logs every step",
     **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
-    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _ONE_HOST),
+    **dict.fromkeys(("checkpoint_every", "keep", "resume", "max_restarts"), _UNDISTURBED),
+    **dict.fromkeys(_HOSTS, _ONE_HOST),
 }
 _DEFAULTS = {
     f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)

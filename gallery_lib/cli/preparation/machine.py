@@ -96,8 +96,13 @@ def get_build_tools(python: str) -> list[Shortcoming]:
     return [requirement.shortcoming for requirement in unmet if not requirement.is_met()]
 
 
+def _is_daemon(name: str) -> bool:
+    """Return whether a command is here; daemons are in folders that not every PATH has."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+
+
 def get_test_tools() -> None:
-    """Install what some tests need, where that is possible: a browser, and iproute2.
+    """Install what some tests need, where that is possible: a browser, iproute2 and Slurm.
 
     Without these, the tests are skipped.
     """
@@ -116,6 +121,13 @@ def get_test_tools() -> None:
             detail(
                 "no ip and tc: the tests of several hosts will be skipped "
                 "-> apt-get install iproute2"
+            )
+    if not (_is_daemon("slurmctld") and _is_daemon("slurmd") and _is_daemon("munged")):
+        if _can_apt():
+            _apt_install("slurm-wlm", "munge")
+        if not _is_daemon("slurmctld"):
+            detail(
+                "no Slurm: the tests of its jobs will be skipped -> apt-get install slurm-wlm munge"
             )
 
 

@@ -24,8 +24,9 @@ from torch.utils.data import (
 )
 
 from gallery_lib.comm import process_group
-from gallery_lib.data.loading import digests
+from gallery_lib.data.loading import digests, random_states
 from gallery_lib.data.loading.length import length_of
+from gallery_lib.data.loading.random_states import DrawnFrom
 from gallery_lib.data.loading.streams import announce_own_division
 from gallery_lib.errors import InputError
 
@@ -59,6 +60,10 @@ class ShardedSampler(Sampler[Any]):
         self.base, self.rank, self.world_size, self.drop_last = base, rank, world_size, drop_last
         self.samples, self.check = samples, check
         self.divide, self.used = True, False
+        self.skip = 0
+        """Items of `base` that the next pass leaves out: a resumed pass has had them."""
+        self.states: DrawnFrom | None = None
+        """Random states at which `base` draws that pass; None: where they stand."""
 
     def __len__(self) -> int:
         if not self.divide:
@@ -68,29 +73,39 @@ class ShardedSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self.used = True
+        skip, self.skip = self.skip, 0
+        states, self.states = self.states, None
         if not self.divide:
-            yield from self.base
+            yield from itertools.islice(self.base, skip // self.world_size, None)
             return
         source: Any = None
         start: list[Any] = []
+        waiting: list[Any] = []  # fill no whole round yet
         for size in self._chunk_sizes():
             items: list[Any] = []
             failure: Exception | None = None
             try:
-                source = iter(self.base) if source is None else source
-                items.extend(itertools.islice(source, size))
+                with random_states.at(states):
+                    source = iter(self.base) if source is None else source
+                    items.extend(itertools.islice(source, size))
             except Exception as error:
                 failure = error
+            states = None
             items = self._agreed(items, failure)
             if not self.divide:
-                yield from items
-                yield from source
+                rest = itertools.chain(items, source)
+                yield from itertools.islice(rest, skip // self.world_size, None)
                 return
             start = start or items[: self.world_size]
             ended = len(items) < size
-            yield from self._completed(items, start)[self.rank :: self.world_size]
+            waiting += items[skip:]
+            skip = max(0, skip - len(items))
+            whole = len(waiting) - len(waiting) % self.world_size
+            round_items = self._completed(waiting, start) if ended else waiting[:whole]
+            yield from round_items[self.rank :: self.world_size]
             if ended:
                 return
+            waiting = waiting[whole:]
 
     def _chunk_sizes(self) -> Iterator[int]:
         """Yield how many items to read next, in whole rounds of at most _MOST_AHEAD items.

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from gallery_lib.data.loading.progress import states_of
+
 
 class EarlyWorkers(DataLoader[Any]):
     """DataLoader with a `begin` that starts the workers of its first pass early.
@@ -21,12 +23,15 @@ class EarlyWorkers(DataLoader[Any]):
     """
 
     _early: Any = None
+    early_start: dict[str, Any] | None = None
+    """Random states at the beginning of a pass whose workers have started early."""
 
     def begin(self) -> None:
         """Start the workers of the first pass."""
         if self._early is None:
+            self.early_start = states_of(self)
             self._early = super().__iter__()
 
     def __iter__(self) -> Any:
-        early, self._early = self._early, None
+        early, self._early, self.early_start = self._early, None, None
         return super().__iter__() if early is None else early

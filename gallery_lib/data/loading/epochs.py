@@ -72,6 +72,14 @@ class Epochs:
                 noticed.by_caller = False
             _tell(group, epoch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of passes begun, and the epoch that the caller has set, if any."""
+        return {"passes": self._passes, "set": self._set}
+
+    def load_state_dict(self, state: dict[str, Any], *, under_way: bool) -> None:
+        """Go on after those passes; one that is `under_way` is begun again."""
+        self._passes, self._set = state["passes"] - under_way, state["set"]
+
 
 def _tell(group: list[Noticed], epoch: int) -> None:
     for noticed in group:

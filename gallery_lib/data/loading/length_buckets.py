@@ -29,17 +29,20 @@ class LengthBucketSampler(Sampler[int]):
     ) -> None:
         self.lengths = torch.as_tensor(lengths)
         self.batch_items, self.generator = batch_items, generator
+        self.next_batch_items: int | None = None
+        """Number of items for the next pass alone, which other ranks have begun."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
+        items, self.next_batch_items = self.next_batch_items or self.batch_items, None
         order = torch.randperm(len(self.lengths), generator=self.generator)
         batches: list[torch.Tensor] = []
-        for window in order.split(WINDOW_BATCHES * self.batch_items):
-            batches += window[self.lengths[window].argsort(stable=True)].split(self.batch_items)
-        full = [batch for batch in batches if len(batch) == self.batch_items]
-        rest = [batch for batch in batches if len(batch) < self.batch_items]
+        for window in order.split(WINDOW_BATCHES * items):
+            batches += window[self.lengths[window].argsort(stable=True)].split(items)
+        full = [batch for batch in batches if len(batch) == items]
+        rest = [batch for batch in batches if len(batch) < items]
         for number in torch.randperm(len(full), generator=self.generator).tolist():
             yield from full[number].tolist()
         for batch in rest:

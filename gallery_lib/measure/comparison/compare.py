@@ -60,7 +60,7 @@ def _check_comparable(
             f"{', '.join(variants)}.",
             parameter="variants",
         )
-    if launch.nnodes > 1:
+    if launch.hosts != (1, 1):
         raise InputError(
             f"nnodes={launch.nnodes}: a comparison runs on one host, "
             "where its variants take turns. "
@@ -69,6 +69,14 @@ def _check_comparable(
             parameter="nnodes",
         )
     first, second = variants.values()
+    for variant in (first, second):
+        if variant.checkpoint_every is not None or variant.resume is not None:
+            name = "resume" if variant.checkpoint_every is None else "checkpoint_every"
+            raise InputError(
+                f"{name}={getattr(variant, name)}: a comparison is of undisturbed steps, and a run "
+                "that was resumed or saves checkpoints has others. Leave it out.",
+                parameter=name,
+            )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(

@@ -37,6 +37,8 @@ _USED_BY = {
     config.LabConfig: "`gallery lab up`, and `Lab()` in Python.",
     config.LabRunConfig: "`gallery lab run`.",
     config.LabNameConfig: "`gallery lab down`.",
+    config.SlurmConfig: "`gallery submit slurm`, with those of a training.",
+    config.KubernetesConfig: "`gallery submit kubernetes`, with those of a training.",
     config.RecordConfig: "`benchmarks/ddp_lab.py record`.",
     config.ReplayConfig: "`benchmarks/ddp_lab.py run` and `sweep`, and `benchmarks/ddp_replay.py`.",
 }

@@ -1,0 +1,115 @@
+"""Choose the checkpoint to go on from: the newest that is whole, or the one that was named."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.checkpoint import folders, manifest
+from gallery_lib.checkpoint.manifest import Manifest, Unusable
+from gallery_lib.comm import process_group
+from gallery_lib.console.exit_code import refusal
+from gallery_lib.errors import InputError
+
+AUTO = "auto"
+COMMON_FILE = "training.pt"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A whole checkpoint, and what was refused before it, in sentences."""
+
+    path: Path
+    manifest: Manifest
+    refused: list[str] = field(default_factory=list)
+
+    def common(self) -> dict[str, Any]:
+        """Return the part of the state that all ranks have in common."""
+        from gallery_lib.checkpoint import reading  # the import takes most of a second
+
+        return reading.plain_state(self.path / COMMON_FILE)
+
+
+def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
+    """Return the newest whole checkpoint in a folder; None where there is none at all.
+
+    Args:
+        folder: a folder of checkpoints.
+        set_aside: rename those that are damaged.
+
+    Raises:
+        Unusable: all that are there are damaged, or the newest whole one is of a newer version.
+    """
+    refused: list[str] = []
+    for path in folders.newest_first(folder):
+        try:
+            return Choice(path, _whole(path), refused)
+        except Unusable as error:
+            if not error.damaged:
+                raise
+            refused.append(str(error))
+            if set_aside:
+                with contextlib.suppress(OSError):  # a folder that may only be read
+                    refused[-1] += f" It is kept as {folders.set_aside(path).name}."
+    if refused:
+        raise InputError(
+            f"{folder} has no whole checkpoint. {' '.join(refused)}", parameter="resume"
+        )
+    return None
+
+
+def _whole(path: Path) -> Manifest:
+    found = manifest.read(path)
+    manifest.check_files(path, found)
+    return found
+
+
+def named(path: Path) -> Choice:
+    """Return the checkpoint that a path names: itself, or the newest whole one in a folder.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise InputError(
+            f"resume={path} {what}. Name a checkpoint, such as "
+            "RUN_DIR/checkpoints/step-00000120, or the folder of its run.",
+            parameter="resume",
+        )
+    if folders.is_checkpoint(path.absolute()) or (path / manifest.FILE).exists():
+        return Choice(path, _whole(path))
+    choice = newest_whole(path) or newest_whole(path / folders.CHECKPOINTS)
+    if choice is None:
+        raise InputError(f"resume={path} holds no checkpoint.", parameter="resume")
+    return choice
+
+
+def choose(resume: str, own_folder: Path | None) -> Choice | None:
+    """Return the checkpoint to go on from, the same on every rank. A collective call.
+
+    Args:
+        resume: `auto`, or a path.
+        own_folder: the folder of this training's checkpoints, for `auto`.
+
+    Raises:
+        InputError: on every rank where there is none to use.
+    """
+    answer: tuple[Choice | None, InputError | None] = (None, None)
+    if process_group.rank() == 0:
+        try:
+            if resume != AUTO:
+                answer = (named(Path(resume).expanduser()), None)
+            elif own_folder is not None:
+                answer = (newest_whole(own_folder, set_aside=True), None)
+        except InputError as error:
+            answer = (None, InputError(str(error), parameter="resume"))
+        except OSError as error:
+            text = f"resume={resume} cannot be used. {refusal(error)}."
+            answer = (None, InputError(text, parameter="resume"))
+    choice, problem = process_group.from_rank_0(answer)
+    if problem is not None:
+        raise problem
+    return choice

@@ -1,0 +1,120 @@
+"""Manifest of a checkpoint: its format, its step, and length and SHA-256 of each of its files.
+
+The manifest is written after all other files. It has a digest of its own content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError
+from gallery_lib.system.json_files import read_json, write_json
+
+FILE = "manifest.json"
+FORMAT = 1
+"""Format of checkpoints. It goes up when older versions of this package could misread one."""
+
+
+class Unusable(InputError):
+    """A checkpoint that cannot be used. `damaged`: its files are not what was written."""
+
+    def __init__(self, path: Path, reason: str, *, damaged: bool = False) -> None:
+        super().__init__(f"{path} {reason}", parameter="resume")
+        self.damaged = damaged
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Length and digest of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of, and of which training it is."""
+
+    step: int
+    world_size: int
+    files: dict[str, FileFacts]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the training says of itself: versions, its options where it is a run."""
+    format: int = FORMAT
+    digest: str = ""
+
+
+def facts_of(path: Path) -> FileFacts:
+    """Return length and digest of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileFacts(path.stat().st_size, digest)
+
+
+def _digest(manifest: Manifest) -> str:
+    values = dataclasses.asdict(dataclasses.replace(manifest, digest=""))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of the checkpoint in `folder`."""
+    signed = dataclasses.replace(manifest, digest=_digest(manifest))
+    write_json(folder / FILE, dataclasses.asdict(signed))
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint, and check its format.
+
+    Raises:
+        Unusable: it is missing, damaged, or of a newer version.
+    """
+    try:
+        values = read_json(folder / FILE, dict[str, Any], again="")
+        number = values.get("format")
+        if isinstance(number, int) and number > FORMAT:
+            raise Unusable(
+                folder,
+                f"has format {number}, and this version reads up to {FORMAT}: go on with the "
+                "version that wrote it, or a newer one.",
+            )
+        manifest = read_json(folder / FILE, Manifest, again="")
+    except FileNotFoundError:
+        raise Unusable(folder, f"is damaged: {FILE} is missing.", damaged=True) from None
+    except Unusable:
+        raise
+    except InputError as error:
+        text = str(error).strip().rstrip(".")
+        raise Unusable(folder, f"is damaged: {text}.", damaged=True) from None
+    if manifest.digest != _digest(manifest):
+        raise Unusable(
+            folder, f"is damaged: {FILE} does not have the digest it names.", damaged=True
+        )
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare all files of a checkpoint with its manifest.
+
+    Raises:
+        Unusable: a file is missing or has another content.
+    """
+    for name, facts in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            reason = (
+                f"{name} has {size} bytes, and {facts.bytes} were written"
+                if size != facts.bytes
+                else f"{name} has another content than was written"
+                if facts_of(path) != facts
+                else ""
+            )
+        except OSError as error:
+            reason = f"{name}: {error.strerror}"
+        if reason:
+            raise Unusable(folder, f"is damaged: {reason}.", damaged=True)

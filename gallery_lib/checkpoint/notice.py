@@ -1,0 +1,72 @@
+"""Notice to end: SIGTERM and SIGUSR1, as schedulers send them, or a file that a launcher writes.
+
+A process that listens goes on until it is at the end of a step. A second SIGTERM ends it at once,
+unless it follows the first within seconds: a scheduler and torchrun may both send one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+REQUEST_FILE = "end-requested"
+"""File in a run's folder by which its launcher hands on the notice. It names the signal."""
+ENDED_FILE = "ended-early.json"
+"""File in a run's folder that says why a run ended before its last step, and how it goes on."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_ONE_NOTICE_SECONDS = 2.0
+
+
+class Notice:
+    """What a process has heard so far: the name of the signal, or "".
+
+    Args:
+        folder: where `REQUEST_FILE` may appear; None: nobody writes one.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else folder / REQUEST_FILE
+        self._signal, self._since = "", 0.0
+
+    def heard(self) -> str:
+        """Return the name of the signal that came, here or at the launcher; "" before."""
+        if not self._signal and self._file is not None:
+            with contextlib.suppress(OSError):
+                self._signal = self._file.read_text(encoding="utf-8").strip() or "SIGTERM"
+        return self._signal
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context: signals are noted instead of ending the process. Main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            again = self._signal and time.monotonic() - self._since > _ONE_NOTICE_SECONDS
+            if again and number == signal.SIGTERM:
+                signal.signal(number, before[number] or signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            if not self._signal:
+                self._signal, self._since = signal.Signals(number).name, time.monotonic()
+
+        for number in SIGNALS:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                signal.signal(number, before[number] or signal.SIG_DFL)
+
+
+def request(folder: Path, name: str) -> None:
+    """Have the ranks of the run in `folder` save a checkpoint and end."""
+    (folder / REQUEST_FILE).write_text(name, encoding="utf-8")

@@ -1,0 +1,233 @@
+"""Checkpoints of a training script, in two lines: `Checkpoint(…)` before the loop, `step()` in it.
+
+It resumes where it is made, if its folder holds a checkpoint. The loop goes on where it was: the
+loader's next pass leaves out what the interrupted one has had.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gallery_lib.checkpoint import choice, folders
+from gallery_lib.checkpoint.choice import AUTO
+from gallery_lib.checkpoint.notice import Notice
+from gallery_lib.checkpoint.training_state import Parts, check_plain
+from gallery_lib.comm import process_group
+from gallery_lib.config.intervals import interval_of
+from gallery_lib.console.exit_code import refusal
+from gallery_lib.data.loading.progress import follow
+from gallery_lib.errors import InputError
+from gallery_lib.system.exit_codes import GO_ON_LATER
+
+
+class Checkpoint:
+    """Checkpoints of a training, which goes on from the newest whole one. A collective call.
+
+    Make it after `accelerate()`, `DistributedDataParallel` and the like, right before the loop.
+    SIGTERM and SIGUSR1, by which schedulers announce the end, then save a checkpoint at the end of
+    the step and end the script with exit code 75 (EX_TEMPFAIL: go on later).
+
+    Args:
+        folder: the folder of this training's checkpoints. Several hosts share it.
+        model: the module that is trained, also inside DistributedDataParallel or torch.compile.
+        optimizer: its optimizer.
+        scheduler: a learning-rate scheduler, or anything else with a state dict.
+        scaler: a GradScaler.
+        loader: the loader of the training data: a DataLoader, accelerate()'s, or one with a state
+            dict of its own.
+        every: interval, in steps (`20`) or as a time (`"10min"`).
+        keep: number of checkpoints to keep.
+        resume: `auto`, or a checkpoint to start from where the folder holds none; None: start anew.
+        exit_on_notice: whether a signal ends the script. Otherwise `notice` tells of it.
+
+    Raises:
+        InputError: the checkpoint is of another model or optimizer, is damaged, or the folder
+            cannot be written to.
+
+    Example:
+        >>> import torch
+        >>> from gallery_lib.checkpoint import Checkpoint
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loader = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=8, shuffle=True)
+        >>> checkpoint = Checkpoint(
+        ...     "checkpoints", model=model, optimizer=optimizer, loader=loader, every=2
+        ... )
+        >>> for epoch in range(checkpoint.epoch, 3):
+        ...     for batch in loader:
+        ...         optimizer.zero_grad()
+        ...         model(batch).mean().backward()
+        ...         optimizer.step()
+        ...         checkpoint.step()
+        >>> checkpoint.close()
+        >>> checkpoint.steps
+        12
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        loader: Any = None,
+        every: str | int,
+        keep: int = 2,
+        resume: str | Path | None = AUTO,
+        exit_on_notice: bool = True,
+    ) -> None:
+        from gallery_lib.checkpoint.saver import Saver  # the import takes most of a second
+
+        process_group.ensure_initialized()
+        interval = interval_of(every, "every")
+        if not isinstance(keep, int) or keep < 1:
+            raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
+        self.folder = Path(folder).expanduser()
+        _make(self.folder)
+        self._parts = Parts(model, optimizer, scheduler, scaler, _followed(loader))
+        self._exit_on_notice = exit_on_notice
+        self.steps = 0
+        """Number of steps done, those before a resume included."""
+        self.resumed_from: Path | None = None
+        """The checkpoint that this training goes on from, or None."""
+        self._ends = contextlib.ExitStack()
+        self._heard = Notice()
+        self._go_on(None if resume is None else str(resume))
+        check_plain(self._parts.state())
+        self._ends.enter_context(self._heard.listening())
+        self._saver = Saver(self.folder, interval, keep, say, self._heard)
+        # Python would end the thread in the middle of a write.
+        self._at_exit = _finishing(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of whole passes through the loader: where a loop over epochs begins."""
+        progress = getattr(self._parts.loader, "passes", None)
+        return 0 if progress is None else progress
+
+    @property
+    def notice(self) -> str:
+        """Return the name of the signal that asks the script to end, or "" before one came."""
+        return self._heard.heard()
+
+    def step(self) -> None:
+        """Count a step, and save a checkpoint where one is due. Every rank calls it after a step.
+
+        Raises:
+            SystemExit: with code 75, after a signal has asked the script to end.
+        """
+        self.steps += 1
+        save, end = self._saver.due(self.steps)
+        if save:
+            self.save()
+        if end and self._exit_on_notice:
+            self._saver.finish()
+            reason = self.notice or "another process's notice"
+            failed = self._saver.failure
+            how = f"without a new checkpoint ({failed})" if failed else "with a checkpoint"
+            say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
+            if process_group.world_size() > 1:
+                process_group.all_ranks(None)  # the first rank that ends has the others ended
+            raise SystemExit(GO_ON_LATER)
+
+    def save(self) -> None:
+        """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
+        state = self._parts.state(steps=self.steps)
+        state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
+        self._saver.save(self.steps, state)
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is whole, and let signals end the script as before."""
+        self._saver.finish()
+        self._ends.close()
+        atexit.unregister(self._at_exit)
+
+    def _go_on(self, resume: str | None) -> None:
+        if resume is None:
+            if folders.newest_first(self.folder):
+                raise InputError(
+                    f"{self.folder} holds checkpoints. resume='auto' goes on from the newest; for "
+                    "a new training name a new folder.",
+                    parameter="folder",
+                )
+            return
+        chosen = choice.choose(AUTO, self.folder)
+        if chosen is None and resume != AUTO:
+            chosen = choice.choose(resume, None)
+        if chosen is None:
+            return
+        common = chosen.common()
+        self._parts.check(chosen.path, common)
+        said = self._parts.load(chosen.path, chosen.manifest, common)
+        self.steps, self.resumed_from = chosen.manifest.step, chosen.path
+        say(f"checkpoint  going on from {chosen.path}, step {self.steps}")
+        for line in (*chosen.refused, *said):
+            say(f"checkpoint  {line}")
+
+
+def say(line: str) -> None:
+    """Print a line on rank 0's standard error."""
+    if process_group.rank() == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder, on every rank where it is to be written.
+
+    Raises:
+        InputError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".rank-{process_group.rank()}.tmp"
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
+    except OSError as error:
+        raise InputError(
+            f"folder={folder} cannot be used. {refusal(error)}.", parameter="folder"
+        ) from None
+
+
+def _followed(loader: Any) -> Any:
+    """Return what knows a loader's position in its data.
+
+    Raises:
+        InputError: for a loader without a position.
+    """
+    if loader is None or hasattr(loader, "load_state_dict"):
+        return loader
+    if isinstance(loader, DataLoader):
+        return follow(loader)
+    raise InputError(
+        f"loader is a {type(loader).__name__}, whose position in the data nobody knows: give a "
+        "DataLoader, what accelerate() returned, or a loader with state_dict().",
+        parameter="loader",
+    )
+
+
+def _finishing(checkpoint: Checkpoint) -> Callable[[], None]:
+    """Return a function that finishes the checkpoint under way, if the object is still there."""
+    reference = weakref.ref(checkpoint)
+
+    def finish() -> None:
+        alive = reference()
+        if alive is not None:
+            alive._saver.finish()
+
+    return finish
+
+
+__all__ = ["Checkpoint"]

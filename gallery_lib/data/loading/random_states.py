@@ -1,0 +1,78 @@
+"""States of the random generators of a process: Python's, numpy's, torch's on CPU and GPU.
+
+A captured state holds tensors and plain values alone, so `torch.load(…, weights_only=True)` reads
+it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def captured(*, devices: bool = True) -> dict[str, Any]:
+    """Return the states of this process's global generators; of CUDA's with `devices`."""
+    numpy_state: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = numpy_state
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+    }
+    if devices and torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Set the generators of this process to what `captured` returned, as far as they exist here."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+@dataclass(frozen=True)
+class DrawnFrom:
+    """Random states at which a sampler draws the order of a pass that is gone on with."""
+
+    common: dict[str, Any]
+    """Of the process's own generators, as `captured` returns them."""
+    generators: list[tuple[torch.Generator, torch.Tensor]]
+
+
+@contextlib.contextmanager
+def at(states: DrawnFrom | None) -> Iterator[None]:
+    """Context in which a sampler draws; nothing happens without states.
+
+    Afterwards the process's own generators stand where they stood before.
+    """
+    if states is None:
+        yield
+        return
+    for generator, state in states.generators:
+        generator.set_state(state)
+    before = captured(devices=False)
+    restore(states.common)
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def generators_of(owners: Sequence[Any]) -> list[torch.Generator]:
+    """Return the distinct generators that objects have as their attribute `generator`."""
+    found: list[torch.Generator] = []
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and not any(generator is g for g in found):
+            found.append(generator)
+    return found

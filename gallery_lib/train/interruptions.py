@@ -1,0 +1,156 @@
+"""Go on with a run that was interrupted: which checkpoint, whether it fits, what it brings back.
+
+The order is: `choose` before anything is built, `Resumed.load` when the session is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.checkpoint import choice, folders
+from gallery_lib.checkpoint.choice import AUTO, Choice
+from gallery_lib.checkpoint.training_state import Parts
+from gallery_lib.comm import process_group
+from gallery_lib.config import options
+from gallery_lib.errors import InputError
+from gallery_lib.train.measurements import Trained
+from gallery_lib.train.resolved import ResolvedConfig
+from gallery_lib.train.run_log import STEPS_FILE, last_step
+from gallery_lib.train.session import Session
+
+_OF_THE_TRAINING = (
+    "model",
+    "amp_level",
+    "amp_dtype",
+    "batch_size",
+    "image_size",
+    "sequence_length",
+    "lr",
+    "weight_decay",
+    "max_grad_norm",
+    "data_dir",
+    "seed",
+)
+"""Options that are the training's own. A run that goes on with others would be another one."""
+
+
+@dataclass
+class Resumed:
+    """A checkpoint that a run goes on from."""
+
+    choice: Choice
+    common: dict[str, Any]
+    logged_steps: int
+    """Last step that the interrupted run has logged."""
+    lines: list[str] = field(default_factory=list)
+    """What the log says of it."""
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps that were done."""
+        return self.choice.manifest.step
+
+    @property
+    def steps_file(self) -> Path:
+        """Return the log of the steps up to the checkpoint."""
+        return self.choice.path / STEPS_FILE
+
+    def load(self, session: Session, parts: Parts) -> Trained:
+        """Bring a session to the checkpoint; return what its training loop had left."""
+        parts.check(self.choice.path, self.common)
+        said = parts.load(self.choice.path, self.choice.manifest, self.common)
+        run = self.common["run"]
+        clock = session.clock
+        clock.durations = run["step_seconds"].tolist()
+        clock.page_faults = run["page_faults"].tolist()
+        clock.phases = {name: values.tolist() for name, values in run["phases"].items()}
+        session.updates.skipped_before = run["skipped_steps"]
+        # The loop reads its own losses since the last line of the log alone.
+        session.losses = [torch.zeros(())] * self.step
+        before = self.choice.manifest.world_size
+        now = process_group.world_size()
+        interruption = {
+            "step": self.step,
+            "lost_steps": max(0, self.logged_steps - self.step),
+            "processes_before": before,
+            "processes": now,
+            "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "checkpoint": str(self.choice.path),
+        }
+        lost = f"; {interruption['lost_steps']} logged steps are done again"
+        session.log.say(
+            f"resumed  from {self.choice.path}  at step {self.step}"
+            + (lost if interruption["lost_steps"] else "")
+            + (f"; {now} processes go on, and it was of {before}" if now != before else "")
+        )
+        for line in (*self.choice.refused, *said):
+            session.log.say(f"resumed  {line}")
+        return Trained(
+            curve=[[step + 1, loss] for step, loss in enumerate(run["losses"].tolist())],
+            epoch=run["epoch"],
+            interruptions=[*run["interruptions"], interruption],
+        )
+
+
+def choose(config: ResolvedConfig) -> Resumed | None:
+    """Return what the run goes on from; None where it starts anew. A collective call.
+
+    Raises:
+        InputError: the checkpoint is of other options, or none can be used.
+    """
+    if config.resume is None:
+        return None
+    own = Path(config.run_dir) / folders.CHECKPOINTS
+    chosen = choice.choose(config.resume, own if config.resume == AUTO else None)
+    if chosen is None:
+        return None
+    _check_options(chosen, config)
+    return Resumed(chosen, chosen.common(), last_step(config.run_dir))
+
+
+def _check_options(chosen: Choice, config: ResolvedConfig) -> None:
+    saved = chosen.manifest.facts.get("config")
+    if not isinstance(saved, dict):
+        raise InputError(
+            f"{chosen.path} is a checkpoint of a script, and not of a run.", parameter="resume"
+        )
+    present = options.to_mapping(config)
+    for name in _OF_THE_TRAINING:
+        if saved.get(name) != present[name]:
+            what = "another model" if name == "model" else f"a training with {name}={saved[name]}"
+            raise InputError(
+                f"{chosen.path} is of {what}"
+                + (f" ({saved[name]})" if name == "model" else "")
+                + f", and this run has {name}={present[name]}. Give it the same options.",
+                parameter=name,
+            )
+
+
+def state_of_run(session: Session, trained: Trained) -> dict[str, Any]:
+    """Return what a checkpoint holds of a run beside its training, after all steps are logged."""
+    clock = session.clock
+    return {
+        "epoch": trained.epoch,
+        "losses": torch.tensor([loss for _, loss in trained.curve], dtype=torch.float64),
+        "step_seconds": _times(clock.read()),
+        "page_faults": torch.tensor(clock.page_faults, dtype=torch.int64),
+        "phases": {name: _times(values) for name, values in clock.phases.items()},
+        "skipped_steps": session.updates.skipped_steps(),
+        "interruptions": trained.interruptions,
+    }
+
+
+def _times(seconds: list[float]) -> Tensor:
+    return torch.tensor(seconds, dtype=torch.float64)
+
+
+def facts(config: ResolvedConfig) -> dict[str, Any]:
+    """Return what the manifest of a run's checkpoint says of it."""
+    return {"config": dataclasses.asdict(config), "torch": str(torch.__version__)}

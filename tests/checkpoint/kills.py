@@ -1,0 +1,136 @@
+"""Kill a training at random moments, go on with it each time, and compare it with one left alone.
+
+    python -m tests.checkpoint.kills --moments 50 --processes 1 2
+
+A killed run is resumed and killed again, until it has been killed as often as was asked for. In the
+end its losses and metrics must be those of an undisturbed run, bit for bit. Checkpoints follow one
+another so closely that many a kill comes in the middle of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
+import bucket_task
+from worker_processes import workers_of
+
+from gallery_lib.config import LaunchConfig
+from gallery_lib.errors import RunFailed
+from gallery_lib.launcher.job import Job, start
+from gallery_lib.train.results import Results
+from gallery_lib.train.run_log import last_step
+
+LONGEST_LIFE_SECONDS = 1.5
+
+
+@dataclass
+class Outcome:
+    """A run that was killed, beside one that was not."""
+
+    undisturbed: Results
+    killed: Results
+    kills: int
+    in_a_write: int
+    """Kills that left a checkpoint unfinished."""
+
+
+def _run(run_dir: Path, processes: int, values: dict[str, Any]) -> Job:
+    config = bucket_task.config("SLOW", run_dir=str(run_dir), **values)
+    return start(config, LaunchConfig(nproc_per_node=processes), torchrun=False)
+
+
+def _result(job: Job) -> Results:
+    try:
+        results = job.result()
+    finally:
+        job.stop()
+    assert results is not None
+    return results
+
+
+def _kill_later(job: Job, seconds: float, draw: random.Random) -> bool:
+    """Kill one rank that long after the first step of this life; return whether it was alive."""
+    before = last_step(job.run_dir)
+    while job.running() and last_step(job.run_dir) == before:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    workers = workers_of(psutil.Process())
+    if not job.running() or not workers:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        draw.choice(workers).kill()
+    with contextlib.suppress(RunFailed):
+        job.result()
+        return False
+    job.stop()
+    return True
+
+
+def kill_and_go_on(folder: Path, moments: int, processes: int, seed: int, **values: Any) -> Outcome:
+    """Return what has become of a run that was killed at `moments` random moments."""
+    draw = random.Random(seed)
+    values = {"max_steps": 60 + 25 * moments, **values}
+    undisturbed = _result(_run(folder / "undisturbed", processes, values))
+    kills = in_a_write = 0
+    run_dir = folder / "killed"
+    saving = {"checkpoint_every": str(draw.choice([1, 2, 3])), "resume": "auto"}
+    while True:
+        job = _run(run_dir, processes, {**values, **saving})
+        if kills == moments:
+            return Outcome(undisturbed, _result(job), kills, in_a_write)
+        if not _kill_later(job, draw.uniform(0.0, LONGEST_LIFE_SECONDS), draw):
+            raise AssertionError(f"the run came to its end before kill {kills + 1}")
+        kills += 1
+        in_a_write += bool(list((run_dir / "checkpoints").glob(".*.tmp")))
+
+
+def main() -> int:
+    """Kill as the command line says; return 1 where a killed run differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.checkpoint.kills", description=__doc__)
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--compiler-opt", action="store_true")
+    options = parser.parse_args()
+    wrong = False
+    for processes in options.processes:
+        folder = Path(tempfile.mkdtemp(prefix="kills-"))
+        began = time.monotonic()
+        outcome = kill_and_go_on(
+            folder,
+            options.moments,
+            processes,
+            options.seed,
+            compiler_opt=options.compiler_opt,
+        )
+        same = outcome.killed.loss == outcome.undisturbed.loss
+        wrong = wrong or not same
+        lost = sum(one["lost_steps"] for one in outcome.killed.interruptions)
+        print(
+            f"seed {options.seed}, {processes} process(es): {outcome.kills} kills, "
+            f"{outcome.in_a_write} in a write, {outcome.killed.steps} steps, {lost} done again, "
+            f"{time.monotonic() - began:.0f} s: "
+            f"{'the same losses, bit for bit' if same else f'OTHER LOSSES, see {folder}'}",
+            flush=True,
+        )
+        if same:
+            shutil.rmtree(folder)
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Runs that are killed, told to end, started again, and gone on with by other processes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bucket_task
+import psutil
+import pytest
+import tiny_task
+from checkpoint.kills import kill_and_go_on
+from refusal import refused
+from worker_processes import workers_of
+
+from gallery_lib.checkpoint import folders
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.launcher.job import start
+from gallery_lib.measure.comparison.compare import compare
+from gallery_lib.report import tables
+from gallery_lib.train.results import Results, read_results
+from gallery_lib.train.run_log import last_step, read_steps
+
+TWO = LaunchConfig(nproc_per_node=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
+    tmp_path: Path, processes: int
+) -> None:
+    """`python -m tests.checkpoint.kills --moments 50` is the long version."""
+    seed = random.randrange(10**6)
+    outcome = kill_and_go_on(tmp_path, 2, processes, seed)
+    assert outcome.killed.loss == outcome.undisturbed.loss, f"seed {seed}"
+    assert outcome.killed.metrics == outcome.undisturbed.metrics
+    # A first kill may come before there is any checkpoint.
+    assert len(outcome.killed.interruptions) in (1, 2)
+    steps = [line["step"] for line in read_steps(tmp_path / "killed")]
+    assert steps == sorted(set(steps))  # what was done twice is logged once
+    assert "steps done again" in tables.results_text(outcome.killed)
+
+
+def _finished(config: TrainConfig, processes: int = 1) -> Results:
+    job = start(config, LaunchConfig(nproc_per_node=processes), torchrun=False)
+    try:
+        results = job.result()
+    finally:
+        job.stop()
+    assert results is not None
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 2])
+def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """96 samples are in a pass, 4 in a batch."""
+    before, steps = 3 - after, 8
+    first = bucket_task.config(max_steps=steps, run_dir=str(tmp_path / "a"), checkpoint_every="8")
+    samples: list[int] = []
+    remaining = (96 - steps * 4 * before) // (4 * after)
+    second = bucket_task.config(
+        max_steps=steps + remaining, run_dir=str(tmp_path / "b"), resume=str(tmp_path / "a")
+    )
+    for number, (config, processes) in enumerate(((first, before), (second, after))):
+        folder = tmp_path / f"samples-{number}"
+        folder.mkdir()
+        monkeypatch.setenv("RECORD_SAMPLES", str(folder))
+        results = _finished(config, processes)
+        files = list(folder.iterdir())
+        assert len(files) == processes
+        for file in files:
+            # What follows are the held-out samples.
+            lines = file.read_text().splitlines()
+            samples += [int(word) for line in lines for word in line.split()]
+    assert sorted(samples) == list(range(96))
+    assert results.steps == steps + remaining
+    assert results.interruptions[0]["processes_before"] == before
+    assert results.interruptions[0]["processes"] == after
+
+
+def _command(checkout: Path, run_dir: Path, *words: str) -> list[str]:
+    model = f"--model={Path(bucket_task.__file__)}:SLOW"
+    options = ["--workers=1", "--threads=1", "--log_interval=1", f"--run_dir={run_dir}"]
+    return [sys.executable, str(checkout / "launch_single_task.py"), model, *options, *words]
+
+
+def _wait_for_step(run_dir: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while last_step(run_dir) < step:
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_rank", [False, True], ids=["launcher", "rank"])
+def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
+    checkout: Path, tmp_path: Path, to_rank: bool
+) -> None:
+    run_dir = tmp_path / "run"
+    words = ["--max_steps=200", "--checkpoint_every=1000", "--nproc_per_node=2"]
+    process = subprocess.Popen(
+        _command(checkout, run_dir, *words),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    _wait_for_step(run_dir, 3)
+    if to_rank:
+        workers_of(psutil.Process(process.pid))[1].send_signal(signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGUSR1)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, output + errors
+    (saved,) = folders.newest_first(run_dir / "checkpoints")
+    step = int(saved.name.removeprefix("step-"))
+    message = errors.splitlines()[-1]
+    assert f"ended after step {step} with a checkpoint. Go on with: python3 " in message
+    assert "--nproc_per_node=2" in message and "--resume=auto" in message
+    assert "error" not in message and not list(run_dir.glob("error-rank*"))
+    goes_on = _command(checkout, run_dir, f"--max_steps={step + 5}", *words[1:], "--resume=auto")
+    subprocess.run(goes_on, check=True, capture_output=True, timeout=120)
+    assert read_results(run_dir).interruptions[0]["step"] == step
+
+
+@pytest.mark.slow
+def test_a_killed_rank_leads_to_a_restart_from_the_last_checkpoint(tmp_path: Path) -> None:
+    config = bucket_task.config(
+        "SLOW", run_dir=str(tmp_path / "run"), max_steps=150, checkpoint_every="10", log_interval=1
+    )
+    job = start(config, LaunchConfig(nproc_per_node=2, max_restarts=1))
+    try:
+        _wait_for_step(job.run_dir, 35)
+        workers_of(psutil.Process())[1].kill()
+        results = job.result()
+    finally:
+        job.stop()
+    assert results is not None and results.steps == 150
+    (interruption,) = results.interruptions
+    assert interruption["step"] >= 30 and interruption["lost_steps"] <= 2 * 10
+    undisturbed = bucket_task.config("SLOW", run_dir=str(tmp_path / "whole"), max_steps=150)
+    assert _finished(undisturbed, 2).loss == results.loss
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_either_backend_is_gone_on_with_by_the_other(tmp_path: Path) -> None:
+    curves = {}
+    for before, after in ((False, True), (True, False), (False, False)):
+        name = f"{before}-{after}"
+        values = {"run_dir": str(tmp_path / name), "checkpoint_every": "10"}
+        _finished(tiny_task.config(max_steps=10, compiler_opt=before, **values))
+        (tmp_path / name / "results.json").unlink()
+        config = tiny_task.config(max_steps=20, compiler_opt=after, resume="auto", **values)
+        curves[name] = _finished(config).loss["curve"]
+    for curve in curves.values():
+        for (_, loss), (_, expected) in zip(curve, curves["False-False"], strict=True):
+            assert loss == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    values = {"run_dir": str(run_dir), "max_steps": 4, "checkpoint_every": "2"}
+    _finished(bucket_task.config(**values))
+    (run_dir / "results.json").unlink()
+    with refused("run_dir", "--resume=auto"):
+        start(bucket_task.config(**values))
+    for options, name in (
+        ({"lr": 0.5}, "lr"),
+        ({"batch_size": 3}, "batch_size"),
+        ({"seed": 1}, "seed"),
+        ({"model": "tts_angular"}, "model"),
+    ):
+        with refused(name, "step-00000004"):
+            _finished(bucket_task.config(**{**values, "resume": "auto", **options}))
+    newest = run_dir / "checkpoints" / "step-00000004"
+    shutil.copy(newest / "rank-00000.pt", newest / "training.pt")
+    _finished(bucket_task.config(**{**values, "resume": "auto"}))
+    log = (run_dir / "log-rank0.txt").read_text()
+    assert "training.pt has" in log and "damaged-step-00000004" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "launch_options", "name"),
+    [
+        ({"checkpoint_every": "often"}, {}, "checkpoint_every"),
+        ({"checkpoint_every": "0"}, {}, "checkpoint_every"),
+        ({"resume": "auto"}, {}, "resume"),
+        ({}, {"max_restarts": 3}, "max_restarts"),
+        ({}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "nnodes"),
+        ({"checkpoint_every": "5"}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "run_dir"),
+        ({"checkpoint_every": "5"}, {"nnodes": "2:1"}, "nnodes"),
+    ],
+)
+def test_options_that_say_nothing_are_refused_before_a_start(
+    options: dict[str, str], launch_options: dict[str, object], name: str
+) -> None:
+    with refused(name):
+        start(bucket_task.config(**options), LaunchConfig(**launch_options))  # type: ignore[arg-type]
+
+
+def test_a_comparison_refuses_what_was_resumed(tmp_path: Path) -> None:
+    config = bucket_task.config(resume=str(tmp_path))
+    with pytest.raises(InputError, match="undisturbed"):
+        compare({"a": config, "b": config})

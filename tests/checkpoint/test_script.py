@@ -1,0 +1,192 @@
+"""A training script that is broken off and run again comes to the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refusal import refused
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from gallery_lib import accelerate
+from gallery_lib.checkpoint import Checkpoint
+from gallery_lib.config import Config
+from gallery_lib.system.processes import search_path
+
+
+class Noisy(Dataset[Any]):
+    """Items with noise from torch's own generator, as a script's augmentation has it."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index)) / 24 + 0.1 * torch.randn(4)
+
+
+class Training:
+    """A training of 3 passes of 6 steps each."""
+
+    def __init__(self, *, workers: int = 0, generator: bool = False, backend: bool = False) -> None:
+        torch.manual_seed(3)
+        self.model: Any = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=18)
+        data: Any = Noisy() if workers == 0 else torch.randn(24, 4)
+        self.loader: Any = DataLoader(
+            data,
+            batch_size=4,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(5) if generator else None,
+        )
+        if backend:
+            config = Config()
+            config.compiler.enabled = False
+            self.model, self.loader, self.optimizer = accelerate(
+                self.model, self.loader, self.optimizer, config
+            )
+        self.losses: list[float] = []
+
+    def parts(self) -> dict[str, Any]:
+        """Return the arguments of a Checkpoint."""
+        names = ("model", "optimizer", "scheduler", "loader")
+        return {name: getattr(self, name) for name in names}
+
+    def run(self, checkpoint: Checkpoint | None, steps: int = 1000) -> list[float]:
+        """Train, for so many steps at most."""
+        for _ in range(checkpoint.epoch if checkpoint else 0, 3):
+            for batch in self.loader:
+                self.optimizer.zero_grad()
+                loss = self.model(batch).square().mean()
+                loss.backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                self.losses.append(loss.item())
+                if checkpoint is not None:
+                    checkpoint.step()
+                if len(self.losses) == steps:
+                    return self.losses
+        return self.losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"generator": True},
+        {"workers": 2},
+        {"workers": 2, "generator": True},
+        {"backend": True, "generator": True},
+        {"backend": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("at", [4, 6, 9])
+def test_a_training_goes_on_where_it_was_broken_off(
+    tmp_path: Path, options: dict[str, Any], at: int
+) -> None:
+    whole = Training(**options).run(None)
+    first = Training(**options)
+    with_checkpoints = Checkpoint(tmp_path, **first.parts(), every=1)
+    begun = first.run(with_checkpoints, at)
+    with_checkpoints.close()
+    assert begun == whole[:at]  # saving changes nothing
+    second = Training(**options)
+    torch.manual_seed(99)  # of the process that goes on
+    checkpoint = Checkpoint(tmp_path, **second.parts(), every=100)
+    assert checkpoint.steps == at and checkpoint.resumed_from is not None
+    assert second.run(checkpoint) == whole[at:]
+    checkpoint.close()
+
+
+def test_a_checkpoint_of_another_training_is_refused_by_what_differs(tmp_path: Path) -> None:
+    training = Training()
+    checkpoint = Checkpoint(tmp_path, **training.parts(), every=2)
+    training.run(checkpoint, 2)
+    checkpoint.close()
+    parts = Training().parts()
+    with refused("resume", "another model", "it lacks weight"):
+        Checkpoint(tmp_path, **{**parts, "model": nn.Linear(4, 16)}, every=2)
+    sgd = torch.optim.SGD(parts["model"].parameters(), lr=0.1)
+    with refused("resume", "another optimizer", "AdamW", "SGD"):
+        Checkpoint(tmp_path, **{**parts, "optimizer": sgd}, every=2)
+    with refused("resume", "scheduler"):
+        Checkpoint(tmp_path, **{**parts, "scheduler": None}, every=2)
+    with refused("folder", "resume='auto'"):
+        Checkpoint(tmp_path, **parts, every=2, resume=None)
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    parts = Training().parts()
+    for every in ("soon", "0", "-3", "1.5"):
+        with refused("every", every):
+            Checkpoint(tmp_path, **parts, every=every)
+    with refused("loader", "list"):
+        Checkpoint(tmp_path, **{**parts, "loader": [torch.ones(4)]}, every=1)
+    (tmp_path / "file").write_text("")
+    with refused("folder", "file"):
+        Checkpoint(tmp_path / "file", **parts, every=1)
+
+
+SCRIPT = """
+    import os, signal, sys, time, torch
+    from gallery_lib.checkpoint import Checkpoint
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(400, 400)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(64, 400), batch_size=1)
+    checkpoint = Checkpoint("saved", model=model, optimizer=optimizer, loader=loader, every=4)
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+        if checkpoint.steps == 9 and len(sys.argv) > 1:
+            exec(sys.argv[1])
+        checkpoint.step()
+        checkpoint._saver._writer.wait()  # else several are due before one is written
+    print("steps", checkpoint.steps)
+"""
+
+
+def _script(tmp_path: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"PYTHONPATH": search_path(), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        **more,
+    )
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_ends_a_script_after_its_step_with_a_checkpoint(tmp_path: Path, name: str) -> None:
+    done = _script(tmp_path, f"os.kill(os.getpid(), signal.{name})")
+    assert done.returncode == 75, done.stderr
+    assert name in done.stderr and "after step 10" in done.stderr
+    again = _script(tmp_path)
+    assert "going on from saved/step-00000010, step 10" in again.stderr
+    assert again.stdout == "steps 64\n"
+
+
+def test_a_save_that_fails_is_announced_and_the_training_goes_on(tmp_path: Path) -> None:
+    """The limit of a file's size is reached, as a full disk would be."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"
+    done = _script(tmp_path, limit)
+    assert done.stdout == "steps 64\n", done.stderr
+    failures = [line for line in done.stderr.splitlines() if "could not be saved" in line]
+    assert len(failures) == 14 and "File too large" in failures[0]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "step-00000004",
+        "step-00000008",
+    ]
+    assert "going on from saved/step-00000008" in _script(tmp_path).stderr

@@ -1,0 +1,260 @@
+"""Jobs on a real Slurm: a controller and two nodes on the hosts of a lab.
+
+A job is preempted, told that its time is up, and loses a node; a script of one's own trains as
+tasks of srun and as a job; what is wrong is refused before anything is queued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster.conftest import GALLERY, processes_of, why_no_lab
+from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
+
+from gallery_lib.system.processes import search_path
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TASK = f"{Path(__file__).parents[1] / 'helpers' / 'tiny_task.py'}:SLEEPING"
+STEPS = 16
+TRAINING = [f"--max_steps={STEPS}", "--log_interval=1", "--no-evaluate", "--workers=0"]
+CHECKPOINTS = "--checkpoint_every=2"
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from gallery_lib import Config, accelerate
+
+torch.manual_seed(0)
+samples = DataLoader(TensorDataset(torch.arange(16.0).view(16, 1)), batch_size=4)
+model, loader = accelerate(nn.Linear(1, 1), samples, Config.plain())
+seen = []
+for (x,) in loader:
+    seen += x.flatten().tolist()
+    ((model(x) - dist.get_rank()) ** 2).mean().backward()
+everyone = [None] * dist.get_world_size()
+dist.all_gather_object(everyone, (sorted(seen), round(model.weight.grad.item(), 3)))
+if dist.get_rank() == 0:
+    print("argument", sys.argv[1], "saw", sorted(sum((s for s, _ in everyone), [])))
+    print("gradients alike", len({gradient for _, gradient in everyone}) == 1, flush=True)
+dist.destroy_process_group()
+"""
+WITH_CHECKPOINTS = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from gallery_lib import Config, accelerate
+from gallery_lib.checkpoint import Checkpoint
+
+torch.manual_seed(0)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+samples = DataLoader(TensorDataset(torch.arange(16.0).view(16, 1)), batch_size=1)
+model, loader, optimizer = accelerate(model, samples, optimizer, Config.plain())
+checkpoint = Checkpoint(
+    sys.argv[1], model=model, optimizer=optimizer, loader=loader, every=1000
+)
+for epoch in range(checkpoint.epoch, 2):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        time.sleep(0.4)
+        if dist.get_rank() == 0:
+            print("step", checkpoint.steps + 1, flush=True)
+        checkpoint.step()
+checkpoint.close()
+dist.destroy_process_group()
+"""
+SEES_ALL = f"saw {[float(number) for number in range(16)]}"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Yield a cluster that is up; check afterwards that no process of it is left."""
+    if reason := why_no_lab() or why_no_slurm():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("slurm")
+    cache = folder / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", search_path())
+        patch.setenv("GALLERY_CACHE_DIR", str(cache))
+        patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        with slurm_cluster(folder / "cluster") as made:
+            yield made
+        assert processes_of(cache) == []
+
+
+def submit(cluster: SlurmCluster, *words: str) -> str:
+    """Queue a job, and return its number."""
+    done = cluster.run(*GALLERY, "submit", "slurm", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()[1]
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Return the loss of each step that a run has logged; the last one counts."""
+    lines = (run_dir / "steps.jsonl").read_text().splitlines() if run_dir.exists() else []
+    return {step["step"]: step["loss"] for step in map(json.loads, lines)}
+
+
+def wait_for_step(cluster: SlurmCluster, run_dir: Path, step: int) -> None:
+    cluster.until(
+        lambda: (run_dir / "steps.jsonl").exists() and step in losses(run_dir),
+        f"{run_dir.name} has not logged step {step}",
+        seconds=120,
+    )
+
+
+def test_an_interrupted_job_ends_like_one_that_was_left_alone(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """It is preempted by an urgent job, told that its time is up, and loses a node."""
+    run_dir = tmp_path / "interrupted"
+    words = [TASK, "--nodes=2", "--gpus-per-node=1", "--time=20", f"--run_dir={run_dir}", *TRAINING]
+    job = submit(cluster, *words, CHECKPOINTS)
+    shown = cluster.run(*GALLERY, "jobs").stdout
+    assert job in shown and str(run_dir) in shown, shown
+
+    wait_for_step(cluster, run_dir, 3)
+    urgent = cluster.run(
+        "sbatch",
+        "--parsable",
+        "-p",
+        "urgent",
+        "-N2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap",
+        "true",
+    ).stdout
+    cluster.wait_for(urgent.strip(), "COMPLETED")
+    assert cluster.job(job)["Restarts"] == "1"
+
+    last = wait_until_it_goes_on(cluster, job, run_dir, after=max(losses(run_dir)))
+    # This is what --signal=B:USR1@120 does two minutes before the time limit.
+    assert cluster.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    cluster.until(lambda: cluster.job(job)["Restarts"] == "2", "the job is not queued again")
+
+    wait_until_it_goes_on(cluster, job, run_dir, after=max(last, *losses(run_dir)))
+    cluster.kill_node(2)
+    cluster.until(lambda: cluster.job(job)["Restarts"] == "3", "the job is not queued again", 60)
+    cluster.start_node(2)
+
+    assert (
+        cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", seconds=150)["ExitCode"] == "0:0"
+    )
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    agent = (run_dir / f"slurm-{job}-node0.out").read_text()
+    assert agent.count("the run has ended after step") == 2, agent  # told by SIGTERM, by SIGUSR1
+    interruptions = json.loads((run_dir / "results.json").read_text())["interruptions"]
+    assert [one["lost_steps"] for one in interruptions[:2]] == [0, 0], interruptions
+    assert len(interruptions) == 3 and interruptions[2]["lost_steps"] <= 2, interruptions
+    assert "Exited with exit code 75" in (run_dir / f"slurm-{job}.out").read_text()
+
+    alone = tmp_path / "alone"
+    left_alone = submit(cluster, *words[:3], f"--run_dir={alone}", *TRAINING)
+    cluster.wait_for(left_alone, "COMPLETED", "FAILED", seconds=150)
+    assert losses(run_dir) == losses(alone)
+
+
+def wait_until_it_goes_on(cluster: SlurmCluster, job: str, run_dir: Path, after: int) -> int:
+    """Wait until a job runs again and has done a step after that one; return its last step."""
+    cluster.wait_for(job, "RUNNING", seconds=150)
+    cluster.until(
+        lambda: max(losses(run_dir), default=0) > after, "the job does not go on", seconds=120
+    )
+    return max(losses(run_dir))
+
+
+def test_a_killed_process_is_started_again_on_its_node(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    words = ["--nodes=2", "--max_restarts=3", f"--run_dir={run_dir}", *TRAINING, CHECKPOINTS]
+    job = submit(cluster, TASK, *words)
+    wait_for_step(cluster, run_dir, 3)
+    processes = [psutil.Process(pid) for pid in cluster.lab.processes(2)]
+    torchrun = [one for one in processes if "gallery_lib.launcher.torchrun" in one.cmdline()]
+    rank = next(one for one in torchrun if one.parent() in torchrun and one.children() == [])
+    rank.kill()
+    ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+
+
+def test_a_script_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = cluster.run(
+        "srun", "-N2", "--ntasks-per-node=1", sys.executable, str(script), "plain", timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "argument plain" in done.stdout and SEES_ALL in done.stdout, done.stdout
+    assert "gradients alike True" in done.stdout
+
+
+def test_a_script_with_checkpoints_is_told_of_the_end_and_goes_on(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    script, run_dir = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(WITH_CHECKPOINTS)
+    words = [f"--run_dir={run_dir}", "--", str(tmp_path / "checkpoints")]
+    job = submit(cluster, str(script), "--nodes=2", *words)
+
+    def said() -> str:
+        return "".join(file.read_text() for file in sorted(run_dir.glob("slurm-*node*.out")))
+
+    cluster.until(lambda: "step 3\n" in said(), "the script does not train", seconds=120)
+    assert cluster.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said()
+    steps = [int(step) for step in re.findall(r"\]:step (\d+)$", said(), re.MULTILINE)]
+    assert steps == list(range(1, 17)), said()  # none twice, so it went on where it was
+    # Each node numbers its own ranks, in a folder for each start.
+    logs = list((run_dir / "ranks").rglob("stdout.log"))
+    assert {log.parent.name for log in logs} == {"0"} and len(logs) == 4
+
+
+def test_the_launcher_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
+    launcher = Path(__file__).parents[2] / "launch_single_task.py"
+    words = [str(launcher), f"--model={TASK}", f"--run_dir={tmp_path / 'run'}", "--max_steps=3"]
+    done = cluster.run(
+        "srun", "-N2", "--ntasks-per-node=1", sys.executable, *words, *TRAINING[1:], timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["world_size"], results["steps"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["resnet18", "--amp_level=O2"], ["amp_level=O2"]),
+        (["resnet18", "--learning_rate=1"], ["`--learning_rate=1`"]),
+        (["resnet81"], ["`resnet81`", "Did you mean `resnet18`"]),
+        (["resnet18", "--time=soon"], ["time='soon'"]),
+        ([TASK, "--partition=nowhere"], ["sbatch refused the job", "partition"]),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_queued(
+    cluster: SlurmCluster, tmp_path: Path, words: list[str], values: list[str]
+) -> None:
+    before = cluster.run("squeue", "--noheader", "--states=all", "--format=%i").stdout
+    done = cluster.run(*GALLERY, "submit", "slurm", *words, f"--run_dir={tmp_path / 'run'}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert all(value in done.stderr for value in values), done.stderr
+    assert cluster.run("squeue", "--noheader", "--states=all", "--format=%i").stdout == before
+    assert not (tmp_path / "run").exists()
