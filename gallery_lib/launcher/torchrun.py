@@ -28,7 +28,13 @@ from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.memory import allocator
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
+from gallery_lib.system.processes import (
+    KILLED_AT_ONCE_VARIABLE,
+    LAUNCHED_AT_VARIABLE,
+    began_at,
+    end_supervised,
+    supervised,
+)
 from gallery_lib.train.resolved import threads_of
 
 
@@ -38,6 +44,11 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
     if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
+    if config.checkpoint_every is not None:
+        variables[KILLED_AT_ONCE_VARIABLE] = "1"
+    if launch.elastic:
+        # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if config.compiler_opt:
         variables |= cache.cache_variables() | allocator.allocator_variables()
     return variables

@@ -31,6 +31,12 @@ STOP_SECONDS = 8.0
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
 
+KILLED_AT_ONCE_VARIABLE = "GALLERY_KILLED_AT_ONCE"
+"""Variable of a supervisor whose command is killed when it has to end, without SIGTERM before.
+
+For processes that take SIGTERM for a notice of their scheduler, and go on for a while.
+"""
+
 HEARS_STDIN = "--stdin"
 """Option before a supervisor's command: the command gets the supervisor's standard input.
 

@@ -19,6 +19,7 @@ from types import FrameType
 from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 from gallery_lib.system.processes import (
     HEARS_STDIN,
+    KILLED_AT_ONCE_VARIABLE,
     adopt_orphans,
     die_with_parent,
     end_descendants,
@@ -42,6 +43,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
     code = exit_code_of_signal(signal.SIGTERM)
+    child: subprocess.Popen[bytes] | None = None
     try:
         child = subprocess.Popen(
             command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent
@@ -57,6 +59,8 @@ def main(command: list[str]) -> int:
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if child is not None and os.environ.get(KILLED_AT_ONCE_VARIABLE):
+            child.kill()
         end_descendants()
     return code
 
