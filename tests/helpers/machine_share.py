@@ -68,3 +68,5 @@ class Share:
                 yield
             finally:
                 self.take_own_core()
+                # Processes that a test has forked hold the file as well, and may outlive the test.
+                fcntl.flock(cores, fcntl.LOCK_UN)
