@@ -32,10 +32,9 @@ LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
 
 HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
-"""Variable of a run that saves a checkpoint when it is told to end.
+"""Variable of a run that saves a checkpoint when SIGTERM or SIGUSR1 tells it to end.
 
-Slurm sends SIGTERM and SIGUSR1 to every process of a job's step, the supervisor and torchrun among
-them. Only the launcher and the ranks take them for what they are; the others must not end first.
+Slurm sends them to every process of a job's step. Only launcher and ranks may end by them.
 """
 
 HEARS_STDIN = "--stdin"
@@ -53,11 +52,8 @@ def now() -> float:
 
     The clock is the same in all processes, and nobody can set it.
     """
-    return (
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-        if sys.platform.startswith("linux")
-        else time.monotonic()
-    )
+    linux = sys.platform.startswith("linux")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if linux else time.monotonic()
 
 
 def began_at() -> float:
@@ -88,11 +84,9 @@ def can_fork() -> bool:
 
 def _has_cuda_driver() -> bool:
     """Return whether CUDA's driver library can be loaded, which initialises nothing."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    return False
 
 
 def _prctl(operation: int, value: int) -> bool:

@@ -69,8 +69,7 @@ def train(
 
     Raises:
         InputError: for bad options or data, before anything is trained.
-        Diverged: when the loss is no finite number any more and `terminate_on_nan` is on, after the
-            results are written.
+        Diverged: when the loss is not finite any more and `terminate_on_nan` is on, at the end.
     """
     with (
         switches.of_run(config),

@@ -135,16 +135,11 @@ def open_session(
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
-    started_from = pretrained.start_from(config, model)
+    # A checkpoint has the weights of a run that is resumed.
+    started_from = None if after_step else pretrained.start_from(config, model)
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    build_optimizer = functools.partial(
-        task.optimizer.build,
-        list(model.parameters()),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-    )
-    ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
+    ready = recipe.prepare(Plain(model, loader, _builder(config, task, model), config, dtype))
     _check_enough_data(config, task, splits, ready.loader)
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
     total_steps = _total_steps(config, ready.loader)
@@ -173,6 +168,14 @@ def open_session(
         propagate=ready.propagate,
         started_from=started_from,
     )
+
+
+def _builder(
+    config: ResolvedConfig, task: Task, model: nn.Module
+) -> Callable[..., torch.optim.Optimizer]:
+    """Return what builds the task's optimizer, with the rates that the run asks for."""
+    rates = {"lr": config.lr, "weight_decay": config.weight_decay}
+    return functools.partial(task.optimizer.build, list(model.parameters()), **rates)
 
 
 def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
