@@ -125,8 +125,7 @@ def open_session(
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
-    # Each of several processes gets a loader of its own, of its share.
-    # The first batches of a resumed run are not known yet.
+    # Several processes get loaders of their own; a resumed run's first batches are not known yet.
     if recipe.keeps_loader and process_group.world_size() == 1 and not after_step:
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
@@ -174,8 +173,12 @@ def _builder(
     config: ResolvedConfig, task: Task, model: nn.Module
 ) -> Callable[..., torch.optim.Optimizer]:
     """Return what builds the task's optimizer, with the rates that the run asks for."""
-    rates = {"lr": config.lr, "weight_decay": config.weight_decay}
-    return functools.partial(task.optimizer.build, list(model.parameters()), **rates)
+    return functools.partial(
+        task.optimizer.build,
+        list(model.parameters()),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+    )
 
 
 def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
