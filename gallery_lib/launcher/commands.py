@@ -87,3 +87,10 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     ]
     words = command_line.words_of(config)
     return " ".join([*variables, shlex.join(torchrun_command(launch, config.run_dir, words=words))])
+
+
+def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command line of a run, as a person would type it."""
+    model = f"--model={config.model}"  # named even where it is the default
+    words = [word for word in command_line.words_of(launch, config) if word != model]
+    return shlex.join(["python3", "launch_single_task.py", model, *words])

@@ -11,27 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.checkpoint import notice
-from gallery_lib.comm.rendezvous import forget_meeting, meeting_environment, on_one_host
+from gallery_lib.comm.rendezvous import forget_meeting
 from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options
+from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import Phase
 from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.errors import GoOnLater, InputError
-from gallery_lib.launcher import preflight, run_folder
-from gallery_lib.launcher.commands import TORCHRUN, WORKER, direct_command, torchrun_command
-from gallery_lib.launcher.description import RunDescription
+from gallery_lib.errors import GoOnLater
+from gallery_lib.launcher import preflight, restarts, run_files, run_folder
+from gallery_lib.launcher.commands import (
+    TORCHRUN,
+    WORKER,
+    direct_command,
+    shown_command,
+    torchrun_command,
+)
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.launcher.run_view import RunView, first_phase, identity
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
 from gallery_lib.system.exit_codes import shell_exit_code
-from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     Relay,
@@ -42,7 +45,7 @@ from gallery_lib.system.processes import (
     supervised,
 )
 from gallery_lib.train import failure
-from gallery_lib.train.resolved import ResolvedConfig, resolve
+from gallery_lib.train.resolved import resolve
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
 
@@ -127,10 +130,6 @@ class Job:
             part=part,
         )
 
-    def ask_to_end(self, name: str) -> None:
-        """Have the run save a checkpoint after its present step, and end; `name`: of a signal."""
-        notice.request(self.run_dir, name)
-
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
         end_supervised(self._process)
@@ -159,7 +158,7 @@ class Job:
             first = self.launch.node_rank == 0 or self.launch.elastic
             return read_results(self.run_dir) if first else None
         if code == GoOnLater.exit_code:
-            raise GoOnLater(self._ended_early())
+            raise GoOnLater(restarts.ended_early(self.config, self.launch))
         raise failure.of_run(
             self.run_dir,
             code,
@@ -167,15 +166,6 @@ class Job:
             self._output.last,
             compiled_first=self.config.compiler_opt and not self.steps_done(),
         )
-
-    def _ended_early(self) -> str:
-        """Return why the run has ended early, with the command that goes on with it."""
-        reason = f"the run in {self.run_dir} has ended with a checkpoint"
-        with contextlib.suppress(FileNotFoundError, InputError):
-            file = self.run_dir / notice.ENDED_FILE
-            reason = str(read_json(file, dict[str, Any], again="")["reason"])
-        config = dataclasses.replace(self.config, resume="auto")
-        return f"{reason}. Go on with: {shown_command(config, self.launch)}"
 
 
 def start(
@@ -214,7 +204,7 @@ def start(
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     hold = run_folder.Hold(Path(run_dir), launch.node_rank)
     try:
-        variables |= _prepare_folder(resolved, launch, torchrun=torchrun, held=held)
+        variables |= run_files.prepare(resolved, launch, torchrun=torchrun, held=held)
         return Job(
             dataclasses.replace(config, run_dir=run_dir),
             launch,
@@ -229,29 +219,6 @@ def start(
     except BaseException:
         hold.release()
         raise
-
-
-def _prepare_folder(
-    config: ResolvedConfig, launch: LaunchConfig, *, torchrun: bool, held: bool
-) -> dict[str, str]:
-    """Clear the folder of an earlier run's files and describe this one in it.
-
-    Return the variables that lead its processes to the description and to their rendezvous.
-    """
-    folder = Path(config.run_dir)
-    run_folder.clear(folder)
-    variables = RunDescription(
-        config,
-        world_size=launch.hosts[1] * launch.nproc_per_node,
-        local_processes=launch.nproc_per_node,
-        host=launch.node_rank,
-        held=held,
-        restarts=launch.restarts,
-    ).write()
-    if on_one_host(launch):
-        forget_meeting(folder)
-        variables |= meeting_environment(folder) if torchrun else {}
-    return variables
 
 
 @interruptible("the run")
@@ -306,13 +273,6 @@ def launch(
         return cache.without_damage(run)
 
 
-def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
-    """Return the command line of a run, as a person would type it."""
-    model = f"--model={config.model}"  # named even where it is the default
-    words = [word for word in command_line.words_of(launch, config) if word != model]
-    return shlex.join(["python3", "launch_single_task.py", model, *words])
-
-
 def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | None:
     """Show a run until it ends; return its results. A notice to end is handed on to it once."""
     try:
@@ -325,7 +285,7 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
             if heard.heard() and not handed_on:
                 handed_on = True
                 shown.say(f"{heard.heard()}: the run saves a checkpoint after this step, and ends")
-                job.ask_to_end(heard.heard())
+                notice.request(job.run_dir, heard.heard())
             view.look()
             time.sleep(_LOOK_SECONDS)
         ended = now()

@@ -78,29 +78,7 @@ def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
             raise InputError(
                 f"run_dir={run_dir} is a file. Name a new folder.", parameter="run_dir"
             )
-        there = list(folder.iterdir()) if folder.exists() else []
-        foreign = sorted(
-            file.name for file in there if not any(file.match(name) for name in _OF_A_RUN)
-        )
-        if foreign:
-            more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-            raise InputError(
-                f"run_dir={run_dir} holds files of something else "
-                f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.",
-                parameter="run_dir",
-            )
-        if (folder / "results.json").exists():
-            raise InputError(
-                f"run_dir={run_dir} holds a finished run. "
-                "Name a new folder, or move that one away.",
-                parameter="run_dir",
-            )
-        if not resume and newest_first(folder / CHECKPOINTS):
-            raise InputError(
-                f"run_dir={run_dir} holds checkpoints of a run that has not finished: "
-                "--resume=auto goes on with it. For a new run name a new folder.",
-                parameter="run_dir",
-            )
+        _check_content(run_dir, folder, resume)
         if not make:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +96,33 @@ def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
             f"run_dir={run_dir} cannot be used. {refusal(error)}.", parameter="run_dir"
         ) from None
     return folder
+
+
+def _check_content(run_dir: str, folder: Path, resume: bool) -> None:
+    """Raise InputError for a folder that holds something else, or a run that is not gone on with.
+
+    `run_dir` is the folder as it was named.
+    """
+    there = list(folder.iterdir()) if folder.exists() else []
+    foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
+    if foreign:
+        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        raise InputError(
+            f"run_dir={run_dir} holds files of something else "
+            f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.",
+            parameter="run_dir",
+        )
+    if (folder / "results.json").exists():
+        raise InputError(
+            f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.",
+            parameter="run_dir",
+        )
+    if not resume and newest_first(folder / CHECKPOINTS):
+        raise InputError(
+            f"run_dir={run_dir} holds checkpoints of a run that has not finished: "
+            "--resume=auto goes on with it. For a new run name a new folder.",
+            parameter="run_dir",
+        )
 
 
 def new(config: TrainConfig) -> str:

@@ -36,6 +36,7 @@ HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
 
 Slurm sends SIGTERM and SIGUSR1 to every process of a job's step, the supervisor and torchrun among
 them. Only the launcher and the ranks take them for what they are; the others must not end first.
+Whoever is to end at once is killed: ranks take SIGTERM for a notice, and go on for a while.
 """
 
 HEARS_STDIN = "--stdin"

@@ -73,6 +73,7 @@ def main(command: list[str]) -> int:
     if heeds_parent:
         _heed_the_parent_alone(parent)
     code = exit_code_of_signal(signal.SIGTERM)
+    child: subprocess.Popen[bytes] | None = None
     try:
         child = subprocess.Popen(
             command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=_begin
@@ -89,7 +90,8 @@ def main(command: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Ranks that take SIGTERM for a notice would wait for the end of a step.
+        if child is not None and heeds_parent:
+            child.kill()
         end_descendants(*([_NOTICE_GRACE_SECONDS] if heeds_parent else []))
     return code
 

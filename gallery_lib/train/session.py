@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib import optim, tasks
 from gallery_lib.comm import process_group
@@ -134,20 +135,12 @@ def open_session(
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    build_optimizer = functools.partial(
-        task.optimizer.build,
-        list(model.parameters()),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-    )
+    rates: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    build_optimizer = functools.partial(task.optimizer.build, list(model.parameters()), **rates)
     ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
     _check_enough_data(config, task, splits, ready.loader)
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
-    schedule = (
-        torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule)
-        if task.optimizer.schedule
-        else None
-    )
+    schedule = _schedule(task, ready.optimizer)
     return Session(
         config=dataclasses.replace(config, max_steps=_total_steps(config, ready.loader)),
         task=task,
@@ -171,6 +164,11 @@ def open_session(
         techniques=ready.techniques,
         propagate=ready.propagate,
     )
+
+
+def _schedule(task: Task, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+    factor = task.optimizer.schedule
+    return None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:

@@ -38,7 +38,10 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
         for field in dataclasses.fields(resolved)
         if getattr(resolved, field.name) is None
     ]
-    assert set(left) <= {"sequence_length", "epochs", "max_steps", "max_grad_norm", "data_dir"}
+    assert set(left) <= {"sequence_length", "epochs", "max_steps", "max_grad_norm", "data_dir"} | {
+        "checkpoint_every",
+        "resume",
+    }
     assert resolved.batch_size == task.batch_size and resolved.lr == task.optimizer.lr
     assert resolve(TrainConfig("vgg16", lr=0.5), local_processes=1, run_dir="x").lr == 0.5
 
