@@ -218,6 +218,12 @@ class LaunchConfig:
         return least != most
 
     @property
+    def dynamic(self) -> bool:
+        """Return whether torchrun's agents meet anew at each start, and decide who is rank 0."""
+        several = self.hosts != (1, 1)
+        return several and (self.restarts or self.rdzv_endpoint is not None)
+
+    @property
     def restarts(self) -> bool:
         """Return whether the processes may be started again while the run lasts."""
         return self.elastic or self.max_restarts > 0

@@ -23,11 +23,12 @@ from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import Phase
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import GoOnLater
-from gallery_lib.launcher import preflight, restarts, run_files, run_folder
+from gallery_lib.launcher import preflight, run_files, run_folder
 from gallery_lib.launcher.commands import (
     TORCHRUN,
     WORKER,
     direct_command,
+    ended_early,
     shown_command,
     torchrun_command,
 )
@@ -154,11 +155,11 @@ class Job:
         code = shell_exit_code(self._process.wait())
         self._leave()
         if code == 0:
-            # Where hosts come and go, rank 0 may have been on any of them.
-            first = self.launch.node_rank == 0 or self.launch.elastic
+            # Rank 0 may have been on any host, and all share the folder.
+            first = self.launch.node_rank == 0 or self.launch.dynamic
             return read_results(self.run_dir) if first else None
         if code == GoOnLater.exit_code:
-            raise GoOnLater(restarts.ended_early(self.config, self.launch))
+            raise GoOnLater(ended_early(self.config, self.launch))
         raise failure.of_run(
             self.run_dir,
             code,

@@ -17,13 +17,8 @@ from typing import Any
 
 from gallery_lib.checkpoint.choice import AUTO
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
-from gallery_lib.checkpoint.notice import ENDED_FILE
-from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.errors import InputError
 from gallery_lib.launcher import description
-from gallery_lib.launcher.commands import shown_command
 from gallery_lib.system.exit_codes import GO_ON_LATER
-from gallery_lib.system.json_files import read_json
 from gallery_lib.train.resolved import ResolvedConfig
 
 
@@ -61,16 +56,6 @@ def exit_code_told() -> Iterator[None]:
         if any(one.exitcode == GO_ON_LATER for one in error.failures.values()):
             sys.exit(GO_ON_LATER)
         raise
-
-
-def ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
-    """Return why a run has ended before its last step, with the command that goes on with it."""
-    reason = f"the run in {config.run_dir} has ended with a checkpoint"
-    with contextlib.suppress(FileNotFoundError, InputError):
-        file = Path(config.run_dir or "") / ENDED_FILE
-        reason = str(read_json(file, dict[str, Any], again="")["reason"])
-    command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return f"{reason}. Go on with: {command}"
 
 
 def resumed(config: ResolvedConfig) -> ResolvedConfig:
