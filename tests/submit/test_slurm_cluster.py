@@ -196,8 +196,13 @@ def test_a_killed_process_is_started_again_on_its_node(
     job = submit(cluster, TASK, *words)
     wait_for_step(cluster, run_dir, 3)
     processes = [psutil.Process(pid) for pid in cluster.lab.processes(2)]
-    torchrun = [one for one in processes if "gallery_lib.launcher.torchrun" in one.cmdline()]
-    rank = next(one for one in torchrun if one.parent() in torchrun and one.children() == [])
+    torchrun = [
+        one
+        for one in processes
+        if "gallery_lib.launcher.torchrun" in one.cmdline()
+        and "gallery_lib.system.supervisor" not in one.cmdline()
+    ]
+    rank = next(one for one in torchrun if one.parent() in torchrun)  # which torchrun has forked
     rank.kill()
     ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
