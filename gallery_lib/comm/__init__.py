@@ -2,6 +2,7 @@
 
 - `process_group`: rank, world size and device of this process, from torch.distributed or from the
   variables of torchrun, srun or MPI. `rendezvous` says where ranks meet: a file on one host.
+  `scheduler` has what the variables of Slurm and Kubeflow Trainer say.
 - `ddp`, `distribution`: what `accelerate()` returns for several processes. A twin of the model has
   the user's type, names and state dict; its calls go through a DDP kept beside it. An optimizer
   step on gradients that are not averaged yet is refused (`unfinished`).

@@ -158,6 +158,11 @@ class Channel:
         dist.all_gather_into_tensor(whole, own, group=local)
         buffer.copy_(whole[: buffer.numel()])
 
+    def forget(self, index: int) -> None:
+        """Drop what is kept of the bucket with this index; low-rank forms keep it by name."""
+        if self._exchange is not None:
+            self._exchange.forget(index)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank."""
         holder = self._low_rank or self._exchange

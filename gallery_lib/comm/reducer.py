@@ -79,6 +79,8 @@ class GradientReducer:
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._channels = [Channel(options, self.hosts, device) for _ in range(options.streams)]
+        # Names of each bucket's parameters, by the bucket's index.
+        self._contents: dict[int, list[str]] = {}
         self._heartbeat = Heartbeat()
         self._ending: weakref.finalize[..., nn.Module] | None = None
         self._finish_queued = False
@@ -99,12 +101,24 @@ class GradientReducer:
             except RuntimeError:
                 pass
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        self._note_content(bucket.index(), names)
         future = (
             self._sparse(bucket, names) if bucket.buffer().is_sparse else self._dense(bucket, names)
         )
         if self.handed_over is not None:
             self.handed_over(bucket.buffer().nbytes, future)
         return future
+
+    def _note_content(self, index: int, names: list[str]) -> None:
+        """Drop what error feedback has kept of a bucket that now holds other parameters.
+
+        Buckets change after the first step, and with a resume: a process begins with DDP's first
+        buckets.
+        """
+        if self._contents.get(index, names) != names:
+            for channel in self._channels:
+                channel.forget(index)
+        self._contents[index] = names
 
     def _forget(self) -> None:
         self._finish_queued = False
@@ -225,13 +239,17 @@ class GradientReducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the error-feedback state of this rank, for this rank's part of a checkpoint."""
-        return {"channels": [channel.state_dict() for channel in self._channels]}
+        return {
+            "channels": [channel.state_dict() for channel in self._channels],
+            "contents": dict(self._contents),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state that `state_dict` returned.
 
         The rank, the world size and the options must be those of the saved state.
         """
+        self._contents = dict(state.get("contents", {}))
         for channel, kept in zip(self._channels, state["channels"], strict=True):
             channel.load_state_dict(kept)
 

@@ -53,6 +53,9 @@ class Exact:
             buffer.div_(divisor)
         dist.all_reduce(buffer, group=self.group)
 
+    def forget(self, index: int) -> None:
+        """Drop the residuals of the bucket with this index."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what belongs into a checkpoint: residuals of this rank."""
         return {}
@@ -157,6 +160,11 @@ class Int8(Exact):
         compression.pack(buffer, self.WIRE, self._residual(key, buffer), out=sent)
         dist.all_gather_into_tensor(received.view(-1), sent, group=self.group)
         compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
+
+    def forget(self, index: int) -> None:
+        """Drop the residuals of the bucket with this index."""
+        for key in [key for key in self.residuals if key[0] == index]:
+            del self.residuals[key]
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals by key."""

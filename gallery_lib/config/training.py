@@ -183,9 +183,7 @@ class TrainConfig:
         "Save a checkpoint every so many steps (20) or minutes (10min), in the background. "
         "A step waits for a copy of the weights and optimizer states. Default: none.",
     )
-    keep: int = option(
-        2, "Newest checkpoints to keep; older ones are deleted.", unit="units", minimum=1
-    )
+    keep: int = option(2, "Newest checkpoints to keep; older ones are deleted.", minimum=1)
     resume: str | None = option(
         None,
         "Go on from a checkpoint: auto is the newest whole one of run_dir, where there is one; "
@@ -260,6 +258,12 @@ class LaunchConfig:
         """Return whether the number of hosts may change."""
         least, most = self.hosts
         return least != most
+
+    @property
+    def dynamic(self) -> bool:
+        """Return whether torchrun's agents meet anew at each start, and decide who is rank 0."""
+        several = self.hosts != (1, 1)
+        return several and (self.restarts or self.rdzv_endpoint is not None)
 
     @property
     def restarts(self) -> bool:

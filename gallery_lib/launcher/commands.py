@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib.util
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from gallery_lib.checkpoint.choice import AUTO
+from gallery_lib.checkpoint.notice import ENDED_FILE
 from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host, own_address
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line
+from gallery_lib.errors import InputError
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.torchrun import environment_of
+from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import can_fork
 from gallery_lib.train.resolved import resolve
 
@@ -40,7 +47,7 @@ def torchrun_command(
     command = [*TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
         command += meeting_arguments(run_dir)
-    elif launch.elastic or launch.rdzv_endpoint is not None:
+    elif launch.dynamic:
         host, port = preflight.endpoint(launch)
         # torch asks a name server which host this is.
         is_host = int(preflight.can_listen(host, port))
@@ -87,3 +94,20 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     ]
     words = command_line.words_of(config)
     return " ".join([*variables, shlex.join(torchrun_command(launch, config.run_dir, words=words))])
+
+
+def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command line of a run, as a person would type it."""
+    model = f"--model={config.model}"  # named even where it is the default
+    words = [word for word in command_line.words_of(launch, config) if word != model]
+    return shlex.join(["python3", "launch_single_task.py", model, *words])
+
+
+def ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return why a run has ended before its last step, with the command that goes on with it."""
+    reason = f"the run in {config.run_dir} has ended with a checkpoint"
+    with contextlib.suppress(FileNotFoundError, InputError):
+        file = Path(config.run_dir or "") / ENDED_FILE
+        reason = str(read_json(file, dict[str, Any], again="")["reason"])
+    command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
+    return f"{reason}. Go on with: {command}"

@@ -35,7 +35,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
 
 def check_address(launch: LaunchConfig) -> None:
     """Raise InputError on host 0 of several where it cannot listen on the address given."""
-    if on_one_host(launch) or launch.node_rank != 0 or launch.rdzv_endpoint is not None:
+    if on_one_host(launch) or launch.node_rank != 0 or launch.dynamic:
         return
     host, port = launch.master_addr, launch.master_port or PORT
     try:
@@ -123,10 +123,10 @@ def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
             "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
             parameter=name,
         )
-    if launch.restarts and launch.hosts != (1, 1) and not config.run_dir:
+    if launch.dynamic and not config.run_dir:
         raise InputError(
-            "a run of several hosts that starts again needs run_dir, a folder that all hosts "
-            "share: its checkpoints are there.",
+            "a run of several hosts that meet anew, to start again or at rdzv_endpoint, needs "
+            "run_dir: a folder that all hosts share.",
             parameter="run_dir",
         )
 

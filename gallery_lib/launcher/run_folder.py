@@ -74,8 +74,11 @@ def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
         )
     try:
         folder = Path(run_dir).expanduser()
-        if reason := _reason_against(folder, resume=resume):
-            raise InputError(f"run_dir={run_dir} {reason}", parameter="run_dir")
+        if folder.exists() and not folder.is_dir():
+            raise InputError(
+                f"run_dir={run_dir} is a file. Name a new folder.", parameter="run_dir"
+            )
+        _check_content(run_dir, folder, resume)
         if not make:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,26 +98,31 @@ def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
     return folder
 
 
-def _reason_against(folder: Path, *, resume: bool) -> str | None:
-    """Return what is in the folder that keeps a run out of it, and what to do; None for nothing."""
-    if folder.exists() and not folder.is_dir():
-        return "is a file. Name a new folder."
+def _check_content(run_dir: str, folder: Path, resume: bool) -> None:
+    """Raise InputError for a folder that holds something else, or a run that is not gone on with.
+
+    `run_dir` is the folder as it was named.
+    """
     there = list(folder.iterdir()) if folder.exists() else []
     foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
     if foreign:
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-        return (
-            f"holds files of something else ({', '.join(foreign[:_SHOWN])}{more}). "
-            "Name a new folder."
+        raise InputError(
+            f"run_dir={run_dir} holds files of something else "
+            f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.",
+            parameter="run_dir",
         )
     if (folder / "results.json").exists():
-        return "holds a finished run. Name a new folder, or move that one away."
-    if not resume and newest_first(folder / CHECKPOINTS):
-        return (
-            "holds checkpoints of a run that has not finished: --resume=auto goes on with it. "
-            "For a new run name a new folder."
+        raise InputError(
+            f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.",
+            parameter="run_dir",
         )
-    return None
+    if not resume and newest_first(folder / CHECKPOINTS):
+        raise InputError(
+            f"run_dir={run_dir} holds checkpoints of a run that has not finished: "
+            "--resume=auto goes on with it. For a new run name a new folder.",
+            parameter="run_dir",
+        )
 
 
 def new(config: TrainConfig) -> str:

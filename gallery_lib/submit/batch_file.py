@@ -133,7 +133,7 @@ def _agent(job: Program, config: SlurmConfig, folder: Path) -> list[str]:
 
 _RENDEZVOUS = f"""\
 # The agents of all nodes meet on the first one, at a port that is this job's own.
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head_node=${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}
 port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))
 """
 _SIGNALS = """\

@@ -90,7 +90,6 @@ def main(command: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Ranks that take SIGTERM for a notice would wait for the end of a step.
         if child is not None and heeds_parent:
             child.kill()
         end_descendants(*([_NOTICE_GRACE_SECONDS] if heeds_parent else []))

@@ -65,6 +65,8 @@ class Resumed:
     def load(self, session: Session, parts: Parts) -> Trained:
         """Bring a session to the checkpoint; return what its training loop had left."""
         parts.check(self.choice.path, self.common)
+        if process_group.world_size() > 2:
+            _order_buckets(session)
         said = parts.load(self.choice.path, self.choice.manifest, self.common)
         run = self.common["run"]
         clock = session.clock
@@ -97,6 +99,15 @@ class Resumed:
             epoch=run["epoch"],
             interruptions=[*run["interruptions"], interruption],
         )
+
+
+def _order_buckets(session: Session) -> None:
+    """Run a backward pass, after which DDP orders its buckets as in the run before.
+
+    Sums over more than two ranks depend on the order. What the pass changes is brought back then.
+    """
+    session.backward(session.forward(next(iter(session.loader))))
+    session.optimizer.zero_grad(set_to_none=True)
 
 
 def choose(config: ResolvedConfig) -> Resumed | None:

@@ -30,8 +30,7 @@ from worker_processes import workers_of
 
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import RunFailed
-from gallery_lib.launcher.job import start
-from gallery_lib.launcher.running_job import Job
+from gallery_lib.launcher.job import Job, start
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import last_step
 

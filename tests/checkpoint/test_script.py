@@ -190,3 +190,66 @@ def test_a_save_that_fails_is_announced_and_the_training_goes_on(tmp_path: Path)
         "step-00000008",
     ]
     assert "going on from saved/step-00000008" in _script(tmp_path).stderr
+
+
+TWO_PROCESSES = """
+    import sys, torch
+    from torch.nn.parallel import DistributedDataParallel
+    from gallery_lib.checkpoint import Checkpoint
+    from gallery_lib.comm import process_group
+    from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+    from gallery_lib.config import Comm
+
+    folder, last = sys.argv[1], int(sys.argv[2])
+    process_group.ensure_initialized()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+    model = accelerate_ddp(DistributedDataParallel(torch.nn.Sequential(*layers)), Comm(wire="int8"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(4, 16)).mean().backward()  # DDP orders its buckets
+    optimizer.zero_grad()
+    checkpoint = Checkpoint(folder, model=model, optimizer=optimizer, every=4)
+    while checkpoint.steps < last:
+        seed = 2 * checkpoint.steps + process_group.rank()
+        batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+        loss = (model(batch) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        checkpoint.step()
+    checkpoint.close()
+    if process_group.rank() == 0:
+        print(sum(p.double().sum().item() for p in model.parameters()).hex())
+    process_group.leave()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_with_what_error_feedback_has_kept(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TWO_PROCESSES))
+    torchrun = [sys.executable, "-m", "gallery_lib.launcher.torchrun", "--standalone"]
+
+    def weights(folder: str, steps: int) -> str:
+        return subprocess.run(
+            [*torchrun, "--nproc-per-node=2", str(script), str(tmp_path / folder), str(steps)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env={"PYTHONPATH": search_path(), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        ).stdout
+
+    whole = weights("whole", 14)
+    weights("broken off", 10)  # the checkpoint is after 8 steps
+    assert weights("broken off", 14) == whole
+
+
+def test_by_time_a_checkpoint_is_saved_when_it_has_passed(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, **Training().parts(), every="1h")
+    checkpoint.step()
+    checkpoint._saver._began -= 3600.0
+    checkpoint.step()
+    checkpoint.step()
+    checkpoint.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
