@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from page_tables import (
+    checkpoints,
     ddp,
     full_size,
     gallery,
@@ -88,6 +89,14 @@ KINDS = (
         "shows, in turns: processes of their own.",
         "python3 benchmarks/own_script.py",
         own_script,
+    ),
+    Kind(
+        "checkpoints",
+        "What checkpoints cost",
+        "Blocks of steps with a checkpoint and without, in turns; a block lasts until its "
+        "checkpoint is whole. The copy is what one step waits for.",
+        "python3 benchmarks/checkpoints.py",
+        checkpoints,
     ),
     Kind(
         "loader",
