@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from checkpoint_table import checkpoints
 from page_tables import (
-    checkpoints,
     ddp,
     full_size,
     gallery,
