@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from checkpoint_table import checkpoints
 from page_tables import (
     ddp,
     full_size,
@@ -97,6 +98,14 @@ KINDS = (
         "shows, in turns: processes of their own.",
         "python3 benchmarks/own_script.py",
         own_script,
+    ),
+    Kind(
+        "checkpoints",
+        "What checkpoints cost",
+        "Blocks of steps with a checkpoint and without, in turns; a block lasts until its "
+        "checkpoint is whole. The copy is what one step waits for.",
+        "python3 benchmarks/checkpoints.py",
+        checkpoints,
     ),
     Kind(
         "loader",

@@ -52,7 +52,9 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
             refused.append(str(error))
             if set_aside:
                 with contextlib.suppress(OSError):  # a folder that may only be read
-                    refused[-1] += f" It is kept as {folders.set_aside(path).name}."
+                    refused[-1] += (
+                        f" It is kept as {folders.set_aside(path, folders.DAMAGED).name}."
+                    )
     if refused:
         raise InputError(
             f"{folder} has no whole checkpoint. {' '.join(refused)}", parameter="resume"

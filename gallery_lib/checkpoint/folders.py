@@ -13,7 +13,8 @@ from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 _NAME = re.compile(r"step-(\d{8,})")
-_DAMAGED = "damaged-"
+DAMAGED, LEFT = "damaged", "left"
+"""Words before the names of checkpoints that are kept and do not count."""
 
 
 def of_step(folder: Path, step: int) -> Path:
@@ -80,12 +81,22 @@ def remove(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it does not count as one of those kept."""
-    aside = path.with_name(_DAMAGED + path.name)
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint, so that it does not count as one of those to keep."""
+    aside = path.with_name(f"{why}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     return aside
+
+
+def set_aside_later(path: Path) -> list[Path]:
+    """Set aside the checkpoints with more steps than `path`, in its folder; return where they are.
+
+    A training that goes on from `path` leaves them behind.
+    """
+    folder = newest_first(path.parent)
+    later = folder[: folder.index(path)] if path in folder else []
+    return [set_aside(one, LEFT) for one in later]
 
 
 def _synchronize(folder: Path) -> None:

@@ -128,7 +128,8 @@ class Parts:
             large = optimizers.targets(self.optimizer, model, shapes)
             wanted |= {OPTIMIZER + name: tensor for name, tensor in large.items()}
         reading.load_into(folder, wanted)
-        model.load_state_dict(common["model"], strict=False)
+        if common["model"]:  # what is no tensor, of modules that keep such state
+            model.load_state_dict(common["model"], strict=False)
         if self.optimizer is not None:
             optimizers.load(self.optimizer, model, large, common["optimizer"])
         if self.scheduler is not None:

@@ -79,7 +79,7 @@ class Writer:
         self.waited_seconds = waited - began
         self.copy_seconds = time.perf_counter() - waited
         self._thread = threading.Thread(
-            target=self._write,
+            target=self._write_or_tell,
             args=(step, staged, common, rest, state),
             name="checkpoint",
             daemon=True,
@@ -91,6 +91,15 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _write_or_tell(self, step: int, *state: Any) -> None:
+        """Write in the thread; that other ranks are gone is a failure like any other."""
+        began = time.perf_counter()
+        try:
+            self._write(step, *state)
+        except Exception as error:
+            failure = _in_words(error, self.folder)
+            self._ended(Outcome(step, time.perf_counter() - began, failure=failure))
 
     def _own_part(self, tensors: dict[str, Tensor]) -> list[str]:
         """Return the names of the tensors that this rank writes.

@@ -123,6 +123,9 @@ def choose(config: ResolvedConfig) -> Resumed | None:
     if chosen is None:
         return None
     _check_options(chosen, config)
+    if process_group.rank() == 0 and chosen.path.parent.resolve() == own.resolve():
+        for aside in folders.set_aside_later(chosen.path):
+            chosen.refused.append(f"{aside.name} is left behind: it has more steps.")
     return Resumed(chosen, chosen.common(), last_step(config.run_dir))
 
 

@@ -186,6 +186,17 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
     _finished(bucket_task.config(**{**values, "resume": "auto"}))
     log = (run_dir / "log-rank0.txt").read_text()
     assert "training.pt has" in log and "damaged-step-00000004" in log
+    # Going back to an earlier one leaves the later one behind.
+    (run_dir / "results.json").unlink()
+    earlier = str(run_dir / "checkpoints" / "step-00000002")
+    _finished(bucket_task.config(**{**values, "resume": earlier}))
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == [
+        "damaged-step-00000004",
+        "left-step-00000004",
+        "step-00000002",
+        "step-00000004",
+    ]
 
 
 @pytest.mark.parametrize(
