@@ -86,7 +86,8 @@ def can_fork() -> bool:
 def _has_cuda_driver() -> bool:
     """Return whether CUDA's driver library can be loaded, which initialises nothing."""
     with contextlib.suppress(OSError):
-        return bool(ctypes.CDLL("libcuda.so.1"))
+        ctypes.CDLL("libcuda.so.1")
+        return True
     return False
 
 
