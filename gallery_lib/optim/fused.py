@@ -59,25 +59,33 @@ class Fused(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            if self._may_be_fused(group):
-                self._prepare(group)
+            unchanged = self._unchanged(group)
+            if unchanged or self._may_be_fused(group):
+                if not unchanged:
+                    self._prepare(group)
                 torchs_step.take(self, super().step, [{**group, "fused": True}])
             else:
                 torchs_step.take(self, super().step, [group])
         return loss
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:
-        """Return whether the group can be fused; what has not changed is not examined again."""
+        """Return whether the group can be fused, and remember what it is like if it can."""
         if torch.compiler.is_compiling():
             return False
+        answer = self._can_be_fused(group)
         # Classes are changed in place, so there is no constructor to make this.
         suited = vars(self).setdefault("_suited", {})
-        before = suited.get(id(group))
-        if before is not None and _unchanged(before, self.state, group):
-            return True
-        answer = self._can_be_fused(group)
         suited[id(group)] = _remembered(self.state, group) if answer else None
         return answer
+
+    def _unchanged(self, group: dict[str, Any]) -> bool:
+        """Return whether the group's last step was fused, and nothing has changed since."""
+        before = vars(self).get("_suited", {}).get(id(group))
+        return (
+            before is not None
+            and not torch.compiler.is_compiling()
+            and _unchanged(before, self.state, group)
+        )
 
     def _can_be_fused(self, group: dict[str, Any]) -> bool:
         if choice(group) is not None or self.defaults.get("differentiable"):
@@ -121,10 +129,10 @@ class Fused(torch.optim.Optimizer):
 
 
 def _form(tensor: Tensor) -> Any:
-    """Return what decides whether a tensor fits into a fused step."""
+    """Return what decides whether a tensor fits into a fused step, beside its device."""
     if tensor.layout is not torch.strided:
         return None
-    return type(tensor), tensor.dtype, tensor.get_device(), tensor.stride(), tensor.is_neg()
+    return type(tensor), tensor.dtype, tensor.stride(), tensor.is_neg()
 
 
 def _remembered(states: Any, group: dict[str, Any]) -> Any:
@@ -132,7 +140,7 @@ def _remembered(states: Any, group: dict[str, Any]) -> Any:
     weights = [
         None
         if p.grad is None
-        else (p, _form(p), _form(p.grad), list((states.get(p) or {}).values()))
+        else (p, (p.data_ptr(), p.stride()), _form(p.grad), list((states.get(p) or {}).values()))
         for p in group["params"]
     ]
     return _values(group), weights
@@ -152,8 +160,8 @@ def _unchanged(before: Any, states: Any, group: dict[str, Any]) -> bool:
             if (grad is None) != (entry is None):
                 return False
             continue
-        weight, form, form_of_grad, values = entry
-        if p is not weight or _form(p) != form or _form(grad) != form_of_grad:
+        weight, memory, form, values = entry
+        if p is not weight or (p.data_ptr(), p.stride()) != memory or _form(grad) != form:
             return False
         state = list((states.get(p) or {}).values())
         if len(state) != len(values) or not all(map(operator.is_, state, values)):
