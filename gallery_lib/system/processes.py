@@ -34,8 +34,7 @@ LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
 """Variable of a run that saves a checkpoint when SIGTERM or SIGUSR1 tells it to end.
 
-Slurm sends them to every process of a job's step. Only launcher and ranks may end by them.
-Whoever is to end at once is killed: ranks take SIGTERM for a notice, and go on for a while.
+Slurm sends them to every process of a job. Launcher and ranks heed them, and nobody else.
 """
 
 HEARS_STDIN = "--stdin"

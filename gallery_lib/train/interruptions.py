@@ -20,6 +20,7 @@ from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.comm import process_group
 from gallery_lib.config import options
 from gallery_lib.errors import InputError
+from gallery_lib.optim import schedules
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.run_log import STEPS_FILE, last_step
@@ -33,6 +34,11 @@ _OF_THE_TRAINING = (
     "image_size",
     "sequence_length",
     "lr",
+    "lr_schedule",
+    "lr_warmup_steps",
+    "lr_step_size",
+    "lr_schedule_steps",
+    "label_smoothing",
     "weight_decay",
     "max_grad_norm",
     "data_dir",
@@ -64,6 +70,7 @@ class Resumed:
 
     def load(self, session: Session, parts: Parts) -> Trained:
         """Bring a session to the checkpoint; return what its training loop had left."""
+        _check_length(self.choice, session)
         parts.check(self.choice.path, self.common)
         if process_group.world_size() > 2:
             _order_buckets(session)
@@ -74,6 +81,7 @@ class Resumed:
         clock.page_faults = run["page_faults"].tolist()
         clock.phases = {name: values.tolist() for name, values in run["phases"].items()}
         session.updates.skipped_before = run["skipped_steps"]
+        session.learning_rates = run["learning_rates"].tolist()
         # The loop reads its own losses since the last line of the log alone.
         session.losses = [torch.zeros(())] * self.step
         before = self.choice.manifest.world_size
@@ -98,6 +106,20 @@ class Resumed:
             curve=[[step + 1, loss] for step, loss in enumerate(run["losses"].tolist())],
             epoch=run["epoch"],
             interruptions=[*run["interruptions"], interruption],
+        )
+
+
+def _check_length(chosen: Choice, session: Session) -> None:
+    """Raise InputError where the schedule of the learning rate is of a run of another length."""
+    config = session.config
+    before = chosen.manifest.facts["config"]["max_steps"]
+    depends = config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None
+    if depends and before != config.max_steps:
+        raise InputError(
+            f"{chosen.path} is of a run of {before} steps, and this run has {config.max_steps}: "
+            f"lr_schedule={config.lr_schedule} would be another. Give it the same length; a run "
+            "that may get longer needs lr_schedule_steps from its start.",
+            parameter="max_steps",
         )
 
 
@@ -153,16 +175,17 @@ def state_of_run(session: Session, trained: Trained) -> dict[str, Any]:
     return {
         "epoch": trained.epoch,
         "losses": torch.tensor([loss for _, loss in trained.curve], dtype=torch.float64),
-        "step_seconds": _times(clock.read()),
+        "step_seconds": _values(clock.read()),
         "page_faults": torch.tensor(clock.page_faults, dtype=torch.int64),
-        "phases": {name: _times(values) for name, values in clock.phases.items()},
+        "phases": {name: _values(values) for name, values in clock.phases.items()},
         "skipped_steps": session.updates.skipped_steps(),
+        "learning_rates": _values(session.learning_rates),
         "interruptions": trained.interruptions,
     }
 
 
-def _times(seconds: list[float]) -> Tensor:
-    return torch.tensor(seconds, dtype=torch.float64)
+def _values(numbers: list[float]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def facts(config: ResolvedConfig) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
         ({"lr": 0.5}, "lr"),
         ({"batch_size": 3}, "batch_size"),
         ({"seed": 1}, "seed"),
+        ({"lr_schedule": "cosine"}, "lr_schedule"),
         ({"model": "tts_angular"}, "model"),
     ):
         with refused(name, "step-00000004"):
@@ -197,6 +198,21 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
         "step-00000002",
         "step-00000004",
     ]
+
+
+@pytest.mark.slow
+def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) -> None:
+    whole = {"max_steps": 4, "lr_schedule": "cosine"}
+    expected = _finished(bucket_task.config(**whole, run_dir=str(tmp_path / "whole")))
+    values = {**whole, "run_dir": str(tmp_path / "run"), "checkpoint_every": "2"}
+    _finished(bucket_task.config(**values))
+    (tmp_path / "run" / "results.json").unlink()
+    values["resume"] = str(tmp_path / "run" / "checkpoints" / "step-00000002")
+    with refused("max_steps", "lr_schedule_steps"):
+        _finished(bucket_task.config(**{**values, "max_steps": 6}))
+    resumed = _finished(bucket_task.config(**values))
+    assert resumed.learning_rate == expected.learning_rate
+    assert len(resumed.learning_rate["changes"]) == 4
 
 
 @pytest.mark.parametrize(
