@@ -52,6 +52,14 @@ PATHS = (
         _INSIDE("steps", "test_forward_and_backward_are_captured_and_replayed"),
     ),
     CudaPath(
+        "captured models: gradients that add up, outputs that are kept",
+        _INSIDE("graphs", "test_gradients_add_up_over_replays"),
+    ),
+    CudaPath(
+        "host time and launches of a step",
+        "fake_gpu/test_host_time.py::test_the_host_queues_a_captured_step_as_two_launches",
+    ),
+    CudaPath(
         "tracing by the compiler",
         _INSIDE("steps", "test_the_compiler_traces_a_step_whole"),
     ),
