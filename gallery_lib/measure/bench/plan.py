@@ -158,7 +158,8 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
     if config.profile == "large":
         values |= _large(task)
     bench_options = options.to_mapping(config)
-    del bench_options["amp_level"]
+    for own in ("amp_level", "resume"):  # of the bench, whatever they are for a run
+        del bench_options[own]
     both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
     values |= {
         option: value
