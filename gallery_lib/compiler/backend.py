@@ -53,7 +53,6 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     done = _BACKENDS[options.backend](model, options, device)
     if cuda_graphs.captured(options, device):
         cuda_graphs.keep_what_callers_keep(model)
-        done += ", CUDA graphs where shapes are static"
     go_through(model, _with_guards_on_hooks)
     return done
 
@@ -103,6 +102,8 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
     compile_options |= cuda_graphs.compile_options(options, device)
+    if cuda_graphs.captured(options, device):
+        done += ", CUDA graphs where shapes are static"
     name = "inductor"
     if options.keep_activations < 1.0:
         from gallery_lib.compiler.activation_checkpointing import inductor_keeping

@@ -33,6 +33,7 @@ def captured(options: Compiler, device: torch.device) -> bool:
     """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
     return (
         device.type == "cuda"
+        and options.backend == "inductor"
         and options.cuda_graphs
         and options.mode != "max-autotune-no-cudagraphs"
     )

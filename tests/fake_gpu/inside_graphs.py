@@ -146,7 +146,8 @@ def test_weights_that_are_loaded_are_used_by_the_next_replay():
     same(training.model(training.batches[0]).cpu(), expected)
 
 
-def test_techniques_name_the_graphs_and_the_option_turns_them_off():
+def test_techniques_name_the_graphs_and_the_option_turns_them_off(monkeypatch):
+    monkeypatch.setitem(backend._BACKENDS, "inductor", backend._inductor)
     assert "CUDA graphs" in techniques(Training(accelerated=True).model)["compiler"]
     config = Config()
     config.compiler.cuda_graphs = False
