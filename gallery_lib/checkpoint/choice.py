@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.checkpoint import folders, manifest
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.manifest import Manifest, Unusable
 from gallery_lib.comm import process_group
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.errors import InputError
 
-AUTO = "auto"
 COMMON_FILE = "training.pt"
 
 

@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
+AUTO = "auto"
+"""Word of `--resume` for the newest checkpoint."""
 _NAME = re.compile(r"step-(\d{8,})")
 DAMAGED, LEFT = "damaged", "left"
 """Words before the names of checkpoints that are kept and do not count."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gallery_lib.checkpoint import choice, folders
-from gallery_lib.checkpoint.choice import AUTO
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.training_state import Parts, check_plain
 from gallery_lib.comm import process_group

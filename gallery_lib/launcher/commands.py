@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.checkpoint.choice import AUTO
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import ENDED_FILE
 from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host, own_address
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line

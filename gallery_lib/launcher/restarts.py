@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.checkpoint.choice import AUTO
-from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
+from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.launcher import description
 from gallery_lib.system.exit_codes import GO_ON_LATER
 from gallery_lib.train.resolved import ResolvedConfig

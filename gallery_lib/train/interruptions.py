@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gallery_lib.checkpoint import choice, folders
-from gallery_lib.checkpoint.choice import AUTO, Choice
+from gallery_lib.checkpoint.choice import Choice
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.comm import process_group
 from gallery_lib.config import options

@@ -31,6 +31,7 @@ TWO = LaunchConfig(nproc_per_node=2)
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
     tmp_path: Path, processes: int
@@ -58,6 +59,7 @@ def _finished(config: TrainConfig, processes: int = 1) -> Results:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 @pytest.mark.parametrize("after", [1, 2])
 def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -101,6 +103,7 @@ def _wait_for_step(run_dir: Path, step: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 @pytest.mark.parametrize("to_rank", [False, True], ids=["launcher", "rank"])
 def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
     checkout: Path, tmp_path: Path, to_rank: bool
@@ -132,6 +135,7 @@ def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_a_killed_rank_leads_to_a_restart_from_the_last_checkpoint(tmp_path: Path) -> None:
     config = bucket_task.config(
         "SLOW", run_dir=str(tmp_path / "run"), max_steps=150, checkpoint_every="10", log_interval=1
