@@ -63,24 +63,20 @@ class Fused(torch.optim.Optimizer):
             if unchanged or self._may_be_fused(group):
                 if not unchanged:
                     self._prepare(group)
+                    self._suited[id(group)] = _remembered(self.state, group)
                 torchs_step.take(self, super().step, [{**group, "fused": True}])
             else:
+                self._suited.pop(id(group), None)
                 torchs_step.take(self, super().step, [group])
         return loss
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:
-        """Return whether the group can be fused, and remember what it is like if it can."""
-        if torch.compiler.is_compiling():
-            return False
-        answer = self._can_be_fused(group)
-        # Classes are changed in place, so there is no constructor to make this.
-        suited = vars(self).setdefault("_suited", {})
-        suited[id(group)] = _remembered(self.state, group) if answer else None
-        return answer
+        return not torch.compiler.is_compiling() and self._can_be_fused(group)
 
     def _unchanged(self, group: dict[str, Any]) -> bool:
         """Return whether the group's last step was fused, and nothing has changed since."""
-        before = vars(self).get("_suited", {}).get(id(group))
+        # Classes are changed in place, so there is no constructor to make this.
+        before = vars(self).setdefault("_suited", {}).get(id(group))
         return (
             before is not None
             and not torch.compiler.is_compiling()
