@@ -16,8 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-REQUEST_FILE = "end-requested"
-"""File in a run's folder by which its launcher hands on the notice. It names the signal."""
+REQUEST_FILE = "end-requested-host{}"
+"""File in a run's folder by which the launcher of a host hands on the notice to its own ranks.
+
+It names the signal. Ranks of other hosts agree with these at the next step. A host that the run has
+lost asks nobody.
+"""
 ENDED_FILE = "ended-early.json"
 """File in a run's folder that says why a run ended before its last step, and how it goes on."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -29,10 +33,11 @@ class Notice:
 
     Args:
         folder: where `REQUEST_FILE` may appear; None: nobody writes one.
+        host: number of this host in the run.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._file = None if folder is None else folder / REQUEST_FILE
+    def __init__(self, folder: Path | None = None, host: int = 0) -> None:
+        self._file = None if folder is None else folder / REQUEST_FILE.format(host)
         self._signal, self._since = "", 0.0
 
     def heard(self) -> str:
@@ -67,6 +72,6 @@ class Notice:
                 signal.signal(number, before[number] or signal.SIG_DFL)
 
 
-def request(folder: Path, name: str) -> None:
-    """Have the ranks of the run in `folder` save a checkpoint and end."""
-    (folder / REQUEST_FILE).write_text(name, encoding="utf-8")
+def request(folder: Path, host: int, name: str) -> None:
+    """Have the ranks that the run in `folder` has on `host` save a checkpoint and end the run."""
+    (folder / REQUEST_FILE.format(host)).write_text(name, encoding="utf-8")

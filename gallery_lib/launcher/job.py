@@ -286,7 +286,7 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
             if heard.heard() and not handed_on:
                 handed_on = True
                 shown.say(f"{heard.heard()}: the run saves a checkpoint after this step, and ends")
-                notice.request(job.run_dir, heard.heard())
+                notice.request(job.run_dir, job.launch.node_rank, heard.heard())
             view.look()
             time.sleep(_LOOK_SECONDS)
         ended = now()

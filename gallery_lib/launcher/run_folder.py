@@ -49,7 +49,7 @@ _OF_A_RUN = (
         "failure.txt",
         "slurm-*",  # a job's batch file, and what Slurm wrote
         CHECKPOINTS,
-        REQUEST_FILE,
+        REQUEST_FILE.format("*"),
         ENDED_FILE,
     ),
 )
@@ -131,9 +131,12 @@ def new(config: TrainConfig) -> str:
     return str(paths.new_run_dir(f"{config.model.rsplit(':', 1)[-1]}-{variant}"))
 
 
-def clear(folder: Path) -> None:
-    """Remove what would be taken for this run's from a folder in which a run has broken off."""
-    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE, ENDED_FILE):
+def clear(folder: Path, host: int) -> None:
+    """Remove what would be taken for this run's from a folder in which a run has broken off.
+
+    Other hosts of the run may be at work already: what they ask of their own ranks stays.
+    """
+    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE):
         for file in folder.glob(name):
             file.unlink()
 

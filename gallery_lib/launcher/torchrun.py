@@ -46,7 +46,7 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
     if config.checkpoint_every is not None:
-        variables[HEARS_NOTICE_VARIABLE] = "1"
+        variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
     if launch.dynamic:
         # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -32,9 +32,9 @@ LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
 
 HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
-"""Variable of a run that saves a checkpoint when SIGTERM or SIGUSR1 tells it to end.
+"""Variable with this host's number, of a run that saves a checkpoint when it is told to end.
 
-Slurm sends them to every process of a job. Launcher and ranks heed them, and nobody else.
+Slurm sends SIGTERM or SIGUSR1 to every process of a job; launcher and ranks alone heed them.
 """
 
 HEARS_STDIN = "--stdin"

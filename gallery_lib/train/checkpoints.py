@@ -16,6 +16,7 @@ from gallery_lib.config import TrainConfig, command_line
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.system.json_files import write_json
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.interruptions import facts, state_of_run
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -107,9 +108,9 @@ def resume_command(config: ResolvedConfig) -> str:
 @contextlib.contextmanager
 def notice_of_run(config: ResolvedConfig) -> Iterator[Notice]:
     """Context: signals ask a run that saves checkpoints to end; others end as ever."""
-    notice = Notice(Path(config.run_dir) if config.checkpoint_every is not None else None)
     if config.checkpoint_every is None:
-        yield notice
+        yield Notice()
         return
+    notice = Notice(Path(config.run_dir), int(os.environ.get(HEARS_NOTICE_VARIABLE, "0")))
     with notice.listening():
         yield notice

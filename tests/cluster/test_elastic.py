@@ -51,8 +51,9 @@ def _wait(
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("how", ["killed", "cut"])
 def test_a_run_goes_on_without_a_lost_host_and_with_one_that_joins(
-    tmp_path: Path, checkout: Path
+    tmp_path: Path, checkout: Path, how: str
 ) -> None:
     run_dir, steps = tmp_path / "run", 1200
     with Lab(hosts=2, rate="1gbit") as lab:
@@ -62,10 +63,16 @@ def test_a_run_goes_on_without_a_lost_host_and_with_one_that_joins(
             log = run_dir / "log-rank0.txt"
             _wait(lambda: last_step(run_dir) >= 2 * INTERVAL + 5, first)
             assert (run_dir / "log-rank1.txt").exists()
-            second.kill()
+            if how == "killed":
+                second.kill()
+            else:
+                lab.cut(1)
             _wait(lambda: "1 processes go on, and it was of 2" in log.read_text(), first)
             alone = last_step(run_dir)
             _wait(lambda: last_step(run_dir) >= alone + INTERVAL, first)
+            if how == "cut":
+                end_supervised(second)
+                lab.mend(1)
             second = _start(lab, 1, run_dir, checkout, steps)
             _wait(lambda: "2 processes go on, and it was of 1" in log.read_text(), first)
             output, _ = first.communicate(timeout=240)
