@@ -4,6 +4,9 @@ One file per technique, each usable alone:
 
 - `backend`: the compiler behind a small registry, Inductor by default. `cache` keeps its code on
   disk.
+- `in_place`: compilation of a module's calls, whoever wrote its `forward`.
+- `cuda_graphs`: captured graphs on CUDA, with outputs and gradients that a caller may keep.
+- `frozen_weights`: layers that are unfrozen later, for releases of torch that do not notice.
 - `repeated_blocks`: blocks that a model repeats, compiled once.
 - `activation_checkpointing`: only a part of the activations kept for the backward pass.
 - `notices`: what the user is told about compilation. `compilations` tells when it happens.

@@ -16,6 +16,7 @@ from torch import nn
 
 from gallery_lib.compiler import cache, cuda_graphs, repeated_blocks
 from gallery_lib.compiler.calls import go_through
+from gallery_lib.compiler.frozen_weights import compile_anew_when_frozen
 from gallery_lib.compiler.in_place import compile_call
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
@@ -54,6 +55,7 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     if cuda_graphs.captured(options, device):
         cuda_graphs.keep_what_callers_keep(model)
     go_through(model, _with_guards_on_hooks)
+    compile_anew_when_frozen(model)
     return done
 
 

@@ -8,6 +8,7 @@ outputs, and gradients that add up over several backward passes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -48,22 +49,18 @@ def compile_options(options: Compiler, device: torch.device) -> dict[str, Any]:
 
 def keep_what_callers_keep(model: nn.Module) -> None:
     """Copy outputs and accumulated gradients of a captured `model` before a replay takes them."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    copies: dict[int, Tensor] = {}
+    parameters = list(model.parameters())  # frozen ones may be trained later
+    copies: list[Callable[[], Tensor | None]] = [lambda: None] * len(parameters)
 
     def step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for number, p in enumerate(parameters):
-            if p.grad is not None and copies.get(number) is not p.grad and not _is_view(p.grad):
-                copies[number] = p.grad = p.grad.clone()
+            if p.grad is not None and p.grad is not copies[number]():
+                p.grad = p.grad.clone()
+                copies[number] = weakref.ref(p.grad)
         result = call(*args, **kwargs)
         return _copied(result) if isinstance(result, Tensor) else pytree.tree_map(_copied, result)
 
     go_through(model, step)
-
-
-def _is_view(grad: Tensor) -> bool:
-    """Return whether a gradient lies in memory of somebody else's, such as a bucket of DDP."""
-    return grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
 
 def _copied(value: Any) -> Any:

@@ -6,6 +6,8 @@ are eager's, so values can be compared.
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from fake_gpu import work
@@ -35,11 +37,23 @@ def model_of(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 3))
 
 
+class Joined(nn.Module):
+    """A layer of two weights that are one in its product, so their gradients share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = (nn.Parameter(torch.randn(4, 6)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.cat([self.first, self.second]).t()
+
+
 class Training:
     """A model with its optimizer, plain or accelerated, that trains on drawn batches."""
 
-    def __init__(self, *, accelerated: bool) -> None:
-        self.model = model_of(3).cuda()
+    def __init__(self, *, accelerated: bool, model: nn.Module | None = None) -> None:
+        self.model = (model or model_of(3)).cuda()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         if accelerated:
             self.model, self.optimizer = accelerate(self.model, self.optimizer, Config())
@@ -93,6 +107,39 @@ def test_gradients_add_up_over_replays(set_to_none):
             training.optimizer.step()
         ended.append(training.weights())
     same(*ended)
+
+
+def test_gradients_that_share_memory_add_up_over_replays():
+    ended = []
+    for accelerated in (True, False):
+        training = Training(accelerated=accelerated, model=Joined())
+        for batch in training.batches[:STEPS]:
+            training.loss(batch).backward()
+        ended.append([p.grad.cpu() for p in training.model.parameters()])
+    same(*ended)
+
+
+def test_weights_that_are_trained_later_add_up_as_well():
+    ended = []
+    for accelerated in (True, False):
+        model = model_of(3)
+        model[0].requires_grad_(False)
+        training = Training(accelerated=accelerated, model=model)
+        for frozen in (True, False):
+            training.model[0].requires_grad_(not frozen)
+            for batch in training.batches[:STEPS]:
+                training.loss(batch).backward()
+        ended.append([p.grad.cpu() for p in training.model.parameters()])
+    same(*ended)
+
+
+def test_no_gradients_are_kept_alive_after_they_are_dropped():
+    training = Training(accelerated=True)
+    for batch in training.batches[:STEPS]:
+        training.loss(batch).backward()
+    kept = [weakref.ref(p.grad) for p in training.model.parameters()]
+    training.optimizer.zero_grad(set_to_none=True)
+    assert [grad() for grad in kept] == [None] * len(kept)
 
 
 def test_outputs_are_kept_over_replays():
