@@ -30,7 +30,7 @@ class Unusable(InputError):
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Length and digest of a file."""
+    """Length of a file in bytes, and the SHA-256 of its content in hexadecimal digits."""
 
     bytes: int
     sha256: str
@@ -50,7 +50,7 @@ class Manifest:
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Return length and digest of a file."""
+    """Return length and SHA-256 of the file at `path`, which is read whole."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileFacts(path.stat().st_size, digest)

@@ -72,7 +72,11 @@ class Reader(dcp.FileSystemReader):
     """torch's reader of checkpoints, whose metadata executes no code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata of the checkpoint."""
+        """Return the names, shapes and dtypes of a checkpoint's tensors, and where each lies.
+
+        Raises:
+            pickle.UnpicklingError: where the file names a class that such metadata does not have.
+        """
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata = _Unpickler(file).load()
         if getattr(metadata, "storage_meta", None) is None:

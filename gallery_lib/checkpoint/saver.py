@@ -22,7 +22,7 @@ from gallery_lib.config.intervals import Interval
 
 
 class Due(NamedTuple):
-    """What is to be done at the end of a step."""
+    """Whether to save a checkpoint at the end of a step, and whether to end the training then."""
 
     save: bool
     end: bool
@@ -56,7 +56,7 @@ class Saver:
         self._saved_at = -1
         self._told_of_waiting = False
         self.last: Outcome | None = None
-        """The last whole checkpoint of this process."""
+        """The newest checkpoint that is whole, of those this process has saved; None before."""
         self.failure: str = ""
         """Why the latest attempt failed; "" where it did not."""
         self.outcomes: list[Outcome] = []

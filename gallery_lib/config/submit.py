@@ -8,8 +8,8 @@ from gallery_lib.config.options import option
 
 
 @dataclass(frozen=True)
-class SlurmConfig:
-    """Options of `gallery submit slurm`: what the job asks Slurm for."""
+class JobSize:
+    """Options of every job: its nodes, and the processes on each."""
 
     nodes: int = option(1, "Nodes of the job.", unit="hosts", minimum=1)
     gpus_per_node: int | None = option(
@@ -24,6 +24,12 @@ class SlurmConfig:
         unit="processes",
         minimum=1,
     )
+
+
+@dataclass(frozen=True)
+class SlurmConfig(JobSize):
+    """Options of `gallery submit slurm`: what the job asks Slurm for."""
+
     cpus_per_node: int | None = option(
         None, "CPUs on each node. Default: the cluster's own.", unit="cores", minimum=1
     )
@@ -71,7 +77,7 @@ class SlurmConfig:
 
 
 @dataclass(frozen=True)
-class KubernetesConfig:
+class KubernetesConfig(JobSize):
     """Options of `gallery submit kubernetes`: what the TrainJob asks the cluster for."""
 
     image: str = option(
@@ -83,19 +89,6 @@ class KubernetesConfig:
         None,
         "PersistentVolumeClaim for data, runs and checkpoints, mounted at /workspace. "
         "With several nodes all of them must be able to write to it (ReadWriteMany).",
-    )
-    nodes: int = option(1, "Nodes of the job, a pod on each.", unit="hosts", minimum=1)
-    gpus_per_node: int | None = option(
-        None,
-        "GPUs on each node, one training process for each. Default: none is asked for.",
-        unit="processes",
-        minimum=1,
-    )
-    nproc_per_node: int | None = option(
-        None,
-        "Training processes on each node. Default: gpus_per_node, else 1.",
-        unit="processes",
-        minimum=1,
     )
     cpus_per_node: int | None = option(
         None, "CPUs on each node. Default: the namespace's own.", unit="cores", minimum=1

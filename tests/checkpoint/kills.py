@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import bucket_task
 from worker_processes import workers_of
 
-from gallery_lib.config import LaunchConfig
+from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.job import Job, start
 from gallery_lib.train.results import Results
@@ -48,18 +48,23 @@ class Outcome:
     """Kills that left a checkpoint unfinished."""
 
 
-def _run(run_dir: Path, processes: int, values: dict[str, Any]) -> Job:
-    config = bucket_task.config("SLOW", run_dir=str(run_dir), **values)
+def started(config: TrainConfig, processes: int) -> Job:
+    """Return a run that has been started, without torchrun."""
     return start(config, LaunchConfig(nproc_per_node=processes), torchrun=False)
 
 
-def _result(job: Job) -> Results:
+def results_of(job: Job) -> Results:
+    """Return what a run has measured at its end; leave none of its processes."""
     try:
         results = job.result()
     finally:
         job.stop()
     assert results is not None
     return results
+
+
+def _run(run_dir: Path, processes: int, values: dict[str, Any]) -> Job:
+    return started(bucket_task.config("SLOW", run_dir=str(run_dir), **values), processes)
 
 
 def _kill_later(job: Job, seconds: float, draw: random.Random) -> bool:
@@ -84,14 +89,14 @@ def kill_and_go_on(folder: Path, moments: int, processes: int, seed: int, **valu
     """Return what has become of a run that was killed at `moments` random moments."""
     draw = random.Random(seed)
     values = {"max_steps": 60 + 25 * moments, **values}
-    undisturbed = _result(_run(folder / "undisturbed", processes, values))
+    undisturbed = results_of(_run(folder / "undisturbed", processes, values))
     kills = in_a_write = 0
     run_dir = folder / "killed"
     saving = {"checkpoint_every": str(draw.choice([1, 2, 3])), "resume": "auto"}
     while True:
         job = _run(run_dir, processes, {**values, **saving})
         if kills == moments:
-            return Outcome(undisturbed, _result(job), kills, in_a_write)
+            return Outcome(undisturbed, results_of(job), kills, in_a_write)
         if not _kill_later(job, draw.uniform(0.0, LONGEST_LIFE_SECONDS), draw):
             raise AssertionError(f"the run came to its end before kill {kills + 1}")
         kills += 1

@@ -14,7 +14,7 @@ import bucket_task
 import psutil
 import pytest
 import tiny_task
-from checkpoint.kills import kill_and_go_on
+from checkpoint.kills import kill_and_go_on, results_of, started
 from refusal import refused
 from worker_processes import workers_of
 
@@ -49,13 +49,7 @@ def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
 
 
 def _finished(config: TrainConfig, processes: int = 1) -> Results:
-    job = start(config, LaunchConfig(nproc_per_node=processes), torchrun=False)
-    try:
-        results = job.result()
-    finally:
-        job.stop()
-    assert results is not None
-    return results
+    return results_of(started(config, processes))
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ import torch
 from fake_gpu import work
 from torch import Tensor
 
-_installed: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []
+"""What was registered; it lasts as long as the object."""
 
 
 def _layout_of(*tensors: Tensor) -> torch.memory_format:
@@ -83,19 +84,13 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
 }
 
 
-def installed() -> bool:
-    """Return whether the stand-ins are in use in this process."""
-    return bool(_installed)
-
-
 def install() -> None:
     """Let operators of cuDNN and cuBLAS give memory, and count as a launch each."""
-    # One thread compiles: the compiler's workers need no device.
     import torch._dynamo
 
     work.begin()
     library = torch.library.Library("aten", "IMPL")
-    _installed.append(library)
+    _libraries.append(library)
     for name, stand_in in _STAND_INS.items():
 
         def counted(*arguments: Any, _of: Any = stand_in, _name: str = name, **named: Any) -> Any:

@@ -259,19 +259,15 @@ def _copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return to
 
 
-_installed: list[torch.library.Library] = []
-
-
-def installed() -> bool:
-    """Return whether the device is in use in this process."""
-    return bool(_installed)
+_libraries: list[torch.library.Library] = []
+"""What was registered; it lasts as long as the object."""
 
 
 def install() -> None:
     """Let every ATen operator on CUDA tensors run on the fake device, in all threads."""
     work.begin()
     library = torch.library.Library("aten", "IMPL")
-    _installed.append(library)
+    _libraries.append(library)
     # Attention is done in steps, which have CPU kernels.
     for enable in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
