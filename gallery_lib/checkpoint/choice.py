@@ -68,24 +68,45 @@ def _whole(path: Path) -> Manifest:
     return found
 
 
-def named(path: Path) -> Choice:
-    """Return the checkpoint that a path names: itself, or the newest whole one in a folder.
+def _places(path: Path) -> list[Path]:
+    """Return where the checkpoints are that a path names: in it, or in its `checkpoints`."""
+    return [folder for folder in (path, path / folders.CHECKPOINTS) if folders.newest_first(folder)]
 
-    Raises:
-        InputError: there is none, or it cannot be used.
-    """
-    if not path.is_dir():
+
+def _is_one(path: Path) -> bool:
+    return folders.is_checkpoint(path.absolute()) or (path / manifest.FILE).exists()
+
+
+def check_named(path: Path) -> None:
+    """Raise InputError for a path that names no checkpoint. What is in one is not looked at."""
+    try:
+        is_folder, holds_one = path.is_dir(), _is_one(path) or bool(_places(path))
+    except OSError as error:
+        raise InputError(
+            f"resume={path} cannot be used. {refusal(error)}.", parameter="resume"
+        ) from None
+    if not is_folder:
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(
             f"resume={path} {what}. Name a checkpoint, such as "
             "RUN_DIR/checkpoints/step-00000120, or the folder of its run.",
             parameter="resume",
         )
-    if folders.is_checkpoint(path.absolute()) or (path / manifest.FILE).exists():
-        return Choice(path, _whole(path))
-    choice = newest_whole(path) or newest_whole(path / folders.CHECKPOINTS)
-    if choice is None:
+    if not holds_one:
         raise InputError(f"resume={path} holds no checkpoint.", parameter="resume")
+
+
+def named(path: Path) -> Choice:
+    """Return the checkpoint that a path names: itself, or the newest whole one in a folder.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    check_named(path)
+    if _is_one(path):
+        return Choice(path, _whole(path))
+    choice = newest_whole(_places(path)[0])
+    assert choice is not None
     return choice
 
 

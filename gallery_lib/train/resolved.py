@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
@@ -71,10 +73,17 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
-    """Raise InputError for options of checkpoints that do not say when, or from which."""
+    """Raise InputError for options of checkpoints that do not say when, or name none."""
     if config.checkpoint_every is not None:
         interval_of(config.checkpoint_every)
-    if config.resume == "auto" and not config.run_dir:
+    if config.resume is None:
+        return
+    if config.resume != AUTO:
+        # Before anything is started; the ranks look at what is in it.
+        from gallery_lib.checkpoint.choice import check_named  # imports torch
+
+        check_named(Path(config.resume).expanduser())
+    elif not config.run_dir:
         raise InputError(
             "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",
             parameter="resume",

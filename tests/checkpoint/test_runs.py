@@ -219,6 +219,8 @@ def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) ->
         ({"checkpoint_every": "often"}, {}, "checkpoint_every"),
         ({"checkpoint_every": "0"}, {}, "checkpoint_every"),
         ({"resume": "auto"}, {}, "resume"),
+        ({"resume": "/no/such/folder"}, {}, "resume"),
+        ({"resume": "/"}, {}, "resume"),
         ({}, {"max_restarts": 3}, "max_restarts"),
         ({}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "nnodes"),
         ({"checkpoint_every": "5"}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "run_dir"),
@@ -226,10 +228,16 @@ def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) ->
     ],
 )
 def test_options_that_say_nothing_are_refused_before_a_start(
-    options: dict[str, str], launch_options: dict[str, object], name: str
+    options: dict[str, str],
+    launch_options: dict[str, object],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path / "runs"))
     with refused(name):
         start(bucket_task.config(**options), LaunchConfig(**launch_options))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_comparison_refuses_what_was_resumed(tmp_path: Path) -> None:
