@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -283,6 +284,12 @@ def items_of(case: Case) -> Items:
 def expected(case: Case) -> list[int]:
     """Return the indices of the samples of one epoch, all ranks together."""
     return _subset(case) if case.loader.startswith("subset") else list(range(case.samples))
+
+
+def shuffled(case: Case) -> int:
+    """Return how many things of one epoch are put in a drawn order: samples, or whole batches."""
+    whole = LOADERS[case.loader].refusal == BATCHES_OF_ITS_OWN
+    return math.ceil(len(expected(case)) / (case.batch_size if whole else 1))
 
 
 def build(case: Case) -> DataLoader[Any]:

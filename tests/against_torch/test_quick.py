@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from against_torch.battery import battery, draw, find_planted
 from against_torch.case import Case
+from against_torch.compare import union
 from against_torch.launches import Server
+from against_torch.loaders import expected
 from against_torch.run import FAILED, ROUNDED, SAME, run
 
 SEED = 7
@@ -54,6 +57,30 @@ def test_a_fault_makes_a_case_fail_that_passes_without_it(
 ) -> None:
     assert run(case, server).lines == []
     assert run(dataclasses.replace(case, planted=fault), server).outcome == FAILED
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        (Case(loader="shuffled", launch="two", samples=12), True),
+        (Case(loader="unbatched", launch="two", samples=12, batch_size=1), True),
+        (Case(loader="unbatched", launch="two", samples=12, batch_size=4), False),
+        (Case(loader="subset", launch="two", samples=12), False),
+    ],
+    ids=lambda value: f"{value.loader} {value.batch_size}" if isinstance(value, Case) else None,
+)
+def test_an_order_that_comes_again_is_a_fault_where_chance_cannot_explain_it(
+    case: Case, found: bool
+) -> None:
+    size = case.batch_size
+    samples = expected(case)
+    batches = [samples[i : i + size] for i in range(0, len(samples), size)]
+    shares = [batches[rank::2][: len(batches) // 2] for rank in range(2)]
+    ranks: list[dict[str, Any]] = [
+        {"samples": {"train": [share] * 2}, "complete": {"train": [True] * 2}} for share in shares
+    ]
+    lines = [line for line in union(case, ranks) if "order" in line]
+    assert bool(lines) is found
 
 
 def test_a_case_comes_back_from_json() -> None:
