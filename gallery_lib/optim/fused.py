@@ -9,6 +9,8 @@ classes; the option `fused` keeps its value. A group in which `foreach`, `fused`
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +39,8 @@ class Fused(torch.optim.Optimizer):
     """Base of the fused optimizers: decides for each group whether the fused step suits it."""
 
     _states: tuple[str, ...]
-    _suited: dict[int, Any]  # by group: what the last step that could be fused was like
+    _suited: dict[int, _Seen]  # by group, from its last step that could be fused
+    _taken: _Seen  # while torch takes a fused step: the group's
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -63,12 +66,33 @@ class Fused(torch.optim.Optimizer):
             if unchanged or self._may_be_fused(group):
                 if not unchanged:
                     self._prepare(group)
-                    self._suited[id(group)] = _remembered(self.state, group)
-                torchs_step.take(self, super().step, [{**group, "fused": True}])
+                    self._suited[id(group)] = _seen(self.state, group)
+                self._taken = self._suited[id(group)]
+                try:
+                    torchs_step.take(self, super().step, [{**group, "fused": True}])
+                finally:
+                    del self._taken
             else:
                 self._suited.pop(id(group), None)
                 torchs_step.take(self, super().step, [group])
         return loss
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> Any:
+        """Fill torch's empty lists: weights, gradients, states; those of the last step if kept."""
+        seen: _Seen | None = vars(self).get("_taken")
+        if seen is None:
+            return super()._init_group(group, *lists)  # type: ignore[misc]
+        if seen.outcome:
+            for new, known in zip(lists, seen.lists, strict=True):
+                new.extend(known)
+            lists[1][:] = [p.grad for p in lists[0] if p.grad is not None]
+            return seen.outcome[0]
+        outcome = super()._init_group(group, *lists)  # type: ignore[misc]
+        # States that torch has made just now were not there when the group was seen.
+        if _same_objects(_values_of_states(self.state, group["params"]), seen.states):
+            seen.lists.extend(map(tuple, lists))
+            seen.outcome.append(outcome)
+        return outcome
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:
         return not torch.compiler.is_compiling() and self._can_be_fused(group)
@@ -113,6 +137,8 @@ class Fused(torch.optim.Optimizer):
             and tensor.device == p.device
             and same_layout(p, tensor)
             and not tensor.is_neg()
+            # torch's other implementations decay a gradient that is its weight with it.
+            and (tensor.data_ptr() != p.data_ptr() or not p.numel())
             for tensor in (p.grad, *there)
         )
 
@@ -124,45 +150,83 @@ class Fused(torch.optim.Optimizer):
                 self.state[p]["step"] = step.to(p.device, torch.float32)
 
 
-def _form(tensor: Tensor) -> Any:
-    """Return what decides whether a tensor fits into a fused step, beside its device."""
-    if tensor.layout is not torch.strided:
-        return None
-    return type(tensor), tensor.dtype, tensor.stride(), tensor.is_neg()
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """A group as it was when it was found to suit the fused step."""
+
+    options: list[Any]
+    weights: list[Tensor]
+    places: frozenset[int]
+    """Addresses of the weights; no gradient lies there."""
+    memory: list[Any]
+    """Where each weight lies, and how."""
+    kinds: list[type]
+    """Of the gradients: Tensor, or NoneType where there is none."""
+    dtypes: list[torch.dtype]
+    strides: list[Any]
+    states: list[Any]
+    lists: list[tuple[Tensor, ...]] = dataclasses.field(default_factory=list)
+    """Weights, gradients and states as torch's step put them into lists."""
+    outcome: list[Any] = dataclasses.field(default_factory=list)
+    """What torch returned when it made the lists."""
 
 
-def _remembered(states: Any, group: dict[str, Any]) -> Any:
-    """Return what `_unchanged` compares a later step with."""
-    weights = [
-        None
-        if p.grad is None
-        else (p, (p.data_ptr(), p.stride()), _form(p.grad), list((states.get(p) or {}).values()))
-        for p in group["params"]
-    ]
-    return _values(group), weights
+def _seen(states: Any, group: dict[str, Any]) -> _Seen:
+    """Return a group as it is now, for `_unchanged` to compare a later step with."""
+    weights = list(group["params"])
+    grads = [p.grad for p in weights]
+    given = [grad for grad in grads if grad is not None]
+    return _Seen(
+        _values(group),
+        weights,
+        frozenset(map(Tensor.data_ptr, weights)),
+        _memory(weights),
+        list(map(type, grads)),
+        list(map(_DTYPE, given)),
+        list(map(Tensor.stride, given)),
+        _values_of_states(states, weights),
+    )
 
 
-def _unchanged(before: Any, states: Any, group: dict[str, Any]) -> bool:
-    """Return whether nothing has changed that decides whether the group can be fused."""
-    options, weights = before
-    now = _values(group)
-    if any(isinstance(value, Tensor) for value in now) or now != options:
+def _unchanged(before: _Seen, states: Any, group: dict[str, Any]) -> bool:
+    """Return whether nothing has changed that decides whether the group can be fused.
+
+    It runs in every step, for every weight: each line is one loop in C.
+    """
+    options, weights = _values(group), group["params"]
+    if any(isinstance(value, Tensor) for value in options) or options != before.options:
         return False
-    if len(weights) != len(group["params"]):
+    if not _same_objects(weights, before.weights) or _memory(weights) != before.memory:
         return False
-    for p, entry in zip(group["params"], weights, strict=True):
-        grad = p.grad
-        if grad is None or entry is None:
-            if (grad is None) != (entry is None):
-                return False
-            continue
-        weight, memory, form, values = entry
-        if p is not weight or (p.data_ptr(), p.stride()) != memory or _form(grad) != form:
-            return False
-        state = list((states.get(p) or {}).values())
-        if len(state) != len(values) or not all(map(operator.is_, state, values)):
-            return False
-    return True
+    grads = [p.grad for p in weights]
+    if list(map(type, grads)) != before.kinds:
+        return False
+    given = [grad for grad in grads if grad is not None]
+    return (
+        set(map(_LAYOUT, given)) <= {torch.strided}
+        and list(map(_DTYPE, given)) == before.dtypes
+        and list(map(Tensor.stride, given)) == before.strides
+        and not any(map(Tensor.is_neg, given))
+        and before.places.isdisjoint(map(Tensor.data_ptr, given))
+        and _same_objects(_values_of_states(states, weights), before.states)
+    )
+
+
+_DTYPE = vars(torch._C.TensorBase)["dtype"].__get__
+_LAYOUT = vars(torch._C.TensorBase)["layout"].__get__
+
+
+def _memory(tensors: list[Tensor]) -> list[Any]:
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors)]
+
+
+def _values_of_states(states: Any, weights: list[Tensor]) -> list[Any]:
+    there = filter(None, map(states.get, weights))
+    return list(itertools.chain.from_iterable(map(dict.values, there)))
+
+
+def _same_objects(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _values(group: dict[str, Any]) -> list[Any]:

@@ -27,7 +27,7 @@ from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
-from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.tasks.domains import cross_entropy, language_modelling
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer
 
@@ -41,12 +41,13 @@ BATCH_NORM = {
 
 
 @pytest.fixture(autouse=True)
-def convolutions_in_channels_last(monkeypatch):
-    """Choose channels_last as on a GPU, whatever this CPU is.
+def operators_in_every_run(monkeypatch):
+    """Choose channels_last as on a GPU, and our cross-entropy for few logits too.
 
     The operators for images and batch norm are for that layout.
     """
     monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
+    monkeypatch.setattr(cross_entropy, "LARGE", 0)
 
 
 @pytest.fixture
