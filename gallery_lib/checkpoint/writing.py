@@ -6,7 +6,9 @@ of its own, so that its messages do not mix with those of the training.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
 import warnings
@@ -30,6 +32,7 @@ from gallery_lib.checkpoint.training_state import MODEL, TrainingState
 from gallery_lib.comm import process_group
 from gallery_lib.console.exit_code import refusal
 
+_NICENESS = 10
 WEIGHTS_FILE = "weights.safetensors"
 
 
@@ -95,6 +98,7 @@ class Writer:
     def _write_or_tell(self, step: int, *state: Any) -> None:
         """Write in the thread; that other ranks are gone is a failure like any other."""
         began = time.perf_counter()
+        _give_way()
         try:
             self._write(step, *state)
         except Exception as error:
@@ -220,6 +224,13 @@ class Writer:
         except (Exception, CheckpointException) as error:  # torch's is a BaseException
             failure = _in_words(error, self.folder)
         return next(filter(None, self._all_ranks(failure)), "")
+
+
+def _give_way() -> None:
+    """Have this thread take what processor time the training leaves, where a thread can do that."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _save(value: dict[str, Any], path: Path) -> None:

@@ -25,7 +25,7 @@ STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
 UPDATES = ("../kernels/test_updates_on_the_device.py", "-m", "gpu")
 KERNELS = ("../kernels/test_compression_operator.py", "-m", "gpu")
 STATISTICS = ("../kernels/test_gradient_statistics.py", "-m", "gpu")
-RANKS = ("inside_ranks.py",)
+RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Fault:
 LOADING = "data/loading/device_loader.py"
 LAUNCH, CHANNEL, COUNT = "kernels/runtime/launch.py", "comm/channel.py", "optim/device_count.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free_step.py"
+CAPTURED = "compiler/cuda_graphs.py"
 FAULTS = [
     Fault("a dropped record_stream", LOADING,
           "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
@@ -134,6 +135,16 @@ FAULTS = [
           '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        logits.shape[0],',
           '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        1,',
           STEPS),
+    Fault("outputs of a captured model are not copied", CAPTURED,
+          "    return value.clone()\n", "    return value\n", GRAPHS),
+    Fault("gradients of a captured model are not copied", CAPTURED,
+          "                p.grad = p.grad.clone()\n", "", GRAPHS),
+    Fault("frozen weights of a captured model are forgotten", CAPTURED,
+          "list(model.parameters())", "[p for p in model.parameters() if p.requires_grad]", GRAPHS),
+    Fault("copies of gradients are kept alive", CAPTURED,
+          "weakref.ref(p.grad)", "(lambda kept=p.grad: kept)", GRAPHS),
+    Fault("the option for graphs is ignored", CAPTURED,
+          "        and options.cuda_graphs\n", "", GRAPHS),
 ]  # fmt: skip
 ORDERS = ("late", "early", "random:1")
 SECONDS = 180
