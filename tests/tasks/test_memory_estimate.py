@@ -53,8 +53,9 @@ def test_what_resnet50_declares_is_what_its_forward_pass_keeps() -> None:
 def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(name: str) -> None:
     task = tasks.get(name)
     model = task.build_model()
-    optimizer = task.optimizer.build(list(model.parameters()), lr=None, weight_decay=None)
-    for parameter in model.parameters():
+    parameters = list(model.parameters())
+    optimizer = task.optimizer.build(parameters, lr=None, weight_decay=None, accelerated=False)
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     staged = Staging().copy(Parts(model, optimizer).state().tensors)
