@@ -67,10 +67,13 @@ class Resumed:
         """Return the log of the steps up to the checkpoint."""
         return self.choice.path / STEPS_FILE
 
-    def load(self, session: Session, parts: Parts, graphs: CompiledGraphs) -> Trained:
-        """Bring a session to the checkpoint; return what its training loop had left."""
+    def check(self, session: Session, parts: Parts) -> None:
+        """Raise InputError where the checkpoint does not fit a session; nothing is changed."""
         _check_length(self.choice, session)
         parts.check(self.choice.path, self.common)
+
+    def load(self, session: Session, parts: Parts, graphs: CompiledGraphs) -> Trained:
+        """Bring a session to the checkpoint; return what its training loop had left."""
         self._prepare_sums(session, graphs)
         said = parts.load(self.choice.path, self.choice.manifest, self.common)
         run = self.common["run"]
@@ -87,7 +90,6 @@ class Resumed:
         return Trained(
             curve=[[step + 1, loss] for step, loss in enumerate(run["losses"].tolist())],
             epoch=run["epoch"],
-            interruptions=run["interruptions"],
         )
 
     def _prepare_sums(self, session: Session, graphs: CompiledGraphs) -> None:
@@ -119,32 +121,35 @@ def begin(
         earlier: what the run's folder knew before this start.
     """
     config, processes = session.config, process_group.world_size()
-    trained = Trained() if resumed is None else resumed.load(session, parts, graphs)
-    last = earlier.start
-    before = processes
+    last, before, interruptions = earlier.start, processes, list[dict[str, Any]]()
     if resumed is not None:
+        resumed.check(session, parts)
         before = resumed.choice.manifest.world_size
+        interruptions = resumed.common["run"]["interruptions"]
     elif last is not None:
         before = last.processes
     if last is not None:  # it also knows of starts that have saved no checkpoint
-        trained.interruptions = [*last.interruptions]
+        interruptions = last.interruptions
     if resumed is not None or last is not None:
         entry = starts.interruption(
-            step=len(trained.curve),
+            step=resumed.step if resumed is not None else 0,
             logged_steps=earlier.logged_steps,
             before=before,
             processes=processes,
-            checkpoint=None if resumed is None else resumed.choice.path,
+            checkpoint=resumed.choice.path if resumed is not None else None,
         )
-        trained.interruptions.append(entry)
-        session.log.say(f"resumed  {_in_words(entry, config)}")
-    elif config.resume is not None:
-        session.log.say(f"resumed  {config.run_dir} has no checkpoint yet: a new start")
-    if earlier.damage:
-        session.log.say(f"resumed  interruptions before are not known: {earlier.damage}")
+        interruptions = [*interruptions, entry]
+        line = _in_words(entry, config)
+    else:
+        line = f"{config.run_dir} has no checkpoint yet: a new start" if config.resume else ""
     saves = config.checkpoint_every is not None or config.resume is not None
     if saves and process_group.rank() == 0:
-        Start(processes, trained.interruptions).write(Path(config.run_dir))
+        Start(processes, interruptions).write(Path(config.run_dir))
+    damage = earlier.damage and f"interruptions before are not known: {earlier.damage}"
+    for words in filter(None, (line, damage)):
+        session.log.say(f"resumed  {words}")
+    trained = Trained() if resumed is None else resumed.load(session, parts, graphs)
+    trained.interruptions = interruptions
     return trained
 
 

@@ -86,6 +86,8 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         ends.enter_context(_silent_ranks_end_the_run(config))
         notice = ends.enter_context(notice_of_run(config))
         resumed, earlier = interruptions.choose(config), starts.earlier(Path(config.run_dir))
+        if process_group.rank() == 0:
+            earlier.keep(Path(config.run_dir))
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         with _compilations_shown(phases):
             session = open_session(

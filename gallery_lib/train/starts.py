@@ -1,7 +1,8 @@
 """Starts of a run, in a file of its folder that is there before the first checkpoint.
 
 A checkpoint tells what had interrupted the run before it. Nothing else would tell of a start that
-is killed before it has saved one.
+is killed before it has saved one. A start counts as soon as its checkpoint is found to fit; one
+that ends earlier, or is refused, leaves the file as if it had not been.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Start:
 
     processes: int
     interruptions: list[dict[str, Any]] = field(default_factory=list)
+    logged_steps: int = 0
+    """Last step that it has logged; 0 before the next start has noted that."""
 
     def write(self, run_dir: Path) -> None:
         """Write this start to the run's folder in place of the one before."""
@@ -40,12 +43,18 @@ class Earlier:
     damage: str = ""
     """Why the file of the start before cannot be read; "" where it can, or is not there."""
 
+    def keep(self, run_dir: Path) -> None:
+        """Write the steps logged to the file, before the log is begun anew."""
+        if self.start is not None:
+            dataclasses.replace(self.start, logged_steps=self.logged_steps).write(run_dir)
+
 
 def earlier(run_dir: Path) -> Earlier:
     """Return what is known of earlier starts of a run, before its log is begun anew."""
     steps = last_step(run_dir)
     try:
-        return Earlier(read_json(run_dir / FILE, Start, again="It is written anew."), steps)
+        start = read_json(run_dir / FILE, Start, again="It is written anew.")
+        return Earlier(start, max(steps, start.logged_steps))
     except FileNotFoundError:
         return Earlier(None, steps)
     except InputError as error:

@@ -43,7 +43,8 @@ def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
     outcome = kill_and_go_on(tmp_path, 2, processes, seed)
     assert outcome.killed.loss == outcome.undisturbed.loss, f"seed {seed}"
     assert outcome.killed.metrics == outcome.undisturbed.metrics
-    assert len(outcome.killed.interruptions) == 2
+    # A start that is killed before it has its checkpoint interrupts nothing.
+    assert len(outcome.killed.interruptions) in (1, 2)
     steps = [line["step"] for line in read_steps(tmp_path / "killed")]
     assert steps == sorted(set(steps))  # what was done twice is logged once
     assert "steps done again" in tables.results_text(outcome.killed)
