@@ -21,13 +21,20 @@ from torch.utils.data import DataLoader
 from gallery_lib.checkpoint import choice, folders
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
-from gallery_lib.checkpoint.training_state import Parts, check_plain
+from gallery_lib.checkpoint.training_state import Parts, check_plain, plain
 from gallery_lib.comm import process_group
+from gallery_lib.compiler import compilations
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.exit_codes import GO_ON_LATER
+
+_SEVERAL_GRAPHS = (
+    "the compiler has made graphs for batches of several shapes. A new process sees another shape "
+    "first, so losses may differ in the last bit. torch._dynamo.maybe_mark_dynamic makes one graph "
+    "serve all shapes"
+)
 
 
 class Checkpoint:
@@ -103,6 +110,7 @@ class Checkpoint:
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
         self._ends = contextlib.ExitStack()
+        self._first_step, self._several_graphs = True, False
         self._heard = Notice()
         self._go_on(None if resume is None else str(resume))
         check_plain(self._parts.state())
@@ -130,6 +138,9 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
+        if self._first_step:
+            self._first_step = False
+            self._ends.enter_context(self._watching_compiler())
         save, end = self._saver.due(self.steps)
         if save:
             self.save()
@@ -145,7 +156,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
-        state = self._parts.state(steps=self.steps)
+        state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
         state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
         self._saver.save(self.steps, state)
 
@@ -174,8 +185,26 @@ class Checkpoint:
         said = self._parts.load(chosen.path, chosen.manifest, common)
         self.steps, self.resumed_from = chosen.manifest.step, chosen.path
         say(f"checkpoint  going on from {chosen.path}, step {self.steps}")
-        for line in (*chosen.refused, *said):
+        self._several_graphs = bool(common.get("several_graphs"))
+        for line in (*chosen.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
             say(f"checkpoint  {line}")
+
+    def _watching_compiler(self) -> contextlib.AbstractContextManager[None]:
+        """Context: note that the training is compiled again after its first step.
+
+        A model that nothing compiled has not imported the compiler by then.
+        """
+        if "torch._dynamo" not in sys.modules:
+            return contextlib.nullcontext()
+
+        reference = weakref.ref(self)
+
+        def note() -> None:
+            alive = reference()
+            if alive is not None and torch.is_grad_enabled():
+                alive._several_graphs |= plain(alive._parts.model).training
+
+        return compilations.observed(note, lambda: None, lambda: None)
 
 
 def say(line: str) -> None:

@@ -19,7 +19,7 @@ def prepare(
     Return the variables that lead its processes to the description and to their rendezvous.
     """
     folder = Path(config.run_dir)
-    run_folder.clear(folder, launch.node_rank)
+    run_folder.clear(folder, launch.node_rank, resume=config.resume is not None)
     variables = RunDescription(
         config,
         world_size=launch.hosts[1] * launch.nproc_per_node,

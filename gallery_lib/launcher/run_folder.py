@@ -18,6 +18,7 @@ from gallery_lib.launcher import description
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import paths
 from gallery_lib.train.failure import ERROR_FILES
+from gallery_lib.train.starts import FILE as STARTS_FILE
 
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = (
@@ -49,6 +50,7 @@ _OF_A_RUN = (
         "failure.txt",
         "slurm-*",  # a job's batch file, and what Slurm wrote
         CHECKPOINTS,
+        STARTS_FILE,
         REQUEST_FILE.format("*"),
         ENDED_FILE,
     ),
@@ -131,12 +133,16 @@ def new(config: TrainConfig) -> str:
     return str(paths.new_run_dir(f"{config.model.rsplit(':', 1)[-1]}-{variant}"))
 
 
-def clear(folder: Path, host: int) -> None:
+def clear(folder: Path, host: int, *, resume: bool) -> None:
     """Remove what would be taken for this run's from a folder in which a run has broken off.
 
-    Other hosts of the run may be at work already: what they ask of their own ranks stays.
+    Other hosts of the run may be at work already: what they ask of their own ranks stays. So does
+    the record of interruptions where this run goes on (`resume`), or has checkpoints.
     """
-    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE):
+    names = [ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE]
+    if host == 0 and not resume and not newest_first(folder / CHECKPOINTS):
+        names.append(STARTS_FILE)
+    for name in names:
         for file in folder.glob(name):
             file.unlink()
 

@@ -10,8 +10,9 @@ declares per sample at its own size, in fp32. The command counts them: the bytes
 between forward and backward, and the largest of them once more. The gradient of the largest comes
 while most is still there (a language model's logits).
 
-A process that is being compared keeps a copy of its weights for a while. GPUs are not asked about
-their memory: that would initialise CUDA in the wrong process.
+A process that is being compared keeps a copy of its weights for a while. A run that saves
+checkpoints keeps a copy of weights and optimizer states, of which each process has its part. GPUs
+are not asked about their memory: that would initialise CUDA in the wrong process.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
         scale = (config.image_size / task.image_size) ** 2
     elif task.sequence_length and config.sequence_length:
         scale = config.sequence_length / task.sequence_length
+    states = _STATES.get(task.optimizer.name, 2)
     # 3: weights, gradients, one temporary
-    values = 3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared
+    values = 3.0 + states + (processes > 1) + compared
+    if config.checkpoint_every is not None:  # see checkpoint/staging.py
+        values += (1 + states) / processes
     return int(
         PROCESS_BYTES
         + 4 * values * (task.parameters or 0)
@@ -107,7 +111,7 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
     sized = with_sizes(config)
     sizes = [
         f"{name}={value}"
-        for name in ("batch_size", "image_size", "sequence_length")
+        for name in ("batch_size", "image_size", "sequence_length", "checkpoint_every")
         if (value := getattr(sized, name))
     ]
     raise DoesNotFit(

@@ -17,6 +17,7 @@ from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
+from gallery_lib.train.compiled_graphs import STATE, CompiledGraphs
 from gallery_lib.train.interruptions import facts, state_of_run
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -39,6 +40,7 @@ class RunCheckpoints:
     def __init__(self, session: Session, parts: Parts, notice: Notice) -> None:
         config = session.config
         self._session, self._parts, self._notice = session, parts, notice
+        self.graphs = CompiledGraphs(session)
         self.saver: Saver | None = None
         if config.checkpoint_every is not None:
             # Here, since the import takes most of a second.
@@ -54,6 +56,7 @@ class RunCheckpoints:
 
     def due(self, steps: int) -> tuple[bool, bool]:
         """Return whether to save after so many steps, and whether to end then."""
+        self.graphs.step_done()
         return (False, False) if self.saver is None else self.saver.due(steps)
 
     def save(self, trained: Trained, steps: int) -> None:
@@ -62,6 +65,7 @@ class RunCheckpoints:
         session = self._session
         state = self._parts.state(run=state_of_run(session, trained))
         state.facts = facts(session.config)
+        state.of_rank[STATE] = self.graphs.positions
         log = Path(session.config.run_dir) / STEPS_FILE
         if log.exists():
             state.copies = {STEPS_FILE: (log, log.stat().st_size)}

@@ -1,13 +1,12 @@
 """Go on with a run that was interrupted: which checkpoint, whether it fits, what it brings back.
 
-The order is: `choose` before anything is built, `Resumed.load` when the session is there.
+The order is: `choose` before anything is built, `begin` when the session is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,18 @@ from torch import Tensor
 from gallery_lib.checkpoint import choice, folders
 from gallery_lib.checkpoint.choice import Choice
 from gallery_lib.checkpoint.folders import AUTO
-from gallery_lib.checkpoint.training_state import Parts
+from gallery_lib.checkpoint.training_state import Parts, rank_state
 from gallery_lib.comm import process_group
 from gallery_lib.config import options
 from gallery_lib.errors import InputError
 from gallery_lib.optim import schedules
+from gallery_lib.train import starts
+from gallery_lib.train.compiled_graphs import STATE, CompiledGraphs
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
-from gallery_lib.train.run_log import STEPS_FILE, last_step
+from gallery_lib.train.run_log import STEPS_FILE
 from gallery_lib.train.session import Session
+from gallery_lib.train.starts import Earlier, Start
 
 _OF_THE_TRAINING = (
     "model",
@@ -48,16 +50,12 @@ _OF_THE_TRAINING = (
 """Options that are the training's own. A run that goes on with others would be another one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Resumed:
     """A checkpoint that a run goes on from."""
 
     choice: Choice
     common: dict[str, Any]
-    logged_steps: int
-    """Last step that the interrupted run has logged."""
-    lines: list[str] = field(default_factory=list)
-    """What the log says of it."""
 
     @property
     def step(self) -> int:
@@ -69,12 +67,14 @@ class Resumed:
         """Return the log of the steps up to the checkpoint."""
         return self.choice.path / STEPS_FILE
 
-    def load(self, session: Session, parts: Parts) -> Trained:
-        """Bring a session to the checkpoint; return what its training loop had left."""
+    def check(self, session: Session, parts: Parts) -> None:
+        """Raise InputError where the checkpoint does not fit a session; nothing is changed."""
         _check_length(self.choice, session)
         parts.check(self.choice.path, self.common)
-        if process_group.world_size() > 2:
-            _order_buckets(session)
+
+    def load(self, session: Session, parts: Parts, graphs: CompiledGraphs) -> Trained:
+        """Bring a session to the checkpoint; return what its training loop had left."""
+        self._prepare_sums(session, graphs)
         said = parts.load(self.choice.path, self.choice.manifest, self.common)
         run = self.common["run"]
         clock = session.clock
@@ -85,29 +85,85 @@ class Resumed:
         session.learning_rates = run["learning_rates"].tolist()
         # The loop reads its own losses since the last line of the log alone.
         session.losses = [torch.zeros(())] * self.step
-        before = self.choice.manifest.world_size
-        now = process_group.world_size()
-        interruption = {
-            "step": self.step,
-            "lost_steps": max(0, self.logged_steps - self.step),
-            "processes_before": before,
-            "processes": now,
-            "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "checkpoint": str(self.choice.path),
-        }
-        lost = f"; {interruption['lost_steps']} logged steps are done again"
-        session.log.say(
-            f"resumed  from {self.choice.path}  at step {self.step}"
-            + (lost if interruption["lost_steps"] else "")
-            + (f"; {now} processes go on, and it was of {before}" if now != before else "")
-        )
         for line in (*self.choice.refused, *said):
             session.log.say(f"resumed  {line}")
         return Trained(
             curve=[[step + 1, loss] for step, loss in enumerate(run["losses"].tolist())],
             epoch=run["epoch"],
-            interruptions=[*run["interruptions"], interruption],
         )
+
+    def _prepare_sums(self, session: Session, graphs: CompiledGraphs) -> None:
+        """Have the compiler and DDP add numbers in the order in which the run before did."""
+        manifest, world_size = self.choice.manifest, process_group.world_size()
+        positions: list[dict[str, Any]] = []
+        if session.config.compiler_opt and manifest.world_size == world_size:
+            positions = rank_state(self.choice.path, manifest).get(STATE, [])
+        if not graphs.make_again(positions) and world_size > 2:
+            _order_buckets(session)
+
+
+def begin(
+    session: Session,
+    parts: Parts,
+    graphs: CompiledGraphs,
+    resumed: Resumed | None,
+    earlier: Earlier,
+) -> Trained:
+    """Return where the training begins: at its start, or where a checkpoint has left off.
+
+    The log and the run's folder are told of an interruption.
+
+    Args:
+        session: the run.
+        parts: what its checkpoints hold.
+        graphs: what the compiler has made in it.
+        resumed: the checkpoint to go on from; None: the run starts.
+        earlier: what the run's folder knew before this start.
+    """
+    config, processes = session.config, process_group.world_size()
+    last, before, interruptions = earlier.start, processes, list[dict[str, Any]]()
+    if resumed is not None:
+        resumed.check(session, parts)
+        before = resumed.choice.manifest.world_size
+        interruptions = resumed.common["run"]["interruptions"]
+    elif last is not None:
+        before = last.processes
+    if last is not None:  # it also knows of starts that have saved no checkpoint
+        interruptions = last.interruptions
+    if resumed is not None or last is not None:
+        entry = starts.interruption(
+            step=resumed.step if resumed is not None else 0,
+            logged_steps=earlier.logged_steps,
+            before=before,
+            processes=processes,
+            checkpoint=resumed.choice.path if resumed is not None else None,
+        )
+        interruptions = [*interruptions, entry]
+        line = _in_words(entry, config)
+    else:
+        line = f"{config.run_dir} has no checkpoint yet: a new start" if config.resume else ""
+    saves = config.checkpoint_every is not None or config.resume is not None
+    if saves and process_group.rank() == 0:
+        Start(processes, interruptions).write(Path(config.run_dir))
+    damage = earlier.damage and f"interruptions before are not known: {earlier.damage}"
+    for words in filter(None, (line, damage)):
+        session.log.say(f"resumed  {words}")
+    trained = Trained() if resumed is None else resumed.load(session, parts, graphs)
+    trained.interruptions = interruptions
+    return trained
+
+
+def _in_words(entry: dict[str, Any], config: ResolvedConfig) -> str:
+    now, before, lost = entry["processes"], entry["processes_before"], entry["lost_steps"]
+    return (
+        (
+            f"from {entry['checkpoint']}  at step {entry['step']}"
+            if entry["checkpoint"]
+            else f"{config.run_dir} was interrupted before its first checkpoint: a new start"
+        )
+        + (f"; {lost} logged steps are done again" if lost else "")
+        + (f"; {now} processes go on, and it was of {before}" if now != before else "")
+    )
 
 
 def _check_length(chosen: Choice, session: Session) -> None:
@@ -149,7 +205,7 @@ def choose(config: ResolvedConfig) -> Resumed | None:
     if process_group.rank() == 0 and chosen.path.parent.resolve() == own.resolve():
         for aside in folders.set_aside_later(chosen.path):
             chosen.refused.append(f"{aside.name} is left behind: it has more steps.")
-    return Resumed(chosen, chosen.common(), last_step(config.run_dir))
+    return Resumed(chosen, chosen.common())
 
 
 def _check_options(chosen: Choice, config: ResolvedConfig) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import compilations
@@ -33,11 +32,10 @@ from gallery_lib.errors import Diverged, GalleryError, SilentRank
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import paths
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
-from gallery_lib.train import divergence, interruptions, measurements, precision
+from gallery_lib.train import divergence, interruptions, measurements, precision, starts
 from gallery_lib.train.checkpoints import RunCheckpoints, notice_of_run, parts_of
 from gallery_lib.train.evaluation import evaluate
 from gallery_lib.train.failure import ErrorReport
-from gallery_lib.train.interruptions import Resumed
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
@@ -87,7 +85,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         config = _resolved(config)
         ends.enter_context(_silent_ranks_end_the_run(config))
         notice = ends.enter_context(notice_of_run(config))
-        resumed = interruptions.choose(config)
+        resumed, earlier = interruptions.choose(config), starts.earlier(Path(config.run_dir))
+        if process_group.rank() == 0:
+            earlier.keep(Path(config.run_dir))
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         with _compilations_shown(phases):
             session = open_session(
@@ -106,7 +106,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         checkpoints = RunCheckpoints(session, parts, notice)
         ready_seconds = now() - launched_at
         with _compilations_shown(phases):
-            trained = _started(session, parts, resumed)
+            trained = interruptions.begin(session, parts, checkpoints.graphs, resumed, earlier)
             _run_steps(session, observer, trained, checkpoints)
         checkpoints.finish()
         observer.after_training(session)
@@ -185,15 +185,6 @@ def _announce(session: Session, data: dict[str, Any]) -> None:
             session.log.say(f"data  {line}")
         for line in session.started_from.lines() if session.started_from else ():
             session.log.say(f"weights  {line}")
-
-
-def _started(session: Session, parts: Parts, resumed: Resumed | None) -> Trained:
-    """Return where the training begins: at its start, or where a checkpoint has left off."""
-    if resumed is not None:
-        return resumed.load(session, parts)
-    if session.config.resume is not None:
-        session.log.say(f"resumed  {session.config.run_dir} has no checkpoint yet: a new start")
-    return Trained()
 
 
 def _run_steps(

@@ -58,7 +58,7 @@ class Results:
     diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
     # Where the run was resumed: step, lost_steps, processes_before, processes, resumed_at,
-    # checkpoint. Its times are then those of several processes' lives.
+    # checkpoint (None: it started again). Its times are then those of several processes' lives.
     interruptions: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 

@@ -123,11 +123,13 @@ def main() -> int:
             compiler_opt=options.compiler_opt,
         )
         same = outcome.killed.loss == outcome.undisturbed.loss
+        interruptions = outcome.killed.interruptions
         wrong = wrong or not same
-        lost = sum(one["lost_steps"] for one in outcome.killed.interruptions)
+        lost = sum(one["lost_steps"] for one in interruptions)
         print(
             f"seed {options.seed}, {processes} process(es): {outcome.kills} kills, "
-            f"{outcome.in_a_write} in a write, {outcome.killed.steps} steps, {lost} done again, "
+            f"{outcome.in_a_write} in a write, {len(interruptions)} in results.json, "
+            f"{outcome.killed.steps} steps, {lost} done again, "
             f"{time.monotonic() - began:.0f} s: "
             f"{'the same losses, bit for bit' if same else f'OTHER LOSSES, see {folder}'}",
             flush=True,

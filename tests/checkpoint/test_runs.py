@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import bucket_task
 import psutil
@@ -41,7 +43,7 @@ def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
     outcome = kill_and_go_on(tmp_path, 2, processes, seed)
     assert outcome.killed.loss == outcome.undisturbed.loss, f"seed {seed}"
     assert outcome.killed.metrics == outcome.undisturbed.metrics
-    # A first kill may come before there is any checkpoint.
+    # A start that is killed before it has its checkpoint interrupts nothing.
     assert len(outcome.killed.interruptions) in (1, 2)
     steps = [line["step"] for line in read_steps(tmp_path / "killed")]
     assert steps == sorted(set(steps))  # what was done twice is logged once
@@ -83,6 +85,52 @@ def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
     assert results.interruptions[0]["processes"] == after
 
 
+@pytest.mark.slow
+@pytest.mark.whole_machine
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_compiled_run_with_batches_of_several_shapes_goes_on_bit_for_bit(
+    tmp_path: Path, processes: int
+) -> None:
+    """The compiler makes a graph for the first shape that it sees, and another for all others."""
+    values: dict[str, Any] = {"compiler_opt": True, "max_steps": 24}
+    saved = {"run_dir": str(tmp_path / "whole"), "checkpoint_every": "1", "keep": 24}
+    expected = _finished(bucket_task.config(**values, **saved), processes)
+    # With one graph made before, and with all.
+    for step in (1, 13):
+        checkpoint = folders.of_step(tmp_path / "whole" / "checkpoints", step)
+        config = bucket_task.config(
+            **values, run_dir=str(tmp_path / str(step)), resume=str(checkpoint)
+        )
+        assert _finished(config, processes).loss == expected.loss, f"resumed at step {step}"
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_starts_that_were_killed_before_a_checkpoint_are_interruptions_too(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    saving = {"run_dir": str(run_dir), "checkpoint_every": "60", "resume": "auto"}
+    config = bucket_task.config("SLOW", max_steps=130, log_interval=1, **saving)
+    log, first = run_dir / "log-rank0.txt", run_dir / "checkpoints" / "step-00000060"
+    lost = []
+    for ready in (
+        lambda: last_step(run_dir) >= 3,
+        lambda: last_step(run_dir) >= 30,
+        lambda: first.exists(),
+        lambda: "resumed  from" in log.read_text(),  # killed before it has saved its own
+    ):
+        job = started(config, 1)
+        _wait_until(ready)
+        workers_of(psutil.Process())[0].kill()
+        job.stop()
+        lost.append(last_step(run_dir) - 60 * first.exists())
+    results = _finished(config)
+    assert [one["step"] for one in results.interruptions] == [0, 0, 60, 60]
+    assert [one["lost_steps"] for one in results.interruptions] == lost
+    assert "interrupted before its first checkpoint" in log.read_text()
+    undisturbed = bucket_task.config("SLOW", run_dir=str(tmp_path / "whole"), max_steps=130)
+    assert results.loss == _finished(undisturbed).loss
+
+
 def _command(checkout: Path, run_dir: Path, *words: str) -> list[str]:
     model = f"--model={Path(bucket_task.__file__)}:SLOW"
     options = ["--workers=1", "--threads=1", "--log_interval=1", f"--run_dir={run_dir}"]
@@ -90,8 +138,12 @@ def _command(checkout: Path, run_dir: Path, *words: str) -> list[str]:
 
 
 def _wait_for_step(run_dir: Path, step: int) -> None:
+    _wait_until(lambda: last_step(run_dir) >= step)
+
+
+def _wait_until(ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while last_step(run_dir) < step:
+    while not ready():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from .checkpoint_rows import checkpoints
 from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
 from .preparations import (
@@ -445,6 +446,7 @@ def _faults() -> Iterator[Row]:
         lines=99,
     )
     yield from wrong_values()
+    yield from checkpoints()
 
 
 def _locale(name: str) -> object:

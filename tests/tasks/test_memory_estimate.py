@@ -12,6 +12,8 @@ import torch
 from refusal import refused
 
 from gallery_lib import tasks
+from gallery_lib.checkpoint.staging import Staging
+from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher.commands import dry_run
 from gallery_lib.system import hardware
@@ -45,3 +47,22 @@ def test_what_resnet50_declares_is_what_its_forward_pass_keeps() -> None:
     assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(
         task.activation_bytes_per_sample, rel=0.02
     )
+
+
+@pytest.mark.parametrize("name", ["tts_angular", "resnet50"])  # moments, and momentum alone
+def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(name: str) -> None:
+    task = tasks.get(name)
+    model = task.build_model()
+    parameters = list(model.parameters())
+    optimizer = task.optimizer.build(parameters, lr=None, weight_decay=None, accelerated=False)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    staged = Staging().copy(Parts(model, optimizer).state().tensors)
+    copy_bytes = sum(tensor.nbytes for tensor in staged.values())
+    without, saving = TrainConfig(name), TrainConfig(name, checkpoint_every="10")
+    for processes in (1, 2):  # which divide the copy
+        more = memory_estimate.needed_bytes(saving, processes) - memory_estimate.needed_bytes(
+            without, processes
+        )
+        assert more * processes == pytest.approx(copy_bytes, rel=0.01)
