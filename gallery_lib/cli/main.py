@@ -112,7 +112,10 @@ def _completion(arguments: Sequence[str]) -> None:
     from gallery_lib.notebooks.batch import plan
 
     notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
-    known = {"names": notebooks, "task": tasks.names(), "model": tasks.names()}
+    known = {
+        "names": notebooks,
+        **dict.fromkeys(("task", "model", "roofline"), tasks.names()),
+    }
     print(
         completion.script(
             namespace.shell,

@@ -1,0 +1,182 @@
+"""Tables of a roofline: groups of operators, and the operators with most seconds to gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gallery_lib.console.table import Rows, number, text_table
+from gallery_lib.console.table import seconds as seconds_text
+from gallery_lib.measure.profile.operator_groups import FUSED
+from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    PRODUCTS,
+    Part,
+    Roofline,
+    Spread,
+)
+
+REST = "rest"
+_SMALL = 0.01  # of a step: smaller groups are shown as one
+_OPERATIONS_SHOWN = 10
+_NAME, _SHAPES = 29, 29  # columns
+_TERA, _GIGA = 1e12, 1e9
+
+
+def shown_groups(roofline: Roofline) -> list[Part]:
+    """Return the groups, the most seconds to gain first; those below 1 % of a step as one."""
+    large = [g for g in roofline.groups if g.seconds >= _SMALL * roofline.seconds]
+    small = [group for group in roofline.groups if group not in large]
+    if small:
+        large.append(_rest(small))
+    return large
+
+
+def _rest(parts: Sequence[Part]) -> Part:
+    return Part(
+        name=REST,
+        group=REST,
+        shapes="",
+        calls=sum(part.calls for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        flops=sum(part.flops for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        limit_seconds=sum(part.limit_seconds for part in parts),
+        limited_by=max(parts, key=lambda part: part.limit_seconds).limited_by,
+    )
+
+
+def rate_text(part: Part) -> str:
+    """Return the rate that a part reached, of what limits it."""
+    if not part.seconds or part.limited_by is None:
+        return "—"
+    if part.limited_by == PRODUCTS:
+        return _flops_rate(part.flops / part.seconds)
+    return f"{number(part.bytes / part.seconds / _GIGA)} GB/s"
+
+
+def _flops_rate(rate: float) -> str:
+    if rate < _TERA:
+        return f"{number(rate / _GIGA)} GFLOP/s"
+    return f"{number(rate / _TERA)} TFLOP/s"
+
+
+def share_text(part: Part) -> str:
+    """Return the share of the limit, in per cent."""
+    return "—" if part.share is None or part.limited_by is None else f"{part.share:.0%}"
+
+
+def group_rows(roofline: Roofline) -> Rows:
+    """Return the table of groups, with the whole step last."""
+    rows = [["group of operators", *_HEADER, "GB", "GFLOP", "reached"]]
+    for part in shown_groups(roofline):
+        rows.append([part.name, *_figures(part), *_amounts(part), rate_text(part)])
+    step = _rest(roofline.groups)
+    return [*rows, ["step", *_figures(step), *_amounts(step), ""]]
+
+
+_HEADER = ["ms", "at limits", "share", "to gain"]
+
+
+def _figures(part: Part) -> list[str]:
+    return [
+        f"{1000 * part.seconds:,.1f}",
+        f"{1000 * part.limit_seconds:,.1f}",
+        share_text(part),
+        f"{1000 * part.gain:,.1f}",
+    ]
+
+
+def _amounts(part: Part) -> list[str]:
+    return [number(part.bytes / _GIGA), number(part.flops / _GIGA)]
+
+
+def operation_rows(roofline: Roofline) -> Rows:
+    """Return the table of the operators with the most seconds to gain."""
+    rows = [["operator", "shapes", "calls", *_HEADER[:3], "reached"]]
+    timed = [
+        part for part in roofline.operations if part.name != BETWEEN and part.limited_by is not None
+    ]
+    for part in timed[:_OPERATIONS_SHOWN]:
+        rows.append(
+            [
+                _shortened(part.name.removeprefix("aten::").removeprefix("cpp_fused_"), _NAME),
+                _shortened(part.shapes, _SHAPES),
+                str(part.calls),
+                *_figures(part)[:3],
+                rate_text(part),
+            ]
+        )
+    return rows
+
+
+def _shortened(text: str, columns: int) -> str:
+    return text if len(text) <= columns else f"{text[: columns - 1]}…"
+
+
+def _spread_text(spread: Spread, unit: float, name: str) -> str:
+    low, high = number(spread.low / unit), number(spread.high / unit)
+    return f"{number(spread.median / unit)} {name} ({low} to {high})"
+
+
+def headline(roofline: Roofline) -> str:
+    """Return what was measured, in a line."""
+    options = roofline.options
+    sizes = [
+        f"{name.replace('_', ' ')} {options[name]}"
+        for name in ("batch_size", "image_size", "sequence_length")
+        if options.get(name)
+    ]
+    form = "compiler-opt" if options["compiler_opt"] else "eager"
+    return ", ".join([roofline.task.rsplit(":", 1)[-1], options["amp_level"], *sizes, form])
+
+
+def limit_lines(roofline: Roofline) -> list[str]:
+    """Return the limits and the step times, a line each."""
+    limits = roofline.limits
+    lines = [
+        f"matrix product in {dtype}: {_spread_text(rate, _TERA, 'TFLOP/s')}"
+        for dtype, rate in limits.flops_per_second.items()
+    ]
+    lines.append(f"copy: {_spread_text(limits.copy_bytes_per_second, _GIGA, 'GB/s')}")
+    lines.append(f"step: {_spread_text(roofline.step_seconds, 1e-3, 'ms')}")
+    lines.append(
+        f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}"
+    )
+    return lines
+
+
+def answer(roofline: Roofline) -> str:
+    """Return where the next factor is: the group with the most seconds to gain."""
+    first = shown_groups(roofline)[0]
+    rest = roofline.seconds - max(first.gain, 0.0)
+    return (
+        f"Most to gain: {first.name}, {seconds_text(max(first.gain, 0.0))} of "
+        f"{seconds_text(roofline.seconds)}. At its limits the step would be "
+        f"{roofline.seconds / rest:.2f}× as fast; all groups at theirs, "
+        f"{roofline.seconds / roofline.limit_seconds:.2f}×."
+    )
+
+
+def text(roofline: Roofline) -> str:
+    """Return the whole report for a terminal, 100 columns wide at most."""
+    notes = [
+        "At limits: the longer of FLOPs at the product's rate and bytes at the copy's, operator by",
+        "operator. Bytes are inputs read once and outputs written once, so caches can exceed 100 %.",
+        f"Element-wise FLOPs count as none. No data loading. `{BETWEEN}`: Python and dispatch.",
+    ]
+    if roofline.options["compiler_opt"]:
+        notes.append(f"`{FUSED}`: bytes by Inductor's own count of each fused loop.")
+    return "\n".join(
+        [
+            headline(roofline),
+            *limit_lines(roofline),
+            "",
+            text_table(group_rows(roofline)),
+            "",
+            answer(roofline),
+            "",
+            text_table(operation_rows(roofline)),
+            "",
+            *notes,
+        ]
+    )
