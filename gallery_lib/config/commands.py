@@ -1,4 +1,4 @@
-"""Options of the commands that run, show and measure the gallery: `run`, `site`, `bench`, `doctor`."""
+"""Options of the commands `run`, `site`, `bench` and `doctor`: those that run and measure."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ def figure(roofline: Roofline) -> Figure:
     return plot
 
 
-def _draw_roof(
-    axes: Any, roofline: Roofline, parts: list[Part], colours: dict[str, Any]
-) -> None:
+def _draw_roof(axes: Any, roofline: Roofline, parts: list[Part], colours: dict[str, Any]) -> None:
     copies = roofline.limits.copy_bytes_per_second.median
     rates = {dtype: s.median for dtype, s in roofline.limits.flops_per_second.items()}
     ridges = [rate / copies for rate in rates.values()]

@@ -18,8 +18,8 @@ from gallery_lib.measure.profile.roofline.result import (
 REST = "rest"
 _SMALL = 0.01  # of a step: smaller groups are shown as one
 _OPERATIONS_SHOWN = 10
-_NAME, _SHAPES = 29, 29  # columns
-_TERA, _GIGA = 1e12, 1e9
+_COLUMNS, _END = 25, 13  # of names and shapes, and of their end where they are longer
+_TERA, _GIGA, _MEGA = 1e12, 1e9, 1e6
 
 
 def shown_groups(roofline: Roofline) -> list[Part]:
@@ -92,15 +92,15 @@ def _amounts(part: Part) -> list[str]:
 
 def operation_rows(roofline: Roofline) -> Rows:
     """Return the table of the operators with the most seconds to gain."""
-    rows = [["operator", "shapes", "calls", *_HEADER[:3], "reached"]]
+    rows = [["operator", "shapes or size", "calls", *_HEADER[:3], "reached"]]
     timed = [
         part for part in roofline.operations if part.name != BETWEEN and part.limited_by is not None
     ]
     for part in timed[:_OPERATIONS_SHOWN]:
         rows.append(
             [
-                _shortened(part.name.removeprefix("aten::").removeprefix("cpp_fused_"), _NAME),
-                _shortened(part.shapes, _SHAPES),
+                _shortened(part.name.removeprefix("aten::").removeprefix("cpp_fused_").strip("_")),
+                _shortened(part.shapes or _size_of_call(part)),
                 str(part.calls),
                 *_figures(part)[:3],
                 rate_text(part),
@@ -109,8 +109,13 @@ def operation_rows(roofline: Roofline) -> Rows:
     return rows
 
 
-def _shortened(text: str, columns: int) -> str:
-    return text if len(text) <= columns else f"{text[: columns - 1]}…"
+def _shortened(text: str) -> str:
+    """Return the text in at most `_COLUMNS` columns; kernels differ at the end of their names."""
+    return text if len(text) <= _COLUMNS else f"{text[: _COLUMNS - _END - 1]}…{text[-_END:]}"
+
+
+def _size_of_call(part: Part) -> str:
+    return f"{number(part.bytes / part.calls / _MEGA)} MB a call" if part.calls else ""
 
 
 def _spread_text(spread: Spread, unit: float, name: str) -> str:
@@ -139,9 +144,7 @@ def limit_lines(roofline: Roofline) -> list[str]:
     ]
     lines.append(f"copy: {_spread_text(limits.copy_bytes_per_second, _GIGA, 'GB/s')}")
     lines.append(f"step: {_spread_text(roofline.step_seconds, 1e-3, 'ms')}")
-    lines.append(
-        f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}"
-    )
+    lines.append(f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}")
     return lines
 
 
@@ -151,8 +154,8 @@ def answer(roofline: Roofline) -> str:
     rest = roofline.seconds - max(first.gain, 0.0)
     return (
         f"Most to gain: {first.name}, {seconds_text(max(first.gain, 0.0))} of "
-        f"{seconds_text(roofline.seconds)}. At its limits the step would be "
-        f"{roofline.seconds / rest:.2f}× as fast; all groups at theirs, "
+        f"{seconds_text(roofline.seconds)}.\nWith it at its limits the step would be "
+        f"{roofline.seconds / rest:.2f}× as fast; with all groups at theirs, "
         f"{roofline.seconds / roofline.limit_seconds:.2f}×."
     )
 
@@ -161,7 +164,7 @@ def text(roofline: Roofline) -> str:
     """Return the whole report for a terminal, 100 columns wide at most."""
     notes = [
         "At limits: the longer of FLOPs at the product's rate and bytes at the copy's, operator by",
-        "operator. Bytes are inputs read once and outputs written once, so caches can exceed 100 %.",
+        "operator. Bytes: inputs read once, outputs written once. Caches can take a share over 100 %.",
         f"Element-wise FLOPs count as none. No data loading. `{BETWEEN}`: Python and dispatch.",
     ]
     if roofline.options["compiler_opt"]:

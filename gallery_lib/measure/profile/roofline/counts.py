@@ -72,9 +72,7 @@ class Counts(TorchDispatchMode):
         return out
 
 
-def _shapes(
-    operator: Any, args: Any, kwargs: Mapping[str, Any]
-) -> tuple[tuple[int, ...], ...]:
+def _shapes(operator: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the tensors among the arguments, as torch's profiler has them."""
     values = (value for _, value in formulas.arguments(operator, args, kwargs))
     return tuple(tuple(v.shape) for v in values if isinstance(v, Tensor) and v.dim())

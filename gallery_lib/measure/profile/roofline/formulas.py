@@ -90,11 +90,12 @@ def call_flops(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], ou
     name = operator.overloadpacket.__name__
     named = {argument.name: value for argument, value in arguments(operator, args, kwargs)}
     if name in ("mm", "addmm", "bmm", "baddbmm"):
-        left = named["mat1"] if name == "addmm" else named.get("batch1", named.get("self"))
+        left = named[{"addmm": "mat1", "baddbmm": "batch1"}.get(name, "self")]
         # out: [..., M, N]; left: [..., M, K]
         return 2 * int(out.numel()) * int(left.shape[-1])
     if name in ("convolution", "_convolution", "mkldnn_convolution"):
-        return _convolution(named, named.get("input", named.get("self")), out)
+        inputs = named["self" if name == "mkldnn_convolution" else "input"]
+        return _convolution(named, inputs, out)
     if name == "convolution_backward":
         once = _convolution(named, named["input"], named["grad_output"])
         return once * sum(map(bool, named["output_mask"][:2]))

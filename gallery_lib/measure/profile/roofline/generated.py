@@ -83,18 +83,21 @@ def _work_of(nodes: Sequence[Any]) -> Work:
         work.bytes += int(loop.get_read_write_buffers_sizes())
         if templates := [node for node in inside if node.is_template()]:
             work.flops += int(loop.estimate_flops() or 0)
-            work.dtype = str(templates[0].node.get_dtype()).removeprefix("torch.")
+            ir_node: Any = templates[0].node
+            work.dtype = str(ir_node.get_dtype()).removeprefix("torch.")
     return work
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Kernels]:
     """Context: record the kernels that Inductor generates for the CPU."""
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor import async_compile
+    from torch._inductor.codegen import cpp
 
     kernels = Kernels()
-    define, wait = CppScheduling.define_kernel, AsyncCompile.wait
+    scheduling: Any = cpp.CppScheduling
+    compiling: Any = async_compile.AsyncCompile
+    define, wait = scheduling.define_kernel, compiling.wait
 
     @functools.wraps(define)
     def define_kernel(self: Any, source: Any, nodes: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,9 +111,8 @@ def recorded() -> Iterator[Kernels]:
         kernels.loaded(scope)
         return done
 
-    CppScheduling.define_kernel = define_kernel
-    AsyncCompile.wait = wait_and_wrap
+    scheduling.define_kernel, compiling.wait = define_kernel, wait_and_wrap
     try:
         yield kernels
     finally:
-        CppScheduling.define_kernel, AsyncCompile.wait = define, wait
+        scheduling.define_kernel, compiling.wait = define, wait

@@ -9,13 +9,19 @@ from pathlib import Path
 from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError
+from gallery_lib.launcher import preflight
 from gallery_lib.launcher.job import start
 from gallery_lib.measure.profile.roofline import generated
-from gallery_lib.measure.profile.roofline.result import FILE, Roofline, read_roofline, write_roofline
+from gallery_lib.measure.profile.roofline.result import (
+    FILE,
+    Roofline,
+    read_roofline,
+    write_roofline,
+)
 from gallery_lib.measure.profile.roofline.worker import ROUNDS_VARIABLE, WORKER
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.processes import interruptible, now
-from gallery_lib.tasks import memory_estimate
+from gallery_lib.train.resolved import resolve
 
 PART = "roofline"
 _LOOK_SECONDS = 0.2
@@ -49,7 +55,7 @@ def measure(
             "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
             parameter="roofline",
         )
-    memory_estimate.check(config, 1)
+    preflight.check(resolve(config, local_processes=1, run_dir=""), LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)
     warmup = max(config.warmup_steps, 1)
     config = dataclasses.replace(

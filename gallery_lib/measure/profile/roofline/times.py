@@ -22,9 +22,7 @@ OPTIMIZER_STEP = Operation(OPTIMIZER)
 _BETWEEN = Operation(BETWEEN)
 
 
-def seconds_of_step(
-    step: Callable[[], float], counted: Collection[str]
-) -> dict[Operation, float]:
+def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict[Operation, float]:
     """Run one step on the CPU under the profiler, and return the seconds of each operation.
 
     Args:
@@ -44,7 +42,9 @@ def seconds_of_step(
 def attributed(events: Iterable[Any], counted: Collection[str]) -> dict[Operation, float]:
     """Return the seconds of each operation among the profiler's events."""
     times: dict[Operation, float] = defaultdict(float)
-    waiting = [(event, None) for event in events if event.cpu_parent is None]
+    waiting: list[tuple[Any, Operation | None]] = [
+        (event, None) for event in events if event.cpu_parent is None
+    ]
     while waiting:
         event, owner = waiting.pop()
         owner = owner or _owner(event, counted)
