@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -44,14 +45,13 @@ def _draw_roof(axes: Any, roofline: Roofline, parts: list[Part], colours: dict[s
     spots = [*ridges, *intensities] or [1.0]
     low, high = min(spots) / _MARGIN, max(spots) * _MARGIN
     for (dtype, rate), style in zip(rates.items(), ("-", "--", ":"), strict=False):
-        axes.plot(
+        axes.plot(  # copies below the ridge, products above it
             [low, rate / copies, high],
             [low * copies / _GIGA, rate / _GIGA, rate / _GIGA],
             color="black",
             linestyle=style,
             linewidth=1.2,
-            label=f"limits: products in {dtype}, {rate / _GIGA:,.0f} GFLOP/s; "
-            f"copy, {copies / _GIGA:.1f} GB/s",
+            label=f"limits: {rate / _GIGA:,.0f} GFLOP/s in {dtype}, {copies / _GIGA:.1f} GB/s",
         )
     for part, marker in zip(parts, itertools.cycle(_MARKERS), strict=False):
         axes.plot(
@@ -71,8 +71,13 @@ def _draw_roof(axes: Any, roofline: Roofline, parts: list[Part], colours: dict[s
         title="Groups with products, and the limits",
     )
     axes.grid(which="both", alpha=0.2)
+    heights = [y for line in axes.get_lines() for y in line.get_ydata()] or [1.0]
+    axes.set_ylim(10 ** math.floor(math.log10(min(heights))), _MARGIN * max(heights))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", fontsize="small")
+        axes.figure.legend(loc="outside lower left", fontsize="small", frameon=False, ncols=4)
 
 
 def _draw_seconds(axes: Any, parts: list[Part], colours: dict[str, Any]) -> None:

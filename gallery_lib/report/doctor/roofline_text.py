@@ -164,7 +164,7 @@ def text(roofline: Roofline) -> str:
     """Return the whole report for a terminal, 100 columns wide at most."""
     notes = [
         "At limits: the longer of FLOPs at the product's rate and bytes at the copy's, operator by",
-        "operator. Bytes: inputs read and outputs written once. Caches can take a share over 100 %.",
+        "operator. Bytes: inputs read and outputs written once. Caches can exceed 100 %.",
         f"Element-wise FLOPs count as none. No data loading. `{BETWEEN}`: Python and dispatch.",
     ]
     if roofline.options["compiler_opt"]:

@@ -21,8 +21,8 @@ _WRITES_ALONE = ("copy_", "fill_", "zero_")
 """In-place operators that do not read what they overwrite."""
 _READS_SOME = ("embedding", "index_select", "gather", "index", "_unsafe_index")
 """Operators that read as many elements of their first argument as they return."""
-_CHANGES_SOME = ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_")
-"""In-place operators that read and write as many elements as they are given values."""
+_CHANGES_SOME = ("index_put", "_index_put_impl", "index_add", "scatter")
+"""Beginnings of operators that change in place as many elements as they are given values."""
 _UNREAD = {"max_pool2d_with_indices_backward": ("self",)}
 """Arguments that give a shape alone."""
 _ATTENTION_BACKWARD_PRODUCTS = 5  # of the forward pass: 2; the scores are computed anew
@@ -53,7 +53,7 @@ def call_bytes(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], ou
     """Return the bytes that a call has to read and write."""
     name = operator.overloadpacket.__name__
     named = {argument.name: value for argument, value in arguments(operator, args, kwargs)}
-    if name in _CHANGES_SOME:
+    if name.startswith(_CHANGES_SOME) and name.endswith("_"):
         values = named.get("values", named.get("src", named.get("source")))
         touched = tensor_bytes(values) if isinstance(values, Tensor) else 0
         indices = named.get("indices", named.get("index"))

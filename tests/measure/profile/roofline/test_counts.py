@@ -141,6 +141,9 @@ def test_tables_are_read_and_written_where_they_are_looked_up() -> None:
     added = work_of(lambda: table.index_put_((indices,), torch.ones(3, 4), accumulate=True))
     # Values read, and as many elements of the table read and written.
     assert added["index_put_"].bytes == INT64 * 3 + 3 * FP32 * 12
+    places, values = torch.tensor([[1, 5, 5]]), torch.ones(1, 3)
+    summed = work_of(lambda: torch.zeros(1, 1000).scatter_reduce_(1, places, values, "sum"))
+    assert summed["scatter_reduce_"].bytes == INT64 * 3 + 3 * FP32 * 3
 
 
 def test_an_lstm_layer() -> None:
