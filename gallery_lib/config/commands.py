@@ -172,6 +172,11 @@ class BenchConfig:
         unit="variants",
         minimum=2,
     )
+    roofline: bool = option(
+        False,
+        "Also hold ours against the machine's limits, after the turns, as `gallery doctor "
+        "--roofline` does on CPUs. Costs a start and a compilation for each task.",
+    )
     data_dir: str | None = option(
         None,
         "Data folder. Default: the mock data that prepare.sh makes. Image classifiers "

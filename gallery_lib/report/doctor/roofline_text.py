@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
+from gallery_lib.measure.bench.result import OURS
 from gallery_lib.measure.profile.operator_groups import FUSED
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
@@ -146,6 +147,15 @@ def limit_lines(roofline: Roofline) -> list[str]:
     lines.append(f"step: {_spread_text(roofline.step_seconds, 1e-3, 'ms')}")
     lines.append(f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}")
     return lines
+
+
+def summary(roofline: Roofline) -> str:
+    """Return the share of the limits that ours reaches, in a sentence."""
+    return (
+        f"{OURS} reaches {roofline.limit_seconds / roofline.seconds:.0%} of this machine's limits: "
+        f"{seconds_text(roofline.seconds)} under the profiler, "
+        f"{seconds_text(roofline.limit_seconds)} at the limits."
+    )
 
 
 def answer(roofline: Roofline) -> str:

@@ -29,6 +29,16 @@ _STEPS_BEYOND_WARM_UP = 2
 _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
 
 
+def check_machine() -> None:
+    """Raise InputError on a machine with a GPU."""
+    if hardware.gpu_count():
+        raise InputError(
+            "--roofline measures CPUs: it was not made for GPUs, nor tried on one. "
+            "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
+            parameter="roofline",
+        )
+
+
 @interruptible("the roofline")
 def measure(
     config: TrainConfig, asked: RooflineConfig, *, progress: bool | Progress = True
@@ -49,12 +59,7 @@ def measure(
         Interrupted: the measurement is stopped.
     """
     asked = options.checked(asked)
-    if hardware.gpu_count():
-        raise InputError(
-            "gallery doctor --roofline measures CPUs: it was not made for GPUs, nor tried on one. "
-            "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
-            parameter="roofline",
-        )
+    check_machine()
     preflight.check(resolve(config, local_processes=1, run_dir=""), LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)
     warmup = max(config.warmup_steps, 1)
