@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from made_roofline import WORK, made_roofline
 
+from gallery_lib.cli.main import main
 from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER
-from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, Spread
+from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    FILE,
+    Limits,
+    Roofline,
+    Spread,
+    read_roofline,
+    write_roofline,
+)
 from gallery_lib.report.doctor.roofline_figure import figure, figure_text
 from gallery_lib.report.doctor.roofline_text import REST, group_rows, shown_groups, text
 
@@ -40,6 +50,15 @@ def test_the_report_names_the_next_factor_in_a_hundred_columns(roofline: Rooflin
     assert "matrix product in bfloat16: 2.00 TFLOP/s (1.90 to 2.10)" in report
     assert "_12 (graph 2)" in report and "5,000 MB a call" in report
     assert "step: 800 ms (790 to 820)" in report
+
+
+def test_a_kept_roofline_is_shown_again(
+    roofline: Roofline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_roofline(tmp_path / FILE, roofline)
+    assert read_roofline(tmp_path / FILE) == roofline
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == text(roofline) + "\n"
 
 
 def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
