@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gallery_lib.measure.comparison.machine_load import Others
 from gallery_lib.measure.profile.operator_groups import OPTIMIZER
 from gallery_lib.measure.profile.roofline.combined import groups, operations
 from gallery_lib.measure.profile.roofline.counts import Operation, Work
@@ -26,12 +27,13 @@ def made_roofline() -> Roofline:
         task="resnet50",
         date="2026-11-27",
         options={"amp_level": "O1", "batch_size": 16, "image_size": 224, "compiler_opt": True},
-        environment={},
+        environment={"cores": 2},
         versions={},
         techniques={},
         limits=LIMITS,
         step_seconds=Spread(0.8, 0.79, 0.82),
         profiled_seconds=Spread(0.802, 0.8, 0.83),
+        others=Others(1.3, "cc1plus", 0.9),
         groups=groups(parts),
         operations=parts,
     )

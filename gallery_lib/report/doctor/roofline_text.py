@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
 from gallery_lib.measure.bench.result import OURS
+from gallery_lib.measure.comparison.machine_load import of_others
 from gallery_lib.measure.profile.operator_groups import FUSED
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
@@ -146,6 +147,9 @@ def limit_lines(roofline: Roofline) -> list[str]:
     lines.append(f"copy: {_spread_text(limits.copy_bytes_per_second, _GIGA, 'GB/s')}")
     lines.append(f"step: {_spread_text(roofline.step_seconds, 1e-3, 'ms')}")
     lines.append(f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}")
+    cores = roofline.environment.get("cores", 0)
+    if busy := of_others(roofline.others, cores, "meanwhile"):
+        lines += [f"The machine was busy: {busy};", "repeat it when it is quiet."]
     return lines
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.machine_load import Others
 from gallery_lib.system.json_files import read_json, write_json
 
 SCHEMA = 1
@@ -79,6 +80,7 @@ class Roofline:
     limits: Limits
     step_seconds: Spread  # without the profiler
     profiled_seconds: Spread
+    others: Others | None  # what other processes took meanwhile; None: this system does not say
     groups: list[Part]
     operations: list[Part]
 

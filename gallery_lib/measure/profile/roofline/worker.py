@@ -19,6 +19,7 @@ from gallery_lib.config import TrainConfig, options
 from gallery_lib.console.phases import ROOFLINE
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
+from gallery_lib.measure.comparison import machine_load
 from gallery_lib.measure.profile.operator_groups import OPTIMIZER
 from gallery_lib.measure.profile.roofline import combined, counts, generated, times
 from gallery_lib.measure.profile.roofline.generated import Kernels
@@ -56,11 +57,12 @@ class Measuring(Observer):
         dtypes = {done.dtype for done in work.values() if done.dtype}
         probe = LimitProbe(session.loader.device, dtypes)
         times.seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
-        steps, profiled = [], []
+        steps, profiled, looks = [], [], [machine_load.look()]
         for _ in range(self.rounds):
             probe.measure()
             steps.append(self.step(session))
             profiled.append(times.seconds_of_step(lambda: self.step(session), names))
+            looks.append(machine_load.look())
         limits = probe.limits()
         operations = combined.operations(work, combined.middle_of(profiled), limits)
         roofline = Roofline(
@@ -73,6 +75,7 @@ class Measuring(Observer):
             limits=limits,
             step_seconds=Spread.of(steps),
             profiled_seconds=Spread.of([sum(step.values()) for step in profiled]),
+            others=machine_load.others_between(looks, with_hidden=True),
             groups=combined.groups(operations),
             operations=operations,
         )
