@@ -145,8 +145,9 @@ def limit_lines(roofline: Roofline) -> list[str]:
         for dtype, rate in limits.flops_per_second.items()
     ]
     lines.append(f"copy: {_spread_text(limits.copy_bytes_per_second, _GIGA, 'GB/s')}")
-    lines.append(f"step: {_spread_text(roofline.step_seconds, 1e-3, 'ms')}")
-    lines.append(f"step under the profiler: {_spread_text(roofline.profiled_seconds, 1e-3, 'ms')}")
+    unit = (1.0, "s") if roofline.step_seconds.median >= 1.0 else (1e-3, "ms")
+    lines.append(f"step: {_spread_text(roofline.step_seconds, *unit)}")
+    lines.append(f"step under the profiler: {_spread_text(roofline.profiled_seconds, *unit)}")
     cores = roofline.environment.get("cores", 0)
     if busy := of_others(roofline.others, cores, "meanwhile"):
         lines += [f"The machine was busy: {busy};", "repeat it when it is quiet."]
