@@ -112,7 +112,10 @@ def _completion(arguments: Sequence[str]) -> None:
     from gallery_lib.notebooks.batch import plan
 
     notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
-    known = {"names": notebooks, "task": tasks.names(), "model": tasks.names()}
+    known = {
+        "names": notebooks,
+        **dict.fromkeys(("task", "model", "roofline"), tasks.names()),
+    }
     print(
         completion.script(
             namespace.shell,
@@ -174,7 +177,7 @@ _COMMANDS: dict[str, Command] = {
         doctor.main,
         doctor.LINE,
         _READ,
-        "what this machine offers; where a run's step went; why several processes are slower",
+        "what this machine offers; where a step went, and how near its limits it is",
     ),
     "list": Command(list_tasks.main, list_tasks.LINE, _TAKE, "the tasks of the gallery"),
     "site": Command(
@@ -201,6 +204,7 @@ EXAMPLES = {
     "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
     "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
     "gallery bench --waterfall resnet50": "what each technique adds",
+    "gallery doctor --roofline resnet50 --compiler-opt": "how near the machine's limits a step is",
     "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
     "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
     "gallery submit slurm resnet50 --nodes 2 --time 4:00:00": (

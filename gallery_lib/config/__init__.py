@@ -17,7 +17,7 @@ from gallery_lib.config.acceleration import (
     backend_config,
 )
 from gallery_lib.config.cluster import LabConfig, LabNameConfig, LabRunConfig
-from gallery_lib.config.commands import BatchConfig, BenchConfig, SiteConfig
+from gallery_lib.config.commands import BatchConfig, BenchConfig, RooflineConfig, SiteConfig
 from gallery_lib.config.communication import (
     ConvergenceConfig,
     RecordConfig,
@@ -54,6 +54,7 @@ __all__ = [
     "PerformanceDataConfig",
     "RecordConfig",
     "ReplayConfig",
+    "RooflineConfig",
     "SiteConfig",
     "SlurmConfig",
     "TrainConfig",

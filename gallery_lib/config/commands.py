@@ -1,4 +1,4 @@
-"""Options of the commands that run, show and measure the gallery: `run`, `site`, `bench`."""
+"""Options of the commands `run`, `site`, `bench` and `doctor`: those that run and measure."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ class SiteConfig:
     out: str | None = option(
         None,
         "Folder of the site. One that is there is replaced. Default: build/site in the checkout.",
+    )
+
+
+@dataclass(frozen=True)
+class RooflineConfig:
+    """Options of `gallery doctor --roofline`, beside those of training."""
+
+    roofline: str | None = option(
+        None,
+        "Measure this task's training step against the machine's limits: a name from "
+        "`gallery list`, or FILE.py:NAME. Takes the options of training; a minute or more, "
+        "since every graph is compiled anew.",
+    )
+    rounds: int = option(
+        8,
+        "Turns of the limits, a step, and a profiled step. The middle half counts. More are "
+        "steadier, and take longer.",
+        unit="turns",
+        minimum=1,
+    )
+    out: str | None = option(
+        None, "Folder of roofline.json and its picture. Default: a new one below runs/."
     )
 
 
@@ -149,6 +171,11 @@ class BenchConfig:
         "need more memory. Default: as many as fit into memory, 2 on a GPU.",
         unit="variants",
         minimum=2,
+    )
+    roofline: bool = option(
+        False,
+        "Also hold ours against the machine's limits, after the turns, as `gallery doctor "
+        "--roofline` does on CPUs. Costs a start and a compilation for each task.",
     )
     data_dir: str | None = option(
         None,

@@ -30,6 +30,7 @@ PROBE = "gradient probe"
 TRAINING = "training"
 TURNS = "turns"
 TRAFFIC = "memory traffic of a step"
+ROOFLINE = "roofline"
 EVALUATION = "evaluation"
 ENDING = "ending"
 

@@ -175,6 +175,11 @@ INSTEAD = [
         "README",
     ),
     Instead(
+        r"\.venv/bin/gallery doctor --roofline",
+        "compiles and trains for minutes: a tiny task, and one turn",
+        with_options(f"--roofline={TINY} --rounds=1 --no-compiler-opt --batch-size=4 --workers=0"),
+    ),
+    Instead(
         r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)",
         "takes minutes",
         has_valid_options,

@@ -13,7 +13,8 @@ def _show_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="FOLDER",
-        help="a run, a comparison, a batch, a bench, or a folder that holds runs and comparisons",
+        help="a run, a comparison, a batch, a bench, a roofline, or a folder that holds runs and "
+        "comparisons",
     )
 
 
@@ -25,6 +26,8 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> None:
     """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
+    from gallery_lib.measure.profile.roofline.result import FILE as ROOFLINE_FILE
+    from gallery_lib.measure.profile.roofline.result import read_roofline
     from gallery_lib.notebooks.batch import record, summary
     from gallery_lib.report import tables
 
@@ -36,6 +39,11 @@ def main(arguments: Sequence[str]) -> None:
         from gallery_lib.report.bench import text as bench_text
 
         print("\n\n".join(bench_text.text(read_bench(file)) for file in benches))
+        return
+    if (folder / ROOFLINE_FILE).exists():
+        from gallery_lib.report.doctor import roofline_text
+
+        print(roofline_text.text(read_roofline(folder / ROOFLINE_FILE)))
         return
     print(
         summary.text(record.read_report(folder))

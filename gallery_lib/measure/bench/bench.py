@@ -20,8 +20,9 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench import task as task_bench
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.bench.result import OURS, Bench, Outcome, read_bench, write_bench
 from gallery_lib.measure.comparison import float64_reference
+from gallery_lib.measure.profile.roofline import measure as roofline_of
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
 
@@ -51,6 +52,7 @@ def digest_of(plan: Plan, alive: int | None) -> str:
         float64_reference.key(plan.config, 1),
         *(dataclasses.asdict(plan.compare), variants, list(plan.modes), dict(plan.absent), alive),
         *(versions(), hardware.cores()),
+        *(["roofline"] if plan.roofline else []),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -67,6 +69,8 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
             "no --variants and no --peer_modes.",
             parameter="waterfall",
         )
+    if config.roofline:
+        _check_roofline(config)
     make = plans.waterfall_plan if config.waterfall else plans.bench_plan
     wanted = [config.waterfall] if config.waterfall else list(dict.fromkeys(names)) or tasks.names()
     by_name = {name.rsplit(":", 1)[-1]: make(name, config) for name in wanted}
@@ -77,6 +81,18 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
         )
     _check_data(by_name.values(), all_needed=bool(names) or config.waterfall is not None)
     return by_name
+
+
+def _check_roofline(config: BenchConfig) -> None:
+    """Raise InputError where there is no roofline of ours to measure."""
+    roofline_of.check_machine()
+    without_ours = config.waterfall or OURS not in plans.variant_names(config)
+    if without_ours:
+        raise InputError(
+            f"--roofline is that of the variant {OURS}, which this bench does not have: leave it "
+            "out, or see gallery doctor --roofline.",
+            parameter="roofline",
+        )
 
 
 def _check_data(task_plans: Iterable[Plan], *, all_needed: bool) -> None:

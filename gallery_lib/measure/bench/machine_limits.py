@@ -7,9 +7,12 @@ gallery_lib.measure.bench.machine_limits` prints them.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,11 +28,12 @@ class Limits:
     copy_bytes_per_second: float  # bytes read plus bytes written
 
 
-def _best_seconds(body: object, device: torch.device, repeats: int = 5) -> float:
+def best_seconds(body: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
+    """Return the shortest time of so many calls, in seconds."""
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
-        body()  # type: ignore[operator]
+        body()
         if device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - begin)
@@ -47,18 +51,30 @@ _COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 _PART_OF_DEVICE = 8  # a copy takes at most two such parts of what is free
 
 
-def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the largest product that does not take too long."""
-    rate = 0.0
+def prepared_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
+    """Return the largest product that does not take too long, to be run, and its FLOPs."""
+    rate, chosen = 0.0, None
     for size in _SIZES[device.type]:
         flops = 2.0 * size**3
-        if rate and flops / rate > _LONGEST_PRODUCT:
+        if chosen is not None and flops / rate > _LONGEST_PRODUCT:
             break
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        torch.mm(a, b, out=out)
-        rate = flops / _best_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)
-    return rate
+        product = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
+        product()
+        rate, chosen = flops / best_seconds(product, device, repeats=1), (product, flops)
+    assert chosen is not None
+    return chosen
+
+
+def prepared_copy(device: torch.device) -> tuple[Callable[[], Any], float]:
+    """Return a copy between two large arrays, to be run, and the bytes that it reads and writes."""
+    copied = _COPY_BYTES[device.type]
+    if device.type == "cuda":
+        copied = min(copied, torch.cuda.mem_get_info(device)[0] // _PART_OF_DEVICE)
+    source = torch.randn(copied // 4, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return functools.partial(target.copy_, source), 2.0 * source.numel() * source.element_size()
 
 
 def measure_limits(
@@ -70,15 +86,12 @@ def measure_limits(
     second. The copy moves 2 GiB on CUDA, or an eighth of what is free there, and 256 MiB on the
     CPU.
     """
-    products = {str(dtype).removeprefix("torch."): _product_rate(device, dtype) for dtype in dtypes}
-    copied = _COPY_BYTES[device.type]
-    if device.type == "cuda":
-        copied = min(copied, torch.cuda.mem_get_info(device)[0] // _PART_OF_DEVICE)
-    source = torch.randn(copied // 4, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    seconds = _best_seconds(lambda: target.copy_(source), device)
-    return Limits(products, 2.0 * source.numel() * source.element_size() / seconds)
+    products = {}
+    for dtype in dtypes:
+        product, flops = prepared_product(device, dtype)
+        products[str(dtype).removeprefix("torch.")] = flops / best_seconds(product, device)
+    copy, moved = prepared_copy(device)
+    return Limits(products, moved / best_seconds(copy, device))
 
 
 def limits_of_whole_machine() -> dict[str, float]:

@@ -49,6 +49,7 @@ class Plan:
     # Modes of torch.compile to be tried first; none: nothing is to be found out.
     modes: Mapping[str, Variant] = field(default_factory=dict)
     in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
+    roofline: bool = False  # of ours
 
     @property
     def baseline(self) -> str:
@@ -219,7 +220,9 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
         if compiled and len(modes) > 1
         else {}
     )
-    return Plan(train, compare, variants, absent, pairs, names, tried, compiled)
+    return Plan(
+        train, compare, variants, absent, pairs, names, tried, compiled, roofline=config.roofline
+    )
 
 
 def waterfall_plan(name: str, config: BenchConfig) -> Plan:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.errors import InputError
+from gallery_lib.measure.profile.roofline.result import Roofline
 from gallery_lib.stats import Ratio
 from gallery_lib.system.json_files import read_json, write_json
 
@@ -61,6 +62,7 @@ class Outcome:
     limits: dict[str, float]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
     rows: dict[str, Row]  # the baseline first
     ratios: list[tuple[str, str, float, float, float]]
+    roofline: Roofline | None = None  # of ours, without single operations; where it was asked for
 
     @property
     def baseline(self) -> str:

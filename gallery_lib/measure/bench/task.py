@@ -15,19 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib import stats, tasks
-from gallery_lib.config import LaunchConfig
+from gallery_lib.config import LaunchConfig, RooflineConfig
 from gallery_lib.console.progress import Progress
-from gallery_lib.errors import GalleryError
+from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.measure.bench.group import Group, alive_at_a_time, groups
 from gallery_lib.measure.bench.machine_limits import limits_of_whole_machine
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Outcome, Row
+from gallery_lib.measure.bench.result import OURS, Outcome, Row
 from gallery_lib.measure.comparison import float64_reference, gradient_parity, interleaved
 from gallery_lib.measure.comparison.float64_reference import Reference
 from gallery_lib.measure.comparison.measurement import Measurement
 from gallery_lib.measure.comparison.plan import Turns, configuration, folders_of_starts
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.worker import TRAFFIC_FILE
+from gallery_lib.measure.profile.roofline import measure as roofline
+from gallery_lib.measure.profile.roofline.result import Roofline
 from gallery_lib.measure.variants import compile_mode
 
 _LIMITS = "limits of this machine"
@@ -66,6 +68,7 @@ class _TaskMeasurement:
         self.traffic: dict[str, int] = {}  # by amp level
         self.exact: Reference | None = None
         self.tried_modes: str | None = None
+        self.roofline: Roofline | None = None
 
     def run(self, alive: int | None, *, progress: bool) -> None:
         """Run the reference and all variants, and make a row of each."""
@@ -97,7 +100,20 @@ class _TaskMeasurement:
                 exact = float64_reference.rerun_if_stale(
                     exact, probe, exact_config, launch, shown, of_reference
                 )
-        self.judge(exact)
+            self.judge(exact)
+            if self.plan.roofline and self.rows[OURS].reason is None:
+                self.measure_roofline(shown)
+
+    def measure_roofline(self, progress: Progress) -> None:
+        """Hold ours against the machine's limits; say so where that fails."""
+        asked = RooflineConfig(out=str(self.folder / "roofline"))
+        try:
+            _, whole = roofline.measure(self.plan.variants[OURS].config, asked, progress=progress)
+        except (InputError, RunFailed) as error:
+            reason = interleaved.reason_of(error)
+            progress.say(f"{self.label}: no roofline. {reason}")
+            return
+        self.roofline = dataclasses.replace(whole, operations=[])
 
     def find_mode(self, progress: Progress) -> None:
         """Find the mode of torch.compile for the best forms, where there is a choice."""
@@ -233,4 +249,5 @@ def measure(
     rows = {name: task.rows[name] for name in plan.order}
     ratios = task.ratios() if reason is None else []
     seconds = round(time.monotonic() - began, 1)
-    return Outcome(digest, date, seconds, reason, task.sizes, task.limits, rows, ratios)
+    sizes, limits = task.sizes, task.limits
+    return Outcome(digest, date, seconds, reason, sizes, limits, rows, ratios, task.roofline)

@@ -77,8 +77,8 @@ class MachineLoad:
     def reasons(self) -> list[str]:
         """Return what speaks against a quiet machine, a phrase each; nothing for a quiet one."""
         reasons = [
-            _of_others(self.start_up, self.cores, "before the turns"),
-            _of_others(self.turns, self.cores, "during the turns"),
+            of_others(self.start_up, self.cores, "before the turns"),
+            of_others(self.turns, self.cores, "during the turns"),
         ]
         if self.stolen is not None and self.stolen > STOLEN:
             reasons.append(
@@ -100,7 +100,8 @@ class MachineLoad:
         return [reason for reason in reasons if reason]
 
 
-def _of_others(others: Others | None, cores: int, when: str) -> str:
+def of_others(others: Others | None, cores: int, when: str) -> str:
+    """Return what other processes took, as a phrase; "" where it was little or is not known."""
     if others is None or others.cores <= OTHER_CORES:
         return ""
     most = f", most of all `{others.name}` ({others.its_cores:.1f})" if others.name else ""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.train.session import Session
 
-_MOVES_NOTHING = (
+MOVES_NOTHING = (
     "empty",
     "new_empty",
     "_unsafe_view",
@@ -28,6 +28,7 @@ _MOVES_NOTHING = (
     "lift_fresh",
     "set_",
 )
+"""Beginnings of the names of operators that move no data, beside views."""
 
 
 class Traffic(TorchDispatchMode):
@@ -42,7 +43,7 @@ class Traffic(TorchDispatchMode):
     ) -> Any:
         """Run the operator and count its operands."""
         out = operator(*args, **(kwargs or {}))
-        if not operator.is_view and not operator.overloadpacket.__name__.startswith(_MOVES_NOTHING):
+        if not operator.is_view and not operator.overloadpacket.__name__.startswith(MOVES_NOTHING):
             self.bytes += sum(
                 t.numel() * t.element_size() for t in tensors_in((args, kwargs or {}, out))
             )

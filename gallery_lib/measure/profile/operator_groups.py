@@ -30,6 +30,7 @@ _PATTERNS = (
     ("activations", r"relu|gelu|silu|sigmoid|tanh|hardswish|threshold|glu_"),
     ("pooling", r"pool"),
     ("resampling", r"upsample|interpolate|grid_sampl"),
+    ("scatters", r"scatter|index_put|index_add"),
     ("embeddings", r"embedding|index_select|gather"),
     ("copies and conversions", r"copy_|::_?to\b|_to_copy|clone|contiguous|::cat|memcpy|stack|pad"),
     ("sums and means", r"::sum|::mean|reduce|::norm|linalg_vector_norm|var_mean"),

@@ -10,6 +10,7 @@ from gallery_lib.report.bench.figure import figure_text
 from gallery_lib.report.bench.leads import summary_rows
 from gallery_lib.report.bench.notes import notes
 from gallery_lib.report.bench.task_table import best_forms_line, limits_line, task_rows
+from gallery_lib.report.doctor import roofline_text
 
 
 def text(bench: Bench) -> str:
@@ -44,6 +45,9 @@ def _parts(bench: Bench, table: Callable[[Rows], str], heading: str) -> list[str
             continue
         parts += [table(task_rows(outcome, bench.kind)), limits_line(outcome)]
         parts += [line for line in [best_forms_line(outcome)] if line]
+        if outcome.roofline is not None:
+            parts += [roofline_text.summary(outcome.roofline)]
+            parts += [table(roofline_text.group_rows(outcome.roofline))]
     if bench.kind == "bench" and any(OURS in outcome.rows for outcome in bench.tasks.values()):
         parts += [f"{heading}ours beside the others", table(summary_rows(bench))]
     return [*parts, *notes(bench)]

@@ -43,6 +43,8 @@ FEW = [
         (["--fused", TINY], ["`--fused`"]),
         (["--rounds=2", TINY], ["rounds='2'", "at least 4"]),
         (["--resume", TINY], ["--resume", "--out"]),
+        (["--roofline", "--variants=fabric", TINY], ["--roofline", "ours"]),
+        (["--roofline", "--waterfall=resnet50"], ["--roofline", "ours"]),
         (["--waterfall=resnet50", "alexnet"], ["--waterfall resnet50", "no other task"]),
         (["--waterfal=resnet50"], ["`--waterfal=resnet50`", "`--waterfall`"]),
     ],
@@ -156,6 +158,7 @@ def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
         "--amp_level=O0",
         "--starts=2",
         "--peer_modes=default",
+        "--roofline",
         f"--out={tmp_path}",
     ]
     assert main(["bench", TINY, *FEW[:-1], *asked]) == 0
@@ -183,6 +186,10 @@ def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
         ]
         first, again = (each.loss["curve"] for each in results)
         assert first == again and results[0].step_seconds != results[1].step_seconds
+    roofline = outcome.roofline
+    assert roofline is not None and not roofline.operations  # they are in its own file
+    assert sum(group.flops for group in roofline.groups) > 1e6
+    assert (tmp_path / "TASK" / "roofline" / "roofline.json").exists()
     assert "over eager-fp32" in capsys.readouterr().out
 
 

@@ -26,6 +26,7 @@ GROUPS = {
     "aten::max_pool2d_with_indices": "pooling",
     "aten::upsample_bilinear2d": "resampling",
     "aten::embedding_dense_backward": "embeddings",
+    "aten::scatter_reduce_": "scatters",
     "aten::native_dropout": "dropout",
     "aten::copy_": "copies and conversions",
     "aten::fill_": "fills and new memory",

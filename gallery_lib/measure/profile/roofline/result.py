@@ -1,0 +1,112 @@
+"""Roofline of a training step, as `roofline.json` has it (schema 1). Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.machine_load import Others
+from gallery_lib.system.json_files import read_json, write_json
+
+SCHEMA = 1
+FILE = "roofline.json"
+PRODUCTS, COPIES = "products", "copies"
+BETWEEN = "between operators"
+"""Group of the time that no operator has: Python, dispatch, autograd's engine."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median of measured values, with the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """Return the spread of at least one value."""
+        return Spread(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Rates of this machine's matrix products, by dtype, and of a copy."""
+
+    flops_per_second: dict[str, Spread]
+    copy_bytes_per_second: Spread  # bytes read plus bytes written
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group of operators, or one operator with its shapes: its work in a step, and its time."""
+
+    name: str
+    group: str
+    shapes: str
+    calls: int
+    bytes: int
+    flops: int
+    seconds: float
+    limit_seconds: float  # at the rate of products or of copies, whichever takes longer
+    limited_by: str | None  # PRODUCTS or COPIES; None: nothing of it was counted
+
+    @property
+    def gain(self) -> float:
+        """Return the seconds between the measured time and the time at the limits."""
+        return self.seconds - self.limit_seconds
+
+    @property
+    def share(self) -> float | None:
+        """Return which share of the limit is reached; None for what took no time."""
+        return self.limit_seconds / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Roofline of a task's step. `groups` and `operations` have the most seconds to gain first."""
+
+    task: str
+    date: str
+    options: dict[str, Any]
+    environment: dict[str, Any]
+    versions: dict[str, str]
+    techniques: dict[str, str]
+    limits: Limits
+    step_seconds: Spread  # without the profiler
+    profiled_seconds: Spread
+    others: Others | None  # what other processes took meanwhile; None: this system does not say
+    groups: list[Part]
+    operations: list[Part]
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of a profiled step, which its groups add up to."""
+        return sum(group.seconds for group in self.groups)
+
+    @property
+    def limit_seconds(self) -> float:
+        """Return the seconds that the step would take at the limits."""
+        return sum(group.limit_seconds for group in self.groups)
+
+
+def write_roofline(path: Path, roofline: Roofline) -> None:
+    """Write the roofline as JSON, atomically."""
+    write_json(path, {"schema": SCHEMA, **dataclasses.asdict(roofline)})
+
+
+def read_roofline(path: Path) -> Roofline:
+    """Return a roofline from its file.
+
+    Raises:
+        InputError: for what is no such file.
+    """
+    try:
+        return read_json(path, Roofline, schema=SCHEMA, again="Delete it, and measure again.")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.", parameter=str(path)) from None

@@ -1,0 +1,87 @@
+"""The report of a roofline says where most is to gain, in 100 columns, and its picture shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from made_roofline import WORK, made_roofline
+
+from gallery_lib.cli.main import main
+from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER
+from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    FILE,
+    Limits,
+    Roofline,
+    Spread,
+    read_roofline,
+    write_roofline,
+)
+from gallery_lib.report.doctor.roofline_figure import figure, figure_text
+from gallery_lib.report.doctor.roofline_text import REST, group_rows, shown_groups, text
+
+
+@pytest.fixture
+def roofline() -> Roofline:
+    return made_roofline()
+
+
+def test_the_table_has_the_most_to_gain_first_and_a_total(roofline: Roofline) -> None:
+    header, *rows = group_rows(roofline)
+    assert header[:5] == ["group of operators", "ms", "at limits", "share", "to gain"]
+    assert rows[0] == [FUSED, "450.0", "200.0", "44%", "250.0", "5.00", "0", "11.1 GB/s"]
+    names = [FUSED, "convolutions, backward", BETWEEN, OPTIMIZER, REST, "step"]
+    assert [row[0] for row in rows] == names
+    assert rows[1][1:4] == ["300.0", "130.0", "43%"]
+    assert rows[1][-1] == "867 GFLOP/s"
+    assert rows[-1][1:4] == ["802.0", "358.0", "45%"]
+    shown = shown_groups(roofline)
+    assert sum(part.seconds for part in shown) == pytest.approx(roofline.seconds)
+    assert sum(part.bytes for part in shown) == sum(work.bytes for work in WORK.values())
+
+
+def test_the_report_names_the_next_factor_in_a_hundred_columns(roofline: Roofline) -> None:
+    report = text(roofline)
+    assert max(map(len, report.splitlines())) <= 100, report
+    assert f"Most to gain: {FUSED}, 250 ms of 802 ms." in report
+    assert "would be 1.45× as fast; with all groups at theirs, 2.24×." in report
+    assert "matrix product in bfloat16: 2.00 TFLOP/s (1.90 to 2.10)" in report
+    assert "_12 (graph 2)" in report and "5,000 MB a call" in report
+    assert "busy: other processes took 1.3 of 2 cores meanwhile, most of all `cc1plus`" in report
+    assert "busy" not in text(dataclasses.replace(roofline, others=None))
+    assert "step: 800 ms (790 to 820)" in report
+
+
+def test_a_kept_roofline_is_shown_again(
+    roofline: Roofline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_roofline(tmp_path / FILE, roofline)
+    assert read_roofline(tmp_path / FILE) == roofline
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == text(roofline) + "\n"
+
+
+def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
+    roofline: Roofline,
+) -> None:
+    plot = figure(roofline)
+    left, right = plot.axes
+    roof, point = left.get_lines()
+    assert list(roof.get_ydata())[1:] == [2000.0, 2000.0]
+    assert roof.get_xdata()[1] == pytest.approx(2e12 / 25e9)  # where both limits meet
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == pytest.approx((260.0, 260 / 0.3))
+    assert [label.get_text() for label in right.get_yticklabels()] == [
+        part.name for part in shown_groups(roofline)
+    ]
+    assert "FLOP per byte" in left.get_xlabel() and "GFLOP/s" in left.get_ylabel()
+    assert "45%" in plot.get_suptitle()
+    assert f"{FUSED} 450 ms, 44%" in figure_text(roofline)
+
+
+def test_a_step_without_products_has_a_picture_too(roofline: Roofline) -> None:
+    alone = [part for part in roofline.groups if not part.flops]
+    plain = dataclasses.replace(roofline, groups=alone, limits=Limits({}, Spread(25e9, 1.0, 1.0)))
+    assert len(figure(plain).axes) == 2
+    assert "matrix product" not in text(plain)
