@@ -1,4 +1,4 @@
-"""Options of the commands that run, show and measure the gallery: `run`, `site`, `bench`."""
+"""Options of the commands that run, show and measure: `run`, `site`, `compare`, `bench`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,35 @@ class SiteConfig:
     out: str | None = option(
         None,
         "Folder of the site. One that is there is replaced. Default: build/site in the checkout.",
+    )
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Options of comparing two variants (see measure/comparison/compare.py)."""
+
+    rounds: int = option(
+        16,
+        "Turns of each variant; the interval comes from these. More turns narrow it, "
+        "and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    starts: int = option(
+        1,
+        "Times that both variants start anew, each time for that many turns. Processes "
+        "of one code differ, and several starts average it. Each costs a start.",
+        minimum=1,
+        maximum=100,
+    )
+    block_steps: int = option(
+        4, "Steps in one turn. The first of each does not count.", unit="steps", minimum=2
+    )
+    parity_steps: int = option(
+        3, "First steps checked against a float64 run, which is slow.", unit="steps", minimum=1
+    )
+    confidence: float = option(
+        0.99, "Confidence level of the speed-up's interval.", minimum=0.5, maximum=0.9999
     )
 
 

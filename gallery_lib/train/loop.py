@@ -26,7 +26,7 @@ import torch
 from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
-from gallery_lib.compiler import compilations
+from gallery_lib.compiler import background, compilations
 from gallery_lib.config import TrainConfig, options, switches
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.errors import Diverged, GalleryError, SilentRank
@@ -37,7 +37,6 @@ from gallery_lib.train import divergence, interruptions, measurements, precision
 from gallery_lib.train.checkpoints import RunCheckpoints, notice_of_run, parts_of
 from gallery_lib.train.evaluation import evaluate
 from gallery_lib.train.failure import ErrorReport
-from gallery_lib.train.interruptions import Resumed
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
@@ -98,6 +97,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 earlier=resumed.steps_file if resumed else None,
                 after_step=resumed.step if resumed else 0,
             )
+        ends.callback(background.end, session.plain)
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
@@ -187,7 +187,7 @@ def _announce(session: Session, data: dict[str, Any]) -> None:
             session.log.say(f"weights  {line}")
 
 
-def _started(session: Session, parts: Parts, resumed: Resumed | None) -> Trained:
+def _started(session: Session, parts: Parts, resumed: interruptions.Resumed | None) -> Trained:
     """Return where the training begins: at its start, or where a checkpoint has left off."""
     if resumed is not None:
         return resumed.load(session, parts)
