@@ -11,6 +11,7 @@ compiled run. They differ by rounding, so the call at which a run goes over show
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 import weakref
@@ -52,7 +53,7 @@ def compile_now_or_later(
         announce_first_call(model, done, the_wait=not later)
 
     if later:
-        done["compiler"] = "none so far: it works in the background"
+        done["compiler"] = "none: it was still at work in the background"
         transition = _Transition(model, compile_now, done)
         model._compiled_call_impl = transition.call  # type: ignore[assignment]
         return
@@ -112,6 +113,8 @@ class _Transition:
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start the compiler's process on this call."""
+        # Both processes need it, and going over is not to wait for it.
+        importlib.import_module("torch._inductor.compile_fx")
         self._began = time.monotonic()
 
         def work() -> None:
@@ -155,7 +158,9 @@ def _train_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     Gradients are asked for by name: `backward()` would run the hooks that average them.
     """
     import torch._inductor.config as inductor_config
+    from torch._dynamo.callback import callback_handler
 
+    callback_handler.clear()  # the training's, which show that it waits
     # The compiler takes one core, and no threads that the fork does not have.
     inductor_config.compile_threads = 1
     result = model._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]

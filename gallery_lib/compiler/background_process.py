@@ -21,13 +21,13 @@ import stat
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import psutil
 import torch.distributed as dist
 
 from gallery_lib.system.exit_codes import (
@@ -39,7 +39,6 @@ from gallery_lib.system.processes import adopt_orphans, end_descendants
 
 NICENESS = int(os.environ.get("BG_NICE", "10"))
 _LOOK_SECONDS = 0.2
-_END_SECONDS = 2.0
 _OPENMP = re.compile(r"/lib[gi]?omp[^/]*\.so")
 _kept_alive: list[Any] = []
 """Objects of the parent that would wait for the parent's threads if they were deleted."""
@@ -88,17 +87,20 @@ class CompilerProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def end(self) -> None:
-        """End the process and what it has started."""
+        """Kill the process and what it has started.
+
+        It is stopped first, so that it starts nothing meanwhile. Its own priority may be too low
+        for it to hear a request soon.
+        """
         if os.getpid() != self._owner or self.exit_code() is not None:
             return
-        os.kill(self._pid, signal.SIGTERM)
-        deadline = time.monotonic() + _END_SECONDS
-        while self.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)
-            self._status = -signal.SIGKILL
-            os.waitpid(self._pid, 0)
+        process = psutil.Process(self._pid)
+        process.suspend()
+        for each in (*process.children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self._status = -signal.SIGKILL
+        os.waitpid(self._pid, 0)
 
 
 def _run(work: Callable[[], None], parent: int, log: int) -> NoReturn:
