@@ -1,17 +1,22 @@
 """Time to first step of each task: two runs in a row, with the accelerated backend at O1.
 
     python3 benchmarks/startup.py --out benchmarks/results/MACHINE/startup.json
-        [--only resnet50 …] [--steps 30]
+        [--only resnet50 …] [--steps 30] [--background-seconds 60]
 
 Both runs are the same, at the sizes for a few cores. The second run finds in the cache what the
 first has compiled; `first` is cold only where the cache was. Start-up counts from the command,
 `launch_single_task.py`, which has nothing imported, to the end of the warm-up. The steady-state
 time of the warm-up's steps is subtracted. The second run may take at most 10 seconds.
+
+With `--background-seconds` three more runs each train for so long, with empty caches: uncompiled,
+compiled, and with `compile_in_background`. Their samples and longest second stand in `background`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,34 +34,77 @@ if __name__ == "__main__":
 from figures_file import conditions, exit_code, measured_before, out_file, write_result
 from task_option import add_task_option
 
-from gallery_lib import tasks
+from gallery_lib import stats, tasks
 from gallery_lib.config import TrainConfig, command_line
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.system.processes import end_supervised, start_supervised
 from gallery_lib.train.results import read_results
+from gallery_lib.train.run_log import each_step_seconds
 
 _MOST_SECONDS = 10.0
+_MOST_STEPS = 1_000_000
 _COMMAND = Path(__file__).resolve().parent.parent / "launch_single_task.py"
+
+
+def _config(name: str, folder: str, steps: int, **options: Any) -> TrainConfig:
+    """Return the options of a run in `folder`, at the sizes for a few cores."""
+    config = TrainConfig(
+        model=name,
+        amp_level="O1",
+        max_steps=steps,
+        evaluate=False,
+        run_dir=str(Path(folder) / "run"),
+        **options,
+    )
+    return tasks.with_sizes(config, "quick")
 
 
 def run(name: str, steps: int) -> dict[str, Any]:
     """Run a task, and return its start-up and throughput."""
     with TemporaryDirectory() as folder:
-        config = TrainConfig(
-            model=name,
-            amp_level="O1",
-            compiler_opt=True,
-            max_steps=steps,
-            evaluate=False,
-            run_dir=str(Path(folder) / "run"),
-        )
-        words = command_line.words_of(tasks.with_sizes(config, "quick"))
-        subprocess.run(
-            [sys.executable, str(_COMMAND), *words], check=True, stdout=subprocess.DEVNULL
-        )
+        config = _config(name, folder, steps, compiler_opt=True)
+        command = [sys.executable, str(_COMMAND), *command_line.words_of(config)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         results = read_results(Path(config.run_dir or ""))
     return {
         "startup_seconds": results.startup_seconds,
         "samples_per_second": results.samples_per_second,
         "steps": results.steps,
+    }
+
+
+def first_seconds(name: str, seconds: float) -> dict[str, dict[str, float]]:
+    """Return what the first `seconds` after the launch bring, with empty caches, by kind of run."""
+    kinds: dict[str, dict[str, Any]] = {
+        "eager": {},
+        "compiled": {"compiler_opt": True},
+        "background": {"compiler_opt": True, "compile_in_background": True},
+    }
+    return {kind: _train_for(name, seconds, options) for kind, options in kinds.items()}
+
+
+def _train_for(name: str, seconds: float, options: dict[str, Any]) -> dict[str, float]:
+    """Train for `seconds` from the launch on, then end the run; return what its log tells."""
+    with TemporaryDirectory() as folder:
+        config = _config(name, folder, _MOST_STEPS, log_interval=1, **options)
+        process = start_supervised(
+            [sys.executable, str(_COMMAND), *command_line.words_of(config)],
+            {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")},
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            end_supervised(process)
+        else:
+            raise RunFailed(f"{name} has ended before its time: {process.returncode}")
+        durations: list[float] = []
+        with contextlib.suppress(InputError):  # none yet
+            durations = each_step_seconds(Path(config.run_dir or ""))
+    return {
+        "samples": float(len(durations) * (config.batch_size or 0)),
+        "longest_step_seconds": max(durations[1:], default=0.0),
+        "last_steps_seconds": stats.percentiles(durations[-20:])["p50"] if durations else 0.0,
     }
 
 
@@ -68,6 +116,12 @@ def main() -> int:
     add_task_option(parser, "run", tasks.names())
     parser.add_argument(
         "--steps", type=int, default=30, help="steps of each run, warm-up included (default: 30)"
+    )
+    parser.add_argument(
+        "--background-seconds",
+        type=float,
+        default=0.0,
+        help="also train for so long in three ways, with empty caches (default: not)",
     )
     parser.add_argument(
         "--out",
@@ -86,6 +140,10 @@ def main() -> int:
             f"{rates['whole_run']:.1f} in all {arguments.steps} steps",
             flush=True,
         )
+        if arguments.background_seconds:
+            row["background"] = first_seconds(name, arguments.background_seconds)
+            for kind, values in row["background"].items():
+                print(f"{'':26} {kind:10}", json.dumps(values), flush=True)
         if arguments.out:
             write_result(
                 arguments.out,

@@ -27,10 +27,9 @@ from gallery_lib.acceleration import arguments, checks
 from gallery_lib.acceleration.layout import Layout, lay_out
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute, laid_out_anew
-from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler import background
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.compiler.fusion.batch_norm import fuse_batchnorm
-from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
 from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.data.loading.device_loader import DeviceLoader
@@ -227,8 +226,7 @@ def _compile(
         tune_at_first_step(model, config, device, record, follow)
         return
     if config.compiler.enabled:
-        record["compiler"] = compile_model(model, config.compiler, device)
-        announce_first_call(model, record)
+        background.compile_now_or_later(model, config.compiler, device, record)
     if layout.memory_format is torch.channels_last:
         guard(layout.late)
 

@@ -4,6 +4,7 @@ One file per technique, each usable alone:
 
 - `backend`: the compiler behind a small registry, Inductor by default. `cache` keeps its code on
   disk.
+- `background`: training that begins uncompiled while `background_process` fills the cache.
 - `in_place`: compilation of a module's calls, whoever wrote its `forward`.
 - `cuda_graphs`: captured graphs on CUDA, with outputs and gradients that a caller may keep.
 - `frozen_weights`: layers that are unfrozen later, for releases of torch that do not notice.

@@ -42,8 +42,19 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     Compilation itself happens at the first call.
 
     Raises:
-        InputError: for an unknown backend or a missing C++ compiler.
+        InputError: as `check_compiler` does.
     """
+    check_compiler(options, device)
+    done = _BACKENDS[options.backend](model, options, device)
+    if cuda_graphs.captured(options, device):
+        cuda_graphs.keep_what_callers_keep(model)
+    go_through(model, _with_guards_on_hooks)
+    compile_anew_when_frozen(model)
+    return done
+
+
+def check_compiler(options: Compiler, device: torch.device) -> None:
+    """Raise InputError for an unknown backend or a missing C++ compiler."""
     if options.backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
         raise InputError(
@@ -51,12 +62,12 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
             f"`{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.",
             parameter="backend",
         )
-    done = _BACKENDS[options.backend](model, options, device)
-    if cuda_graphs.captured(options, device):
-        cuda_graphs.keep_what_callers_keep(model)
-    go_through(model, _with_guards_on_hooks)
-    compile_anew_when_frozen(model)
-    return done
+    if options.backend == "inductor" and device.type == "cpu" and hardware.cpp_compiler() is None:
+        raise InputError(
+            "compiling for the CPU needs a C++ compiler, and none was found. "
+            "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX.",
+            parameter="CXX",
+        )
 
 
 def read_ahead() -> None:
@@ -73,12 +84,6 @@ def read_ahead() -> None:
 
 
 def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
-    if device.type == "cpu" and hardware.cpp_compiler() is None:
-        raise InputError(
-            "compiling for the CPU needs a C++ compiler, and none was found. "
-            "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX.",
-            parameter="CXX",
-        )
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
     compile_options: dict[str, object] = {}

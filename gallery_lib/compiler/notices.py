@@ -39,23 +39,27 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """Print a line about the compiler, on rank 0 alone."""
     if process_group.rank() == 0:
         note(message)
 
 
-def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
+def announce_first_call(
+    model: nn.Module, done: MutableMapping[str, str], *, the_wait: bool = True
+) -> None:
     """Make `model`, compiled in place, announce what its first call does.
 
     The call adds its graph breaks to `done["graph breaks"]`, and says in `done["compiler"]` where
-    nothing was compiled.
+    nothing was compiled. Without `the_wait` it does not announce that it takes long.
     """
     compiled: Any = model._compiled_call_impl
     name = type(model).__name__
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         before, graphs, began = _breaks(), _graphs(), time.monotonic()
-        _say(f"compiling {name}; later starts take it from the cache")
+        if the_wait:
+            say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
         if model._compiled_call_impl is first_call:
             model._compiled_call_impl = compiled
@@ -64,7 +68,7 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
             _compiled_kinds.add(type(model))
         elif type(model) not in _compiled_kinds:
             done["compiler"] = f"none: the compiler made no graph of {name}"
-            _say(f"{name} runs as it is: the compiler made no graph of it")
+            say(f"{name} runs as it is: the compiler made no graph of it")
         breaks = {
             reason: count - before.get(reason, 0)
             for reason, count in _breaks().items()
@@ -75,10 +79,10 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
             done["graph breaks"] = f"{sum(breaks.values())}: {reason}" + (
                 " and others" if len(breaks) > 1 else ""
             )
-        if seconds > PATIENCE_SECONDS:
-            _say(f"compiled {name}'s forward pass in {seconds:.0f} s")
+        if the_wait and seconds > PATIENCE_SECONDS:
+            say(f"compiled {name}'s forward pass in {seconds:.0f} s")
         if breaks:
-            _say(
+            say(
                 f"{name} is not one graph; the parts between the breaks are compiled: "
                 f"{done['graph breaks']}"
             )

@@ -17,7 +17,13 @@ from gallery_lib.config.acceleration import (
     backend_config,
 )
 from gallery_lib.config.cluster import LabConfig, LabNameConfig, LabRunConfig
-from gallery_lib.config.commands import BatchConfig, BenchConfig, RooflineConfig, SiteConfig
+from gallery_lib.config.commands import (
+    BatchConfig,
+    BenchConfig,
+    CompareConfig,
+    RooflineConfig,
+    SiteConfig,
+)
 from gallery_lib.config.communication import (
     ConvergenceConfig,
     RecordConfig,
@@ -32,7 +38,7 @@ from gallery_lib.config.notebooks import (
     YourModelConfig,
 )
 from gallery_lib.config.submit import KubernetesConfig, SlurmConfig
-from gallery_lib.config.training import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.config.training import LaunchConfig, TrainConfig
 
 __all__ = [
     "BatchConfig",

@@ -55,6 +55,11 @@ class Compiler(Settable):
             "Mode of torch.compile. max-autotune searches longer for faster kernels.",
         )
     )
+    background: bool = option(
+        False,
+        "On a CPU, begin uncompiled while the compiler works in a process of its own, and go over "
+        "when it is done. Steps are slower until then; losses differ by rounding from that step.",
+    )
     cuda_graphs: bool = option(
         True,
         "On CUDA, capture each compiled graph whose shapes are static, and replay it. The host "
@@ -283,4 +288,5 @@ def backend_config(config: TrainConfig) -> Config:
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
     result.tune.enabled = config.compiler_opt and config.tune
+    result.compiler.background = config.compiler_opt and config.compile_in_background
     return result

@@ -1,4 +1,4 @@
-"""Options of the commands `run`, `site`, `bench` and `doctor`: those that run and measure."""
+"""Options of the commands that run, show and measure."""
 
 from __future__ import annotations
 
@@ -80,6 +80,35 @@ class RooflineConfig:
     )
     out: str | None = option(
         None, "Folder of roofline.json and its picture. Default: a new one below runs/."
+    )
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Options of comparing two variants (see measure/comparison/compare.py)."""
+
+    rounds: int = option(
+        16,
+        "Turns of each variant; the interval comes from these. More turns narrow it, "
+        "and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    starts: int = option(
+        1,
+        "Times that both variants start anew, each time for that many turns. Processes "
+        "of one code differ, and several starts average it. Each costs a start.",
+        minimum=1,
+        maximum=100,
+    )
+    block_steps: int = option(
+        4, "Steps in one turn. The first of each does not count.", unit="steps", minimum=2
+    )
+    parity_steps: int = option(
+        3, "First steps checked against a float64 run, which is slow.", unit="steps", minimum=1
+    )
+    confidence: float = option(
+        0.99, "Confidence level of the speed-up's interval.", minimum=0.5, maximum=0.9999
     )
 
 

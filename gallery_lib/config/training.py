@@ -1,4 +1,4 @@
-"""Options of a run, of a run's processes, and of the comparison of two variants."""
+"""Options of a run, and of a run's processes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class TrainConfig:
         False,
         "Inside the accelerated backend, choose layout and compiler by measurement at "
         "the first step. That step takes longer; the choice is kept.",
+    )
+    compile_in_background: bool = option(
+        False,
+        "Inside the accelerated backend, on a CPU, begin uncompiled while the compiler works in a "
+        "process of its own, and go over when it is done. For runs whose first minutes matter: "
+        "the wait is gone, and steps are slower until then.",
     )
     amp_level: Literal["O0", "O1"] = option(
         "O0",
@@ -269,32 +275,3 @@ class LaunchConfig:
     def restarts(self) -> bool:
         """Return whether the processes may be started again while the run lasts."""
         return self.elastic or self.max_restarts > 0
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Options of comparing two variants (see measure/comparison/compare.py)."""
-
-    rounds: int = option(
-        16,
-        "Turns of each variant; the interval comes from these. More turns narrow it, "
-        "and take longer.",
-        unit="turns",
-        minimum=4,
-    )
-    starts: int = option(
-        1,
-        "Times that both variants start anew, each time for that many turns. Processes "
-        "of one code differ, and several starts average it. Each costs a start.",
-        minimum=1,
-        maximum=100,
-    )
-    block_steps: int = option(
-        4, "Steps in one turn. The first of each does not count.", unit="steps", minimum=2
-    )
-    parity_steps: int = option(
-        3, "First steps checked against a float64 run, which is slow.", unit="steps", minimum=1
-    )
-    confidence: float = option(
-        0.99, "Confidence level of the speed-up's interval.", minimum=0.5, maximum=0.9999
-    )

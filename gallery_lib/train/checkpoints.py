@@ -42,6 +42,11 @@ class RunCheckpoints:
         self._session, self._parts, self._notice = session, parts, notice
         self.graphs = CompiledGraphs(session)
         self.saver: Saver | None = None
+        if config.compile_in_background and (config.checkpoint_every or config.resume):
+            session.log.say(
+                "compiler  works in the background, and no checkpoint has the step at which the "
+                "run goes over: losses of a resumed run differ by rounding"
+            )
         if config.checkpoint_every is not None:
             # Here, since the import takes most of a second.
             from gallery_lib.checkpoint.saver import Saver

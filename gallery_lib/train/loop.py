@@ -25,7 +25,7 @@ import torch
 
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
-from gallery_lib.compiler import compilations
+from gallery_lib.compiler import background, compilations
 from gallery_lib.config import TrainConfig, options, switches
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.errors import Diverged, GalleryError, SilentRank
@@ -98,6 +98,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 earlier=resumed.steps_file if resumed else None,
                 after_step=resumed.step if resumed else 0,
             )
+        ends.callback(background.end, session.plain)
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)

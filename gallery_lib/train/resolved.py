@@ -56,6 +56,7 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
     learning_rate.check(config, task)
     pretrained.check(config)
+    _check_compiler(config)
     _check_checkpoints(config)
     default = task.optimizer
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -70,6 +71,17 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             "run_dir": config.run_dir or run_dir,
         }
     )
+
+
+def _check_compiler(config: TrainConfig) -> None:
+    """Raise InputError for a run whose compiler cannot work in the background as asked."""
+    if config.compile_in_background and (config.tune or not config.compiler_opt):
+        reason = (
+            "tune measures compiled code at the first step. Leave one of them out."
+            if config.tune
+            else "this run does not compile. Add compiler_opt, or leave it out."
+        )
+        raise InputError(f"compile_in_background: {reason}", parameter="compile_in_background")
 
 
 def _check_checkpoints(config: TrainConfig) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from gallery_lib.comm import process_group
 from gallery_lib.config import Config
 from gallery_lib.console.outlets import note
+from gallery_lib.errors import InputError
 from gallery_lib.tune.candidates import Candidate, candidates
 from gallery_lib.tune.choice import Choice, choose
 
@@ -42,7 +43,16 @@ def tune_at_first_step(
         device: where the model runs.
         done: receives a line about the choice, under `tuning`.
         chosen: called with the candidate, after the model has been changed to it.
+
+    Raises:
+        InputError: for a compiler that is to work in the background.
     """
+    if config.compiler.background:
+        raise InputError(
+            "config.compiler.background and config.tune.enabled do not go together: tuning "
+            "measures compiled code at the first step. Leave one of them out.",
+            parameter="background",
+        )
     eager: Any = model._call_impl
 
     def first_call(*args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ _WHY_FIXED = {
     "dry_run": "launch_single_task.py has it",
     "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
     "log_interval": "it logs every step",
+    "compile_in_background": "it measures start-up and compiled steps as they are",
     **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
     **dict.fromkeys(("checkpoint_every", "keep", "resume", "max_restarts"), _UNDISTURBED),
     **dict.fromkeys(_HOSTS, _ONE_HOST),

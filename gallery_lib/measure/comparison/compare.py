@@ -77,6 +77,12 @@ def _check_comparable(
                 "that was resumed or saves checkpoints has others. Leave it out.",
                 parameter=name,
             )
+        if variant.compile_in_background:
+            raise InputError(
+                "compile_in_background: a comparison is of one kind of steps, and such a run goes "
+                "over from uncompiled ones to compiled ones. Leave it out.",
+                parameter="compile_in_background",
+            )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(

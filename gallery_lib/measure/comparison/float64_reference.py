@@ -47,7 +47,7 @@ _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
     *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
     *("log_interval", "tensorboard", "terminate_on_nan", "rank_timeout"),
-    *("checkpoint_every", "keep", "resume"),
+    *("checkpoint_every", "keep", "resume", "compile_in_background"),
 )
 
 

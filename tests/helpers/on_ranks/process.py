@@ -15,6 +15,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
 from on_ranks import (
     averages,
+    background,
     choices,
     early,
     loaders,
@@ -30,6 +31,7 @@ from on_ranks import (
 
 SUBJECTS = {
     "averages": averages,
+    "background": background,
     "choices": choices,
     "loaders": loaders,
     "early": early,
