@@ -43,10 +43,17 @@ def _whole(workspace: Workspace, *names: str, folder: Path | None = None) -> str
     return ""
 
 
-def _survived(*names: str, folder: str | None = None) -> Callable[[Workspace, Command], str]:
-    """Return a check that these checkpoints are whole, and that nothing unfinished is left."""
+def _survived(
+    *names: str, folder: str | None = None, reason: str = ""
+) -> Callable[[Workspace, Command], str]:
+    """Return a check that these checkpoints are whole, and that nothing unfinished is left.
+
+    The log must give the reason why others could not be saved.
+    """
 
     def check(workspace: Workspace, command: Command) -> str:
+        if reason not in command.result():
+            return f"it does not say {reason!r}"
         place = _checkpoints(workspace) if folder is None else workspace.folder / folder
         left = [path.name for path in place.glob(".*.tmp")]
         return f"{left} is left" if left else _whole(workspace, *names, folder=place)
@@ -84,7 +91,7 @@ def _lock_folder(command: Command) -> None:
 
 def _locked_and_whole(workspace: Workspace, command: Command) -> str:
     _checkpoints(workspace).chmod(0o755)
-    return _survived(_FIRST)(workspace, command)
+    return _survived(_FIRST, reason="Permission denied")(workspace, command)
 
 
 def _interrupted(workspace: Workspace) -> None:
@@ -150,7 +157,7 @@ def checkpoints() -> Iterator[Row]:
         _on_small_disk(_saving()),
         says=f"step 20 {failed}",
         there=("results.json",),
-        check=_survived(_FIRST, folder="seen"),
+        check=_survived(_FIRST, folder="seen", reason="No space left on device"),
     )
     yield Row(
         *(_KIND, "their folder may not be written any more"),
