@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("training_in_steps.py")
 TIMEOUT_SECONDS = 10.0
 """Timeout of the ranks' communication; a cable that is cut for 5 s is to be mended before."""
-NOTICED_SECONDS = TIMEOUT_SECONDS + 45
+NOTICED_SECONDS = TIMEOUT_SECONDS + 15
 """Time in which every rank has to have ended.
 
 It has room for the timeout, a look at which ranks still beat, and a busy machine.
