@@ -32,6 +32,7 @@ SECONDS = 300.0
 def in_background() -> Config:
     config = Config()
     config.compiler.background = True
+    config.compiler.background_nice = 0  # beside other tests
     return config
 
 

@@ -23,6 +23,7 @@ def losses(width: int) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         config = Config()
         config.compiler.enabled = config.compiler.background = name == "losses"
+        config.compiler.background_nice = 0
         model, _, optimizer = accelerate(model, None, optimizer, config)
         generator = torch.Generator().manual_seed(dist.get_rank())
         inputs = torch.randn(6, 4, generator=generator)
