@@ -20,7 +20,7 @@ def losses(width: int) -> dict[str, Any]:
     for name in ("losses", "plain"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 2))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         config = Config()
         config.compiler.enabled = config.compiler.background = name == "losses"
         config.compiler.background_nice = 0
