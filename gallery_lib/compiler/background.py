@@ -54,7 +54,7 @@ def compile_now_or_later(
 
     if later:
         done["compiler"] = "none: it was still at work in the background"
-        transition = _Transition(model, compile_now, done)
+        transition = _Transition(model, compile_now, done, options.background_nice)
         model._compiled_call_impl = transition.call  # type: ignore[assignment]
         return
     compile_now()
@@ -84,10 +84,14 @@ class _Transition:
     """Calls of a model until it has gone over."""
 
     def __init__(
-        self, model: nn.Module, compile_now: Callable[[], None], done: MutableMapping[str, str]
+        self,
+        model: nn.Module,
+        compile_now: Callable[[], None],
+        done: MutableMapping[str, str],
+        niceness: int,
     ) -> None:
         self._model, self._compile_now, self._done = model, compile_now, done
-        self._name = type(model).__name__
+        self._name, self._niceness = type(model).__name__, niceness
         self._process: CompilerProcess | None = None
         self._inputs: Any = None
         self._calls, self._began = 0, 0.0
@@ -122,7 +126,7 @@ class _Transition:
             _train_once(self._model, args, kwargs)
 
         try:
-            self._process = CompilerProcess(work)
+            self._process = CompilerProcess(work, self._niceness)
         except OSError as error:
             self._give_up(f"the compiler could not be started in the background ({error})")
             return

@@ -1,4 +1,4 @@
-"""Process in the background that fills the compiler's cache: `CompilerProcess(work)`, a fork.
+"""Process in the background that fills the compiler's cache: `CompilerProcess(work, 10)`, a fork.
 
 The fork has the model, its inputs and the user's code as they are, so nothing is sent to it. It
 shares memory with the training until either writes to it. It has a low priority, and ends with the
@@ -37,7 +37,6 @@ from gallery_lib.system.exit_codes import (
 )
 from gallery_lib.system.processes import adopt_orphans, end_descendants
 
-NICENESS = int(os.environ.get("BG_NICE", "10"))
 _LOOK_SECONDS = 0.2
 _OPENMP = re.compile(r"/lib[gi]?omp[^/]*\.so")
 _kept_alive: list[Any] = []
@@ -51,8 +50,8 @@ class CompilerProcess:
         OSError: the system has no room for a process.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        """Fork now."""
+    def __init__(self, work: Callable[[], None], niceness: int) -> None:
+        """Fork now; the fork has that niceness on top of this process's."""
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._owner = os.getpid()
         self._status: int | None = None
@@ -64,7 +63,7 @@ class CompilerProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
-            _run(work, self._owner, self._log.fileno())
+            _run(work, niceness, self._owner, self._log.fileno())
 
     def exit_code(self) -> int | None:
         """Return the exit code, negative for the number of a signal; None while it runs."""
@@ -103,14 +102,14 @@ class CompilerProcess:
         os.waitpid(self._pid, 0)
 
 
-def _run(work: Callable[[], None], parent: int, log: int) -> NoReturn:
+def _run(work: Callable[[], None], niceness: int, parent: int, log: int) -> NoReturn:
     """Run `work` and end this process."""
     code = 1
     try:
         # What the parent has made is never deleted here: an iterator would end its processes.
         gc.freeze()
         adopt_orphans()
-        os.nice(NICENESS)
+        os.nice(niceness)
         for number in (1, 2):
             os.dup2(log, number)
         sys.stdout = sys.stderr = open(log, "w", closefd=False)  # noqa: SIM115

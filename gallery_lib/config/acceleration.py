@@ -60,6 +60,13 @@ class Compiler(Settable):
         "On a CPU, begin uncompiled while the compiler works in a process of its own, and go over "
         "when it is done. Steps are slower until then; losses differ by rounding from that step.",
     )
+    background_nice: int = option(
+        10,
+        "Niceness of the compiler in the background. Lower it to go over sooner; on few cores "
+        "steps are slower until then. At 10 it takes a tenth of a core that the training uses.",
+        minimum=0,
+        maximum=19,
+    )
     cuda_graphs: bool = option(
         True,
         "On CUDA, capture each compiled graph whose shapes are static, and replay it. The host "

@@ -32,6 +32,7 @@ SECONDS = 300.0
 def in_background() -> Config:
     config = Config()
     config.compiler.background = True
+    config.compiler.background_nice = 0  # beside other tests
     return config
 
 
@@ -46,7 +47,7 @@ class Training:
     """Steps of a model on one batch."""
 
     def __init__(self, model: nn.Module, config: Config) -> None:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.model, _, self.optimizer = accelerate(model, None, optimizer, config)
         self.inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 
@@ -98,7 +99,7 @@ def test_a_run_goes_over_with_its_state_and_from_the_cache(
     eager = Training(plain, config)
     expected = [eager.step() for _ in losses]
     assert losses[:before] == expected[:before]
-    assert losses[before:] == pytest.approx(expected[before:], rel=1e-4)
+    assert losses[before:] == pytest.approx(expected[before:], rel=1e-4, abs=1e-6)
     assert not psutil.Process().children(recursive=True)
     said = capfd.readouterr().err
     assert "training begins uncompiled" in said and f"after {before} calls" in said
@@ -214,6 +215,6 @@ def test_two_processes_go_over_and_stay_together() -> None:
     assert first["weights"] == second["weights"]
     for rank in (first, second):
         assert 0 < rank["uncompiled"] < len(rank["losses"])
-        assert rank["losses"] == pytest.approx(rank["plain"], rel=1e-4)
+        assert rank["losses"] == pytest.approx(rank["plain"], rel=1e-4, abs=1e-6)
     before = min(first["uncompiled"], second["uncompiled"])
     assert first["losses"][:before] == first["plain"][:before]

@@ -20,9 +20,10 @@ def losses(width: int) -> dict[str, Any]:
     for name in ("losses", "plain"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 2))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         config = Config()
         config.compiler.enabled = config.compiler.background = name == "losses"
+        config.compiler.background_nice = 0
         model, _, optimizer = accelerate(model, None, optimizer, config)
         generator = torch.Generator().manual_seed(dist.get_rank())
         inputs = torch.randn(6, 4, generator=generator)
