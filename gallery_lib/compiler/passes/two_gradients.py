@@ -32,6 +32,9 @@ class TwoGradients(CustomGraphPass):
                 continue
             node.target = _OURS.batch_norm_relu_sums_of_two.default
             node.args = (*parts, x, result, *channels)
+            if inputs := node.meta.get("eager_input_vals"):  # strides that Inductor has to keep
+                values = (*(part.meta["val"] for part in parts), *inputs[0][1:])
+                node.meta["eager_input_vals"] = (values, inputs[1])
             graph.erase_node(gradient)
 
     def uuid(self) -> Any:
