@@ -14,7 +14,9 @@ from kernels.batch_norm_memory import EPS, SEEDS, U, as_batch
 from refusal import refused
 from torch import nn
 
+from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler.fusion.batch_norm import fuse_batchnorm
+from gallery_lib.config import Compute, Config
 from gallery_lib.kernels import batch_norm_cpp
 from gallery_lib.kernels import batch_norm_two_gradients as two_gradients  # noqa: F401
 from gallery_lib.kernels.runtime import call_counts, cpu_tensors
@@ -262,3 +264,21 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written():
     with refused("x", "do not fit together", error=cpu_tensors.Refused):
         batch_norm_cpp._call("forward", x)
     assert not written.any() and (x == 1).all()
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_accelerate_uses_it_where_it_is_there_and_asked_for(asked_for, there, monkeypatch):
+    if not there:
+        monkeypatch.setattr(batch_norm_cpp, "available", lambda: False)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    config = Config(compute=Compute(batch_norm_kernels=asked_for))
+    config.memory.layout, config.compiler.enabled = "channels_last", False
+    model, _ = accelerate(copy.deepcopy(plain), config=config)
+    images, before = torch.randn(2, 3, 8, 8), call_counts.counts()
+    model(images.to(memory_format=torch.channels_last)).sum().backward()
+    names = ("statistics_", "relu", "relu_sums", "relu_gradient")
+    ran = {(f"batch_norm_{name}", call_counts.KERNEL) for name in names}
+    assert (call_counts.counts() - before).keys() == (ran if asked_for and there else set())
+    assert ("batch norm" in techniques(model)) == (asked_for and there)
+    assert model.state_dict().keys() == plain.state_dict().keys()

@@ -25,7 +25,6 @@ from gallery_lib.compiler import backend, kernels_enabled
 from gallery_lib.config import Compute, Config, Memory, TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
-from gallery_lib.kernels import batch_norm_cpp
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import cross_entropy, language_modelling
@@ -220,24 +219,6 @@ def test_accelerate_fuses_batch_norm_where_it_is_asked_for(
     assert {operator for operator, _ in call_counts.counts() - before} == (
         {"batch_norm_statistics_", "batch_norm_relu"} if fused else set()
     )
-
-
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("asked_for", [True, False])
-def test_on_the_cpu_batch_norms_are_in_cpp_where_it_is_there_and_asked_for(
-    asked_for, there, nothing_compiled, monkeypatch
-):
-    if not there:
-        monkeypatch.setattr(batch_norm_cpp, "available", lambda: False)
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    config = Config(compute=Compute(batch_norm_kernels=asked_for))
-    model, _ = accelerate(copy.deepcopy(plain), config=config)
-    images, before = torch.randn(2, 3, 8, 8), call_counts.counts()
-    model(images.to(memory_format=torch.channels_last)).sum().backward()
-    ran = {(name, call_counts.KERNEL) for name in BATCH_NORM} if asked_for and there else set()
-    assert (call_counts.counts() - before).keys() == ran
-    assert ("batch norm" in techniques(model)) == bool(ran)
-    assert model.state_dict().keys() == plain.state_dict().keys()
 
 
 @pytest.mark.slow
