@@ -2,6 +2,7 @@
 // are those of the plain-torch reference up to the order of sums. Sums are in fp32 over a few rows and in fp64 over these. Tensors
 // that do not fit together are refused before anything is written (tensor.h).
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "batch_norm.h"
@@ -116,24 +117,27 @@ static void slab_sums(const Tensors& tensors, const Affine& affine, int64_t thre
     const Matrix m = tensors.matrix();
     in_parallel(m, threads, true, [=](Part part) {
         alignas(64) double product[TILE] = {}, sum[TILE] = {};
-        for (int64_t row = part.row; row < part.end; row += GROUP) {
-            const int64_t rows = std::min(GROUP, part.end - row);
-            in_vectors(part.from, part.to, [&](int64_t c, auto all) {
+        double *products_of_part = product - part.from, *sums_of_part = sum - part.from;
+        const auto add_rows = [=](int64_t row, auto rows) {
+            in_vectors(part.from, part.to, [=](int64_t c, auto all) {
+                const Floats middle = load(mean + c), slope = load(scale + c), start = load(shift + c);
                 Floats s = {}, q = {};
                 for (int64_t k = 0; k < rows; k++) {
                     const int64_t at = (row + k) * m.channels + c;
-                    const Floats off = load(x + at, all) - load(mean + c);
-                    const Floats value =
-                        RESULT_IS_GIVEN ? load(result + at, all) : as_stored(x, relu(off * load(scale + c) + load(shift + c)));
+                    const Floats off = load(x + at, all) - middle;
+                    const Floats value = RESULT_IS_GIVEN ? load(result + at, all) : off * slope + start;
                     Floats g = load(gradient + at, all);
                     if (MORE_IS_GIVEN) g = as_stored(x, g + load(more + at, all));
-                    g = value <= 0.0f ? Floats{} : g;
-                    if (RESULT_IS_GIVEN) store(masked + at, g, all);
+                    g = value <= (RESULT_IS_GIVEN ? 0.0f : largest_zero(x)) ? Floats{} : g;
+                    if (RESULT_IS_GIVEN) store_exact(masked + at, g, all);
                     s += g, q += g * off;
                 }
-                add_to(sum + c - part.from, s), add_to(product + c - part.from, q);
+                add_to(sums_of_part + c, s), add_to(products_of_part + c, q);
             });
-        }
+        };
+        int64_t row = part.row;
+        for (; row + GROUP <= part.end; row += GROUP) add_rows(row, std::integral_constant<int64_t, GROUP>{});
+        if (row < part.end) add_rows(row, part.end - row);
         std::copy(product, product + (part.to - part.from), products + part.slab * m.channels + part.from);
         std::copy(sum, sum + (part.to - part.from), gradients + part.slab * m.channels + part.from);
     });
@@ -183,7 +187,7 @@ static void of_input(const Tensors& tensors, const Affine& affine, int64_t threa
                 const int64_t at = row * m.channels + c;
                 const Floats off = load(x + at, all) - load(mean + c);
                 Floats g = load(gradient + at, all);
-                if (!MASKED) g = as_stored(x, relu(off * load(scale + c) + load(shift + c))) <= 0.0f ? Floats{} : g;
+                if (!MASKED) g = off * load(scale + c) + load(shift + c) <= largest_zero(x) ? Floats{} : g;
                 store(of_x + at, load(scale + c) * (g - load(average + c) - off * load(slope + c)), all);
             });
     });

@@ -43,6 +43,17 @@ static inline void store(BFloat16* to, Floats values) {
 static inline Floats as_stored(const float*, Floats values) { return values; }
 static inline Floats as_stored(const BFloat16*, Floats values) { return (Floats)(__builtin_convertvector(nearest(values), Words) << 16); }
 
+// Stores values that are as stored already.
+static inline void store_exact(float* to, Floats values) { store(to, values); }
+static inline void store_exact(BFloat16* to, Floats values) {
+    const Halves halves = __builtin_convertvector((Words)values >> 16, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+// The largest value that is stored as 0.
+constexpr float largest_zero(const float*) { return 0.0f; }
+constexpr float largest_zero(const BFloat16*) { return 0x1p-134f; }
+
 // How many of the sixteen there are: all, or the first ones. The others read as zeros and are not written.
 struct All {};
 struct First {
@@ -68,6 +79,15 @@ static inline void store(Element* to, Floats values, First part) {
     Element all[WIDTH];
     store(all, values);
     std::memcpy(to, all, part.count * sizeof(Element));
+}
+
+template <class Element>
+static inline void store_exact(Element* to, Floats values, All) {
+    store_exact(to, values);
+}
+template <class Element>
+static inline void store_exact(Element* to, Floats values, First part) {
+    store(to, values, part);
 }
 
 // Adds sixteen values to as many sums in fp64.
