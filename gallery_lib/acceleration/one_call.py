@@ -34,6 +34,7 @@ from gallery_lib.config import Config
 from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import batch_norm_cpp
 from gallery_lib.kernels.runtime import fallback, usage
 from gallery_lib.memory import allocator, layout_guard
 from gallery_lib.optim.adoption import accelerate_optimizer
@@ -169,8 +170,12 @@ def _use_kernels(
         record["kernels"] = f"not used, {reason}"
         if device.type == "cuda" and kernels_enabled():
             fallback.announce(reason)
-    elif (
+    in_cpp = (
+        device.type == "cpu" and config.compute.batch_norm_kernels and batch_norm_cpp.available()
+    )
+    if (
         config.compute.batch_norm_kernels
+        and (reason is None or in_cpp)
         and layout.memory_format is torch.channels_last
         and (fusion := fuse_batchnorm(model)).relu + fusion.add_relu
     ):

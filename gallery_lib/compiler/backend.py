@@ -17,6 +17,7 @@ from torch import nn
 from gallery_lib.compiler import cache, cuda_graphs, repeated_blocks
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.compiler.frozen_weights import compile_anew_when_frozen
+from gallery_lib.compiler.fusion.batch_norm import is_fused
 from gallery_lib.compiler.in_place import compile_call
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
@@ -93,7 +94,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
-    if device.type == "cpu" and (passes := _passes_of_both_ways(options)):
+    if device.type == "cpu" and (passes := _passes_of_both_ways(model, options)):
         from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
         compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
@@ -148,7 +149,7 @@ def _with_guards_on_hooks(
         dynamo_config.skip_nnmodule_hook_guards = before
 
 
-def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:
+def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGraphPass]:
     """Return the graph passes for CPUs that rewrite forward and backward in one graph."""
     passes: list[CustomGraphPass] = []
     if options.short_attention:
@@ -160,6 +161,10 @@ def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:
 
         if small_convolutions.reason_not_applied() is None:
             passes.append(small_convolutions.SmallConvolutions())
+    if is_fused(model):
+        from gallery_lib.compiler.passes.two_gradients import TwoGradients
+
+        passes.append(TwoGradients())
     return passes
 
 

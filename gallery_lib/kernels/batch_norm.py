@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import (
+    batch_norm_cpp,
+    batch_norm_statistics,  # noqa: F401  registers its operators
+)
 from gallery_lib.kernels import batch_norm_launch as plan
 from gallery_lib.kernels import batch_norm_reference as rules
-from gallery_lib.kernels import batch_norm_statistics  # noqa: F401  registers its operators
 from gallery_lib.kernels.batch_norm_buffers import (
     in_channels_last,
     new_like,
@@ -27,7 +30,7 @@ from gallery_lib.kernels.batch_norm_buffers import (
 )
 from gallery_lib.kernels.batch_norm_reference import Channels
 from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.operators import Autograd, kernel_device, register
+from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
 
 
 def batch_norm_relu(
@@ -160,6 +163,7 @@ register(
     kernel=_relu_kernel,
     device=kernel_device,
     fake=_relu_fake,
+    cpp=Cpp(batch_norm_cpp.takes_relu, batch_norm_cpp.relu),
     autograd=Autograd(_keep, _backward),
 )
 
@@ -202,6 +206,7 @@ register(
     kernel=_sums_kernel,
     device=lambda gradient, x, *_: kernel_device(x),
     fake=_sums_fake,
+    cpp=Cpp(batch_norm_cpp.takes_sums, batch_norm_cpp.sums),
 )
 
 
@@ -235,4 +240,5 @@ register(
     kernel=_gradient_kernel,
     device=lambda gradient, masked, x, *_: kernel_device(x),
     fake=_gradient_fake,
+    cpp=Cpp(batch_norm_cpp.takes_gradient, batch_norm_cpp.gradient_of_input),
 )

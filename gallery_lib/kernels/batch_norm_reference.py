@@ -1,4 +1,4 @@
-"""Batch norm with ReLU in plain torch: CPU implementation and reference of the kernels.
+"""Batch norm with ReLU in plain torch: reference of the kernels and of the C++, also in fp64.
 
 Inputs are [N, C, H, W]. Arithmetic is in fp32, or in fp64 for an fp64 input. Values of channels are
 [C] in that dtype. Nothing waits for a CUDA device.

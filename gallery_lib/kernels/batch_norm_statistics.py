@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gallery_lib.kernels import batch_norm_cpp
 from gallery_lib.kernels import batch_norm_launch as plan
 from gallery_lib.kernels import batch_norm_reference as rules
 from gallery_lib.kernels.batch_norm_buffers import in_channels_last, new_pair
 from gallery_lib.kernels.batch_norm_reference import Running
 from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.operators import kernel_device, register
+from gallery_lib.kernels.runtime.operators import Cpp, kernel_device, register
 
 
 def _bump(*changed: Tensor | None) -> None:
@@ -45,6 +46,7 @@ register(
     kernel=_partial_kernel,
     device=kernel_device,
     fake=_partial_fake,
+    cpp=Cpp(batch_norm_cpp.takes_partial, batch_norm_cpp.partial),
 )
 
 
@@ -140,4 +142,5 @@ register(
     kernel=_statistics_kernel,
     device=kernel_device,
     fake=_partial_fake,
+    cpp=Cpp(batch_norm_cpp.takes_statistics, batch_norm_cpp.statistics),
 )

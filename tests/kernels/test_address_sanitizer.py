@@ -34,7 +34,12 @@ def test_drawn_tensors(seed: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "AddressSanitizer" not in done.stderr
     outcomes = dict(reversed(line.split(maxsplit=1)) for line in done.stdout.splitlines())
-    for way in ("step", "packing", "damaged_descriptors"):  # both kinds of cases were drawn
+    for way in (
+        "step",
+        "packing",
+        "normalising",
+        "damaged_descriptors",
+    ):  # both kinds of cases were drawn
         refused = sum(int(times) for name, times in outcomes.items() if name.startswith(f"{way}:"))
         assert int(outcomes[f"{way} done"]) > 20 and refused > 20, outcomes
     assert int(outcomes["training done"]) > 100

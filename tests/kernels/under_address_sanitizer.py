@@ -204,6 +204,53 @@ def packing(draw: random.Random) -> None:
     torch.ops.gallery.accumulate_gradient_(values, packed, "int8", 0.5, draw.random() < 0.5)
 
 
+def normalising(draw: random.Random) -> None:
+    """Call batch norm's functions with tensors that mostly fit, below their checks in Python."""
+    import torch
+
+    from gallery_lib.kernels import batch_norm_cpp
+
+    shape = draw.choice(
+        [(2, 3, 4, 5), (1, 16, 1, 1), (3, 17, 9, 1), (2, 2051, 3, 3), (70, 40, 5, 5)]
+    )
+    dtype = draw.choice([torch.float32, torch.bfloat16])
+
+    def images() -> Any:
+        if draw.random() < 0.03:
+            return drawn_tensor(draw, draw.choice([shape, (0, 3, 4, 5), (7,)]), drawn_dtype(draw))
+        values = torch.randn(shape, dtype=torch.float32).to(dtype)
+        values = values.contiguous(memory_format=torch.channels_last)
+        if draw.random() < 0.03:
+            values.untyped_storage().resize_(values.untyped_storage().nbytes() // 2)
+        return values
+
+    def channels() -> Any:
+        size = shape[1] if draw.random() < 0.99 else shape[1] + draw.choice([-1, 1])
+        return (
+            drawn_tensor(draw, (size,), torch.float32) if draw.random() < 0.1 else torch.rand(size)
+        )
+
+    def perhaps(make: Callable[[], Any]) -> Any:
+        return make() if draw.random() < 0.5 else None
+
+    function = draw.choice(["statistics", "forward", "sums", "gradient"])
+    x, mean, second, sums = images(), channels(), channels(), [channels(), channels()]
+    affine = [perhaps(channels), perhaps(channels)]
+    if function == "statistics":
+        columns = [x, *[None] * 5, mean, second, None, None, *(sums if draw.random() < 0.5 else [])]
+    elif function == "forward":
+        columns = [x, None, None, None, perhaps(images), images(), mean, second, *affine]
+    elif function == "gradient":
+        columns = [x, images(), None, None, None, images(), mean, second, *affine, *sums]
+    else:
+        of_result = [images(), None, images()] if draw.random() < 0.5 else [None] * 3
+        more = images() if of_result[0] is not None and draw.random() < 0.5 else None
+        columns = [x, images(), more, *of_result, mean, second, *affine, *sums]
+    if draw.random() < 0.05:
+        columns[draw.randrange(len(columns))] = columns[draw.randrange(len(columns))]
+    batch_norm_cpp._call(function, *columns, flag=draw.random() < 0.5, number=0.1, epsilon=1e-5)
+
+
 def damaged_descriptors(draw: random.Random) -> None:
     """Call entry points with descriptors of real memory whose contents are not true.
 
@@ -292,7 +339,13 @@ def training(draw: random.Random) -> None:
         optimizer.step(closure)
 
 
-WAYS: tuple[Callable[[random.Random], None], ...] = (step, packing, damaged_descriptors, training)
+WAYS: tuple[Callable[[random.Random], None], ...] = (
+    step,
+    packing,
+    normalising,
+    damaged_descriptors,
+    training,
+)
 
 
 def run(cases: int, seed: int) -> None:

@@ -180,6 +180,11 @@ def become(block: nn.Module, fused: type, layers: Sequence[nn.Module]) -> int:
     return len(layers)
 
 
+def is_fused(model: nn.Module) -> bool:
+    """Return whether a layer of the model may add a residual by the operator."""
+    return any(isinstance(module, BatchNormReLU2d) for module in model.modules())
+
+
 def fuse_sequential(container: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
     """Fuse each BatchNorm2d with the ReLU after it in a Sequential; return the number of pairs."""
     if type(container).forward is not nn.Sequential.forward:

@@ -18,8 +18,8 @@ enum Reason : int64_t {  // as in cpu_tensors.py
     WRONG_ARGUMENTS,
     OUT_OF_MEMORY,
 };
-enum Dtype : int64_t { OTHER, FLOAT32, UINT8 };  // as in cpu_tensors.py
-constexpr int64_t MOST_DIMENSIONS = 64;          // torch's own limit
+enum Dtype : int64_t { OTHER, FLOAT32, UINT8, BFLOAT16 };  // as in cpu_tensors.py
+constexpr int64_t MOST_DIMENSIONS = 64;                    // torch's own limit
 
 static inline int64_t refusal(Reason reason, int64_t row = 0, int64_t column = 0) {
     return reason + (column << 8) + (row << 16);
@@ -51,10 +51,10 @@ struct Reader {
         const int64_t* of_tensor = columns + at++;
         const int64_t of_all = length - FIXED * tensors, dims = of_tensor[4 * tensors];
         if (dims < 0 || dims > MOST_DIMENSIONS || of_all / 2 - dims_before < dims) return false;
-        const int64_t element_bytes = of_tensor[3 * tensors] == FLOAT32 ? 4 : 1;
+        const int64_t dtype = of_tensor[3 * tensors], element_bytes = dtype == FLOAT32 ? 4 : dtype == BFLOAT16 ? 2 : 1;
         int64_t before;
         tensor.data = reinterpret_cast<char*>(of_tensor[0]);
-        tensor.dtype = of_tensor[3 * tensors], tensor.dims = dims, tensor.count = 0;
+        tensor.dtype = dtype, tensor.dims = dims, tensor.count = 0;
         if (__builtin_mul_overflow(of_tensor[2 * tensors], element_bytes, &before) || before < 0) return false;
         tensor.bytes = of_tensor[tensors] - before;
         tensor.sizes = columns + FIXED * tensors + dims_before, tensor.strides = tensor.sizes + of_all / 2;

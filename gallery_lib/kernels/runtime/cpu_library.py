@@ -14,6 +14,7 @@ import platform
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib.kernels.runtime import builds, kept_code
@@ -40,8 +41,8 @@ def _for_this_processor() -> list[str]:
 
 
 @functools.cache
-def library(source: str) -> ctypes.CDLL | None:
-    """Return the library built from `cpu/<source>`, loaded.
+def library(source: str, *options: str) -> ctypes.CDLL | None:
+    """Return the library built from `cpu/<source>` with further compiler options, loaded.
 
     Returns None where it cannot be built or loaded; a warning says why.
     """
@@ -49,7 +50,7 @@ def library(source: str) -> ctypes.CDLL | None:
     reason = "there is no C++ compiler; install g++"
     if compiler is not None:
         try:
-            return ctypes.CDLL(str(_built(compiler, SOURCES / source)))
+            return ctypes.CDLL(str(_built(compiler, SOURCES / source, options)))
         except subprocess.CalledProcessError as error:
             reason = f"{compiler} could not build it: {error.stderr.strip()[:500]}"
         except OSError as error:
@@ -62,8 +63,8 @@ def library(source: str) -> ctypes.CDLL | None:
     return None
 
 
-def _built(compiler: str, source: Path) -> Path:
-    command = [compiler, *_OPTIONS, *_for_this_processor()]
+def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
+    command = [compiler, *_OPTIONS, *options, *_for_this_processor()]
     processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` means
     texts = [
         file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 
-_DTYPES = {torch.float32: 1, torch.uint8: 2}
+_DTYPES = {torch.float32: 1, torch.uint8: 2, torch.bfloat16: 3}
 UNALIGNED, OVERLAP = 7, 8
 _REASONS = {
     1: "it has another dtype than this step is written for",
