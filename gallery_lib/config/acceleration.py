@@ -24,7 +24,7 @@ class Compute(Settable):
     batch_norm_kernels: bool = option(
         False,
         "Compute batch norms and the ReLU after them with own kernels. In C++ on a CPU they move "
-        "fewer bytes than the compiler's: try it where images are large. On CUDA they move as "
+        "fewer bytes than the compiler's, and steps gain little. On CUDA they move as "
         "many, and take more of the host.",
     )
     optimizer: bool = option(
