@@ -123,7 +123,9 @@ def _run(work: Callable[[], None], niceness: int, parent: int, log: int) -> NoRe
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        reason = str(error).strip().partition("\n")[0]
+        lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+        # "backend='inductor' raised:" is followed by what was raised.
+        reason = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
         print(f"{type(error).__name__}: {reason}")  # `fault` says this line
     finally:
         with contextlib.suppress(Exception):

@@ -30,7 +30,7 @@ def test_a_planted_access_after_the_end_is_noticed() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drawn_tensors(seed: int) -> None:
-    done = run("--cases", "1500", "--seed", str(seed))
+    done = run("--cases", "2600", "--seed", str(seed))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "AddressSanitizer" not in done.stderr
     outcomes = dict(reversed(line.split(maxsplit=1)) for line in done.stdout.splitlines())
