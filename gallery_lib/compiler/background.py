@@ -29,6 +29,9 @@ from gallery_lib.config import Compiler
 
 _processes: weakref.WeakKeyDictionary[nn.Module, CompilerProcess] = weakref.WeakKeyDictionary()
 
+_NOT_FORKED = "Autograd-and-Fork"
+"""Part of torch's error for a backward pass in a fork of a process that has had some."""
+
 
 def compile_now_or_later(
     model: nn.Module, options: Compiler, device: torch.device, done: MutableMapping[str, str]
@@ -105,6 +108,8 @@ class _Transition:
         if self._process is None:
             self._begin(args, kwargs)
         elif (code := self._process.exit_code()) is not None:
+            if code and _NOT_FORKED in self._process.fault():
+                return self._in_the_foreground(args, kwargs)
             if code:
                 self._give_up(f"the compiler failed in the background ({self._process.fault()})")
             elif self._inputs == _kinds(self._model, args, kwargs):
@@ -139,6 +144,15 @@ class _Transition:
         self._model._compiled_call_impl = None
         self._done["compiler"] = f"none: {reason}"
         say(f"{reason}; {self._name} trains on uncompiled")
+
+    def _in_the_foreground(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compile now: the process cannot run backward passes."""
+        why = "this process has trained before, and autograd cannot be forked then"
+        say(f"the compiler does not work in the background, and this step waits: {why}")
+        self._model._compiled_call_impl = None
+        self._compile_now()
+        self._done["compiler"] += f", not in the background: {why}"
+        return self._model._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
 
     def _go_over(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile from the cache and make the first compiled call."""
