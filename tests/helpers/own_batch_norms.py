@@ -1,4 +1,4 @@
-"""Own batch norms in runs, where they are off by default."""
+"""Own batch norms in tests: kinds of layers, and runs, where they are off by default."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import pytest
 
 from gallery_lib.config import Config, TrainConfig, backend_config
 from gallery_lib.train import recipe
+
+every_kind_of_layer = pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"momentum": None},
+        {"momentum": 0.7, "eps": 0.1},
+        {"affine": False},
+        {"track_running_stats": False},
+    ],
+    ids=["plain", "cumulative average", "eps", "without weights", "without running statistics"],
+)
+"""Parametrisation with the arguments of torch's batch norms that change what a layer does."""
 
 
 def switch_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from cuda_on_host import draw
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.batch_norm_memory import EPS, SEEDS, U, as_batch
+from own_batch_norms import every_kind_of_layer
 from refusal import refused
 from torch import nn
 
@@ -171,17 +172,7 @@ def test_the_number_of_threads_changes_no_bit():
         assert all(map(torch.equal, seen[0], other))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"momentum": None},
-        {"momentum": 0.7, "eps": 0.1},
-        {"affine": False},
-        {"track_running_stats": False},
-    ],
-    ids=["plain", "cumulative average", "eps", "without weights", "without running statistics"],
-)
+@every_kind_of_layer
 def test_every_kind_of_layer_trains_and_evaluates_as_torchs_in_float64(arguments):
     torch.manual_seed(0)
     ours = nn.Sequential(nn.BatchNorm2d(20, **arguments), nn.ReLU())

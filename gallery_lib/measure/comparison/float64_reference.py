@@ -17,7 +17,6 @@ import hashlib
 import json
 import platform
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +26,12 @@ import gallery_lib
 from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import InputError
-from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison import gradient_probe as probe
 from gallery_lib.measure.comparison.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
+from gallery_lib.measure.part import run_part
 from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
-from gallery_lib.system.processes import now
 from gallery_lib.system.version import library_version
 from gallery_lib.train.results import read_results
 
@@ -42,7 +40,6 @@ PART = "reference in float64"
 
 _LOSSES_FILE = "losses.json"
 _DIGESTS_FILE = "digests.json"
-_LOOK_SECONDS = 0.2
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
     *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
@@ -163,19 +160,15 @@ def run_reference(
     assert config.run_dir is not None and config.max_steps is not None
     run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
     role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
-    job = start(config, launch, module=WORKER, environment=role.variable(), torchrun=False)
-    try:
-        view = job.view(
-            progress or Progress(enabled=False), name=label, part=PART, command={"role": PART}
-        )
-        while job.running():
-            view.look()
-            time.sleep(_LOOK_SECONDS)
-        ended = now()
-        job.result()
-        view.keep(ended)
-    finally:
-        job.stop()
+    run_part(
+        config,
+        launch,
+        module=WORKER,
+        environment=role.variable(),
+        progress=progress or Progress(enabled=False),
+        name=label,
+        part=PART,
+    )
     losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
     write_json(run_dir / _LOSSES_FILE, losses)
     result = _read(run_dir, kept=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
 from gallery_lib.measure.bench.result import OURS
 from gallery_lib.measure.comparison.machine_load import of_others
 from gallery_lib.measure.profile.operator_groups import FUSED
+from gallery_lib.measure.profile.roofline.combined import summed
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     PRODUCTS,
@@ -29,22 +28,8 @@ def shown_groups(roofline: Roofline) -> list[Part]:
     large = [g for g in roofline.groups if g.seconds >= _SMALL * roofline.seconds]
     small = [group for group in roofline.groups if group not in large]
     if small:
-        large.append(_rest(small))
+        large.append(summed(REST, small))
     return large
-
-
-def _rest(parts: Sequence[Part]) -> Part:
-    return Part(
-        name=REST,
-        group=REST,
-        shapes="",
-        calls=sum(part.calls for part in parts),
-        bytes=sum(part.bytes for part in parts),
-        flops=sum(part.flops for part in parts),
-        seconds=sum(part.seconds for part in parts),
-        limit_seconds=sum(part.limit_seconds for part in parts),
-        limited_by=max(parts, key=lambda part: part.limit_seconds).limited_by,
-    )
 
 
 def rate_text(part: Part) -> str:
@@ -72,7 +57,7 @@ def group_rows(roofline: Roofline) -> Rows:
     rows = [["group of operators", *_HEADER, "GB", "GFLOP", "reached"]]
     for part in shown_groups(roofline):
         rows.append([part.name, *_figures(part), *_amounts(part), rate_text(part)])
-    step = _rest(roofline.groups)
+    step = summed(REST, roofline.groups)
     return [*rows, ["step", *_figures(step), *_amounts(step), ""]]
 
 

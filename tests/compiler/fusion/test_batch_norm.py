@@ -11,6 +11,7 @@ import pickle
 
 import pytest
 import torch
+from own_batch_norms import every_kind_of_layer
 from torch import nn
 
 from gallery_lib.compiler.fusion.batch_norm import BatchNormReLU2d, Fusion, fuse_batchnorm
@@ -153,17 +154,7 @@ def test_evaluation_and_other_layouts_are_the_same_bits(name):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"momentum": None},
-        {"momentum": 0.7, "eps": 0.1},
-        {"affine": False},
-        {"track_running_stats": False},
-    ],
-    ids=["plain", "cumulative average", "eps", "without weights", "without running statistics"],
-)
+@every_kind_of_layer
 def test_every_kind_of_batch_norm_trains_and_evaluates_as_before(arguments):
     original, fused = pair(a_layer(**arguments))
     assert isinstance(fused[1], BatchNormReLU2d)

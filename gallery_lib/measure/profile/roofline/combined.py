@@ -97,10 +97,11 @@ def groups(parts: Iterable[Part]) -> list[Part]:
     by_name: dict[str, list[Part]] = {}
     for part in parts:
         by_name.setdefault(part.group, []).append(part)
-    return sorted((_summed(name, own) for name, own in by_name.items()), key=lambda p: -p.gain)
+    return sorted((summed(name, own) for name, own in by_name.items()), key=lambda p: -p.gain)
 
 
-def _summed(name: str, parts: Sequence[Part]) -> Part:
+def summed(name: str, parts: Sequence[Part]) -> Part:
+    """Return parts as one, limited by what limits most of its seconds at the limits."""
     limited = {
         by: sum(part.limit_seconds for part in parts if part.limited_by == by)
         for by in (PRODUCTS, COPIES)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import preflight
-from gallery_lib.launcher.job import start
+from gallery_lib.measure.part import run_part
 from gallery_lib.measure.profile.roofline import generated
 from gallery_lib.measure.profile.roofline.result import (
     FILE,
@@ -20,11 +19,10 @@ from gallery_lib.measure.profile.roofline.result import (
 )
 from gallery_lib.measure.profile.roofline.worker import ROUNDS_VARIABLE, WORKER
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.processes import interruptible, now
+from gallery_lib.system.processes import interruptible
 from gallery_lib.train.resolved import resolve
 
 PART = "roofline"
-_LOOK_SECONDS = 0.2
 _STEPS_BEYOND_WARM_UP = 2
 _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
 
@@ -79,16 +77,13 @@ def measure(
 def _measured(config: TrainConfig, rounds: int, progress: Progress) -> Roofline:
     assert config.run_dir is not None
     variables = {**generated.VARIABLES, **_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(rounds)}
-    job = start(config, LaunchConfig(), module=WORKER, environment=variables, torchrun=False)
-    try:
-        task = config.model.rsplit(":", 1)[-1]
-        view = job.view(progress, name=f"{task}, {PART}", part=PART, command={"role": PART})
-        while job.running():
-            view.look()
-            time.sleep(_LOOK_SECONDS)
-        ended = now()
-        job.result()
-        view.keep(ended)
-    finally:
-        job.stop()
+    run_part(
+        config,
+        LaunchConfig(),
+        module=WORKER,
+        environment=variables,
+        progress=progress,
+        name=f"{config.model.rsplit(':', 1)[-1]}, {PART}",
+        part=PART,
+    )
     return read_roofline(Path(config.run_dir) / FILE)
