@@ -102,6 +102,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         from gallery_lib.compiler.passes.upsampling import Upsampling
 
         compile_options["pre_grad_custom_pass"] = Upsampling()
+    if device.type == "cpu" and options.vector_dropout:
+        from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
+
+        compile_options["post_grad_custom_post_pass"] = DropoutMasks()
     if not hardware.prefers_channels_last(device.type):
         # Inductor would otherwise lay convolutions out in channels_last.
         compile_options["layout_optimization"] = False

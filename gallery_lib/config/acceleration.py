@@ -100,6 +100,11 @@ class Compiler(Settable):
         "On a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as "
         "matrix products, which are faster there.",
     )
+    vector_dropout: bool = option(
+        True,
+        "On a CPU, draw dropout's random numbers by vector instructions. Compiled code "
+        "would draw the same numbers one by one.",
+    )
     whole_upsampling: bool = option(
         True,
         "On a CPU, enlarge images (bilinear, bicubic) by torch's operator. Compiled "

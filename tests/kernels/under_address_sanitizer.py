@@ -251,6 +251,18 @@ def normalising(draw: random.Random) -> None:
     batch_norm_cpp._call(function, *columns, flag=draw.random() < 0.5, number=0.1, epsilon=1e-5)
 
 
+def masking(draw: random.Random) -> None:
+    """Draw masks of dropout whose size is no multiple of what the C++ does at a time."""
+    import torch
+
+    import gallery_lib.kernels.dropout_mask  # noqa: F401  registers the operator
+
+    size = [draw.choice([0, 1, 2, 63, 64, 65]) for _ in range(draw.randint(0, 3))]
+    seeds = torch.randint(2**62, (3,))
+    kept = torch.ops.gallery.dropout_mask(seeds, draw.randrange(3), size, draw.random())
+    assert kept.shape == torch.Size(size)
+
+
 def damaged_descriptors(draw: random.Random) -> None:
     """Call entry points with descriptors of real memory whose contents are not true.
 
@@ -343,6 +355,7 @@ WAYS: tuple[Callable[[random.Random], None], ...] = (
     step,
     packing,
     normalising,
+    masking,
     damaged_descriptors,
     training,
 )

@@ -38,6 +38,7 @@ def _of_a_step_on_gpu() -> Rows:
     """Return the lines of techniques that have one form for any GPU."""
     return [
         ["attention", "torch's own"],
+        ["dropout", "as the compiler writes it"],
         ["optimizer", "own kernels, else torch's fused form"],
         ["loading", "as it is: the GPU computes"],
     ]
@@ -56,6 +57,12 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
         [
             "small convolutions",
             f"torch's own: {convolutions}" if convolutions else "in bfloat16, as matrix products",
+        ],
+        [
+            "dropout",
+            "random numbers by vector instructions"
+            if has_compiler
+            else "torch's own: no C++ compiler",
         ],
         [
             "optimizer",

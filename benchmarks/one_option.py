@@ -1,0 +1,157 @@
+"""Measure what one option of `accelerate()` changes of a training step, in turns.
+
+    python3 benchmarks/one_option.py compute.batch_norm_kernels --model resnet50 --image_size 224
+    python3 benchmarks/one_option.py compiler.vector_dropout --model hf_Bert --sequence_length 128
+
+Two trainings of the same task in one process differ in the option alone, one with it and one
+without. Each has one batch; the loader is left out. They take blocks of steps in the order A B B A,
+and the first step of a block does not count. Beside seconds, the processor time of all threads is
+printed, which other programs disturb less; with OMP_WAIT_POLICY=PASSIVE in the environment, threads
+that wait do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gallery_lib.system.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
+from figures_file import exit_code
+
+from gallery_lib.config import Config, TrainConfig
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.stats import ratio_of_medians, turn_order
+
+FORMS = ("without", "with")
+
+
+def switches_of_config() -> list[str]:
+    """Return the options of `Config` that are on or off, as `section.name`."""
+    config = Config()
+    return [
+        f"{section.name}.{name}"
+        for section in dataclasses.fields(config)
+        if dataclasses.is_dataclass(value := getattr(config, section.name))
+        for name, default in vars(value).items()
+        if isinstance(default, bool)
+    ]
+
+
+def session_with(option: str, on: bool, config: TrainConfig) -> Any:
+    """Return a run of `config` in progress whose option `section.name` is `on`."""
+    from gallery_lib.console.phases import PhaseLog
+    from gallery_lib.train import recipe
+    from gallery_lib.train.resolved import resolve
+    from gallery_lib.train.session import Observer, open_session
+
+    section, name = option.split(".")
+    backend_config = recipe.backend_config
+
+    def changed(asked: TrainConfig) -> Config:
+        result = backend_config(asked)
+        setattr(getattr(result, section), name, on)
+        return result
+
+    recipe.backend_config = changed
+    try:
+        resolved = resolve(config, local_processes=1, run_dir=str(config.run_dir))
+        phases = PhaseLog(Path(str(config.run_dir)), enabled=False)
+        session = open_session(resolved, phases, Observer(), recipe.Recipe())
+    finally:
+        recipe.backend_config = backend_config
+    session.model.train()
+    session.clock.start()
+    return session
+
+
+def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
+    """Train some steps; return each one's seconds, and those of processors, but the first's."""
+    times = []
+    for _ in range(steps):
+        began, used = time.perf_counter(), time.process_time()
+        session.step(batch)
+        times.append((time.perf_counter() - began, time.process_time() - used))
+    return times[1:]
+
+
+def _arguments() -> argparse.Namespace:
+    """Return the arguments.
+
+    Raises:
+        InputError: for what cannot be measured.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("option", metavar="OPTION", help="section.name of an option of Config")
+    parser.add_argument("--model", default="resnet50", help="task to train (default: resnet50)")
+    parser.add_argument("--amp_level", default="O1", help="O0 or O1 (default: O1)")
+    for name, what in (
+        ("batch_size", "samples of a step"),
+        ("image_size", "pixels of an image's side"),
+        ("sequence_length", "tokens of a sample"),
+    ):
+        parser.add_argument(f"--{name}", type=int, help=f"{what} (default: the task's)")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each form (default: 8)")
+    parser.add_argument("--block_steps", type=int, default=3, help="steps of a block (default: 3)")
+    arguments = parser.parse_args()
+    if arguments.rounds < 2 or arguments.block_steps < 2:
+        raise InputError("--rounds and --block_steps must be at least 2.")
+    if arguments.option not in (known := switches_of_config()):
+        raise InputError(
+            f"OPTION: `{arguments.option}` is no option that is on or off."
+            f"{did_you_mean(arguments.option, known)} Known: {', '.join(known)}.",
+            parameter="option",
+        )
+    return arguments
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    arguments = vars(_arguments())
+    option, rounds, steps = (arguments.pop(name) for name in ("option", "rounds", "block_steps"))
+    from gallery_lib.config import switches
+
+    config = TrainConfig(**arguments, compiler_opt=True, evaluate=False)
+    with TemporaryDirectory() as folder, switches.of_run(config):
+        sessions = {
+            form: session_with(
+                option, form == "with", dataclasses.replace(config, run_dir=f"{folder}/{form}")
+            )
+            for form in FORMS
+        }
+        batch = next(iter(sessions[FORMS[0]].loader))
+        blocks: dict[str, list[list[tuple[float, float]]]] = {form: [] for form in FORMS}
+        for number in range(-1, rounds):  # the first compiles, and does not count
+            for form in turn_order(FORMS, number):
+                measured = block(sessions[form], batch, steps)
+                if number >= 0:
+                    blocks[form].append(measured)
+    for form, session in sessions.items():
+        print(f"{form}: {'; '.join(f'{k}: {v}' for k, v in sorted(session.techniques.items()))}")
+    for place, what in enumerate(("seconds", "processor seconds")):
+        times = {form: [[step[place] for step in b] for b in blocks[form]] for form in FORMS}
+        medians = ", ".join(
+            f"{form} {statistics.median(t for one in times[form] for t in one):.3f}"
+            for form in FORMS
+        )
+        ratio = ratio_of_medians(*(times[form] for form in FORMS))
+        print(f"{config.model}, {what} of a step: {medians}; {option} {ratio}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
