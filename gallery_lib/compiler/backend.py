@@ -98,10 +98,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
         compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
-    if device.type == "cpu" and options.whole_upsampling:
-        from gallery_lib.compiler.passes.upsampling import Upsampling
+    if device.type == "cpu" and (passes := _passes_of_the_model_as_written(options)):
+        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
-        compile_options["pre_grad_custom_pass"] = Upsampling()
+        compile_options["pre_grad_custom_pass"] = OneAfterAnother(passes)
     if device.type == "cpu" and options.vector_dropout:
         from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
 
@@ -151,6 +151,21 @@ def _with_guards_on_hooks(
         return call(*args, **kwargs)
     finally:
         dynamo_config.skip_nnmodule_hook_guards = before
+
+
+def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
+    """Return the graph passes for CPUs that replace functions before their gradients are known."""
+    passes: list[CustomGraphPass] = []
+    if options.whole_upsampling:
+        from gallery_lib.compiler.passes.upsampling import Upsampling
+
+        passes.append(Upsampling())
+    if options.max_pooling:
+        from gallery_lib.compiler.passes import max_pooling
+
+        if max_pooling.available():
+            passes.append(max_pooling.MaxPooling())
+    return passes
 
 
 def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGraphPass]:

@@ -110,6 +110,11 @@ class Compiler(Settable):
         "On a CPU, enlarge images (bilinear, bicubic) by torch's operator. Compiled "
         "code would add up its gradient pixel by pixel.",
     )
+    max_pooling: bool = option(
+        True,
+        "On a CPU, pool images in channels_last (max pooling) in C++. Compiled code "
+        "would scatter its gradient pixel by pixel.",
+    )
     bf16_on_fp32_units: bool = option(
         True,
         "On a CPU without bfloat16 units, compute bfloat16 products on the fp32 units "

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gallery_lib.kernels.runtime import cpu_library
-from gallery_lib.kernels.runtime.call_counts import CALLS, KERNEL, PLAIN_TORCH
+from gallery_lib.kernels.runtime.operators import Cpp, register
 
 NAME = "dropout_mask"
 _SOURCE, _OPTIONS = "dropout.cpp", ("-fopenmp",)
@@ -27,23 +28,30 @@ def available() -> bool:
     return cpu_library.library(_SOURCE, *_OPTIONS) is not None
 
 
-def _dropout_mask(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
-    seed = int(seeds[place])
-    if not available():
-        CALLS[NAME, PLAIN_TORCH] += 1
-        return reference(seed, size, threshold)
-    CALLS[NAME, KERNEL] += 1
+def _takes(*_: Any) -> bool:
+    return available()
+
+
+def _in_cpp(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
     kept = torch.empty(size, dtype=torch.bool)
     library = cpu_library.library(_SOURCE, *_OPTIONS)
     assert library is not None
     library.dropout_keep(
         ctypes.c_void_p(kept.data_ptr()),
         ctypes.c_int64(kept.numel()),
-        ctypes.c_int64(seed),
+        ctypes.c_int64(int(seeds[place])),
         ctypes.c_float(threshold),
         ctypes.c_int64(torch.get_num_threads()),
     )
     return kept
+
+
+def _in_plain_torch(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
+    return reference(int(seeds[place]), size, threshold)
+
+
+def _fake(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
+    return seeds.new_empty(size, dtype=torch.bool)
 
 
 def reference(seed: int, size: Sequence[int], threshold: float) -> Tensor:
@@ -70,12 +78,10 @@ def _product(factor: int, words: Tensor) -> tuple[Tensor, Tensor]:
     return high_half >> 16, ((high_half << 16) | (low_half & 0xFFFF)) & _WORD
 
 
-torch.library.define(
-    f"gallery::{NAME}", "(Tensor seeds, int place, SymInt[] size, float threshold) -> Tensor"
+register(
+    NAME,
+    "(Tensor seeds, int place, SymInt[] size, float threshold) -> Tensor",
+    reference=_in_plain_torch,
+    fake=_fake,
+    cpp=Cpp(_takes, _in_cpp),
 )
-torch.library.impl(f"gallery::{NAME}", "cpu", _dropout_mask)
-
-
-@torch.library.register_fake(f"gallery::{NAME}")
-def _(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
-    return seeds.new_empty(size, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""`gallery::dropout_mask`: Philox's published value, C++ against plain torch, and the share kept."""
+"""`gallery::dropout_mask`: Philox's published value, C++ against plain torch, the share kept."""
 
 from __future__ import annotations
 

@@ -263,6 +263,39 @@ def masking(draw: random.Random) -> None:
     assert kept.shape == torch.Size(size)
 
 
+def pooling(draw: random.Random) -> None:
+    """Call max pooling with tensors and windows that mostly fit, below their checks in Python."""
+    import torch
+
+    from gallery_lib.kernels import max_pool
+
+    kernel, stride, padding = (
+        [draw.choice(sizes), draw.choice(sizes)] for sizes in ((1, 2, 3), (1, 2, 3), (0, 0, 1))
+    )
+    sizes = [draw.randint(1, 9), draw.randint(1, 9)]
+    pooled = max_pool.pooled_sizes(sizes, kernel, stride, padding, draw.random() < 0.5)
+    pooled = [max(1, size + (draw.random() < 0.05) - (draw.random() < 0.05)) for size in pooled]
+    both, dtype = (
+        [draw.randint(1, 3), draw.choice([1, 16, 19])],
+        draw.choice([torch.float32, torch.bfloat16]),
+    )
+
+    def images(size: list[int], kind: Any) -> Any:
+        if draw.random() < 0.05:
+            return drawn_tensor(draw, draw.choice([(*both, *size), (7,)]), drawn_dtype(draw))
+        values = torch.zeros(*both, *size).random_(9).to(kind)
+        values = values.contiguous(memory_format=torch.channels_last)
+        if draw.random() < 0.03:
+            values.untyped_storage().resize_(values.untyped_storage().nbytes() // 2)
+        return values
+
+    tensors = [images(sizes, dtype), images(pooled, dtype), images(pooled, torch.uint8)]
+    if draw.random() < 0.05:
+        tensors[draw.randrange(2)] = tensors[1]
+    way = draw.choice(["forward", "backward"])
+    max_pool._call(way, tensors, kernel, stride, padding)
+
+
 def damaged_descriptors(draw: random.Random) -> None:
     """Call entry points with descriptors of real memory whose contents are not true.
 
@@ -356,6 +389,7 @@ WAYS: tuple[Callable[[random.Random], None], ...] = (
     packing,
     normalising,
     masking,
+    pooling,
     damaged_descriptors,
     training,
 )

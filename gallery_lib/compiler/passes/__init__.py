@@ -3,6 +3,7 @@
 `emulated_bf16` widens bfloat16 products where the CPU has no bfloat16 units. `short_attention`
 computes short sequences as batched products. `small_convolutions` computes convolutions over few
 positions as matrix products. `two_gradients` lets our batch norm add up gradients. `dropout_masks`
-draws dropout's random numbers by vector instructions. `upsampling` keeps torch's own enlargement
-operators. `graph_writer` reads calls off a graph and writes new ones.
+draws dropout's random numbers by vector instructions. `max_pooling` pools images in C++.
+`upsampling` keeps torch's own enlargement operators. `graph_writer` reads calls off a graph and
+writes new ones.
 """

@@ -62,8 +62,12 @@ def _comparisons(random: fx.Node) -> list[tuple[fx.Node, torch.dtype]]:
         return []
     masks = [(user, torch.float32) for user in random.users if _is_comparison(user)]
     for cast in random.users:
-        if cast.target is _prims.convert_element_type.default and not config.emulate_precision_casts:
-            masks += [(user, cast.args[1]) for user in cast.users if _is_comparison(user)]
+        if (
+            cast.target is _prims.convert_element_type.default
+            and not config.emulate_precision_casts
+        ):
+            dtype = cast.meta["val"].dtype
+            masks += [(user, dtype) for user in cast.users if _is_comparison(user)]
     return masks
 
 

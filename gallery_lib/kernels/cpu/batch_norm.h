@@ -34,15 +34,6 @@ struct Tensors {
     Matrix matrix() const { return {at[X].sizes[0] * at[X].sizes[2] * at[X].sizes[3], at[X].sizes[1]}; }
 };
 
-static bool is_channels_last(const Tensor& tensor) {
-    int64_t expected = 1;
-    for (const int64_t dimension : {1, 3, 2, 0}) {
-        if (tensor.sizes[dimension] != 1 && tensor.strides[dimension] != expected) return false;
-        expected *= tensor.sizes[dimension];
-    }
-    return true;
-}
-
 static Reason fits(Tensors& tensors, Column column) {
     Tensor &tensor = tensors.at[column], &x = tensors.at[X];
     if (column >= BATCHES) {

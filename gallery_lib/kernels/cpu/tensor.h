@@ -98,6 +98,16 @@ static inline bool same_strides(const Tensor& one, const Tensor& other) {
     return true;
 }
 
+// Whether [N, C, H, W] lies in memory as [N, H, W, C]; the stride of a dimension of size 1 means nothing.
+static inline bool is_channels_last(const Tensor& tensor) {
+    int64_t expected = 1;
+    for (const int64_t dimension : {1, 3, 2, 0}) {
+        if (tensor.sizes[dimension] != 1 && tensor.strides[dimension] != expected) return false;
+        expected *= tensor.sizes[dimension];
+    }
+    return true;
+}
+
 // A dense tensor with all of its memory; one without elements needs none.
 static inline Reason checked(Tensor& tensor, Dtype dtype, int64_t element_bytes) {
     if (tensor.dtype != dtype) return WRONG_DTYPE;

@@ -3,7 +3,8 @@
 An operator `gallery::NAME` is one piece of work in several implementations. A kernel does it on
 CUDA. The reference, plain torch, does it everywhere else: on the CPU, on a GPU that kernels are not
 compiled for, and for dtypes that the kernel is not written for. Where it pays, C++ does it on the
-CPU. Each call is counted under the implementation that did the work.
+CPU; some operators are for the CPU alone. Each call is counted under the implementation that did
+the work.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def register(
     schema: str,
     *,
     reference: Implementation,
-    kernel: Implementation,
-    device: Callable[..., torch.device | None],
+    kernel: Implementation | None = None,
+    device: Callable[..., torch.device | None] | None = None,
     fake: Implementation,
     cpp: Cpp | None = None,
     autograd: Autograd | None = None,
@@ -62,6 +63,7 @@ def register(
         schema: arguments and results, as in `torch.library.define`.
         reference: does the work in plain torch.
         kernel: enqueues the launches on CUDA and returns the results; never waits for the device.
+            None for an operator of the CPU alone.
         device: the arguments' device, or None where the kernel is not written for their dtypes.
         fake: returns results of the right shape, dtype and layout, without values, for tracing.
         cpp: does the work in C++ on the CPU, for some arguments.
@@ -70,7 +72,8 @@ def register(
     qualified = f"gallery::{name}"
     torch.library.define(qualified, schema)
     torch.library.impl(qualified, "cpu", _on_cpu(name, reference, cpp))
-    torch.library.impl(qualified, "cuda", _on_cuda(name, reference, kernel, device))
+    if kernel is not None and device is not None:
+        torch.library.impl(qualified, "cuda", _on_cuda(name, reference, kernel, device))
     torch.library.register_fake(qualified, fake)
     if autograd is not None:
         torch.library.register_autograd(qualified, autograd.backward, setup_context=autograd.keep)

@@ -26,6 +26,7 @@ EMULATED = "bf16-on-fp32-units"
 SHORT_ATTENTION = "short-attention"
 WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
+MAX_POOLING = "max-pooling"
 NICE_LOADING = "nice-loading"
 TECHNIQUES = (
     "layout",
@@ -34,6 +35,7 @@ TECHNIQUES = (
     EMULATED,
     SHORT_ATTENTION,
     WHOLE_UPSAMPLING,
+    MAX_POOLING,
     SMALL_CONVOLUTIONS,
     NICE_LOADING,
     FUSED,
@@ -64,6 +66,7 @@ class Techniques(Recipe):
         config.compiler.bf16_on_fp32_units = EMULATED in self.names
         config.compiler.short_attention = SHORT_ATTENTION in self.names
         config.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
+        config.compiler.max_pooling = MAX_POOLING in self.names
         config.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
         config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, config)
@@ -111,6 +114,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "torch's own attention is used on CUDA"
     if technique == WHOLE_UPSAMPLING and not on_cpu:
         return "images are enlarged as the compiler writes it on CUDA"
+    if technique == MAX_POOLING and not on_cpu:
+        return "images are pooled as the compiler writes it on CUDA"
     if technique == NICE_LOADING and not on_cpu:
         return "the step's threads need few cores on CUDA"
     if technique == SMALL_CONVOLUTIONS:

@@ -1,0 +1,78 @@
+"""Max pooling on the CPU by our operator, which the compiler leaves whole.
+
+torch.compile writes the gradient of max pooling as a scatter: 64-bit indices, an fp32 image of
+zeros that is contiguous, and a transposed copy wherever a kernel in channels_last reads it. This
+graph pass works on the graph as the model was written. It puts an operator in the place of
+`max_pool2d` for images in channels_last, whose gradient is one pass over the image.
+
+Left alone are other layouts, dilation, windows of more than 256 elements, and results with indices.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.nn import functional
+
+from gallery_lib.kernels import max_pool
+from gallery_lib.kernels.max_pool import available as available
+
+_NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+
+
+class MaxPooling(CustomGraphPass):
+    """Inductor's `pre_grad_custom_pass` that puts `gallery::max_pool` in place of `max_pool2d`.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite `graph` in place."""
+        for target in (functional.max_pool2d, torch.max_pool2d):
+            for node in graph.find_nodes(op="call_function", target=target):
+                if (arguments := _arguments(node)) is None:
+                    continue
+                with graph.inserting_before(node):
+                    both = graph.call_function(torch.ops.gallery.max_pool.default, arguments)
+                    pooled = graph.call_function(operator.getitem, (both, 0))
+                pooled.meta = dict(node.meta)
+                node.replace_all_uses_with(pooled)
+                graph.erase_node(node)
+
+    def uuid(self) -> Any:
+        """Return a hash of this file and of the operator's, so that it changes with them."""
+        return get_hash_for_files((__file__, max_pool.__file__))
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
+    """Return the operator's arguments, or None where torch's function stays."""
+    given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+    image = given["input"]
+    value = image.meta.get("example_value") if isinstance(image, fx.Node) else None
+    if given.get("return_indices") or not isinstance(value, Tensor):
+        return None
+    if (
+        value.dim() != 4
+        or value.device.type != "cpu"
+        or value.dtype not in (torch.float32, torch.bfloat16)
+        or not value.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return None
+    kernel, padding, dilation = (
+        _two(given[name]) for name in ("kernel_size", "padding", "dilation")
+    )
+    stride = _two(given["stride"]) if given["stride"] else kernel
+    if dilation != [1, 1] or kernel[0] * kernel[1] > max_pool.LARGEST_WINDOW:
+        return None
+    return image, kernel, stride, padding, given["ceil_mode"]
+
+
+def _two(value: Any) -> list[Any]:
+    """Return [value for the height, value for the width]; a single value is for both."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * 2 if len(values) == 1 else values

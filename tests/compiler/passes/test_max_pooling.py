@@ -1,0 +1,103 @@
+"""The graph pass that puts our max pooling in the place of torch's: what it takes, and a step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.passes.max_pooling import MaxPooling
+from gallery_lib.config import Compiler
+from gallery_lib.kernels.runtime import call_counts
+
+LAST = torch.channels_last
+
+
+def rewritten(function: Any, image: torch.Tensor) -> int:
+    """Return how many of our operators the pass writes into the function's graph."""
+    counts = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        MaxPooling()(module.graph)
+        module.graph.lint()
+        ours = torch.ops.gallery.max_pool.default
+        counts.append(len(module.graph.find_nodes(op="call_function", target=ours)))
+        module.recompile()
+        return module
+
+    result = torch.compile(function, backend=backend, fullgraph=True)(image)
+    expected = function(image)
+    assert torch.equal(result, expected)
+    torch._dynamo.reset()
+    return sum(counts)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(2),
+        nn.MaxPool2d((3, 2), (2, 1), (1, 0), ceil_mode=True),
+        lambda x: functional.max_pool2d(x, 2),
+        lambda x: functional.max_pool2d(x, kernel_size=(2,), stride=[2], padding=0),
+        lambda x: torch.max_pool2d(x, [2, 3], padding=[1]),
+    ],
+)
+def test_max_pooling_in_channels_last_is_taken(function):
+    assert rewritten(function, torch.randn(2, 8, 12, 12).to(memory_format=LAST)) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "image"),
+    [
+        (nn.MaxPool2d(2), torch.randn(2, 8, 12, 12)),  # contiguous
+        (nn.MaxPool2d(2), torch.randn(8, 12, 12)),  # one image
+        (nn.MaxPool2d(2), torch.randn(2, 8, 12, 12).to(torch.float64, memory_format=LAST)),
+        (nn.MaxPool2d(2, dilation=2), torch.randn(2, 8, 12, 12).to(memory_format=LAST)),
+        (nn.MaxPool2d(17), torch.randn(2, 8, 20, 20).to(memory_format=LAST)),
+        (
+            lambda x: functional.max_pool2d(x, 2, return_indices=True)[0],
+            torch.randn(2, 8, 12, 12).to(memory_format=LAST),
+        ),
+        (nn.AdaptiveMaxPool2d(3), torch.randn(2, 8, 12, 12).to(memory_format=LAST)),
+    ],
+)
+def test_other_pooling_is_left_to_the_compiler(function, image):
+    assert rewritten(function, image) == 0
+
+
+def trained(model: nn.Module, ours: bool, image: torch.Tensor, dtype: torch.dtype | None) -> Any:
+    """Return the result and all gradients of a compiled step."""
+    model = copy.deepcopy(model)
+    compile_model(model, Compiler(max_pooling=ours), torch.device("cpu"))
+    image = image.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        result = model(image)
+    result.float().square().sum().backward()
+    return [result, image.grad, *(weight.grad for weight in model.parameters())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_compiled_step_has_torchs_gradients(dtype):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 24, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(24, 8, 1))
+    model = nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True)).to(memory_format=LAST)
+    image = torch.randn(4, 3, 19, 19).to(memory_format=LAST)
+    before = call_counts.counts()
+    ours = trained(model, True, image, dtype)
+    calls = call_counts.counts() - before
+    assert calls["max_pool", call_counts.KERNEL] == 2
+    assert calls["max_pool_gradient", call_counts.KERNEL] == 2
+    plain = trained(model, False, image, dtype)
+    double = trained(model.double(), False, image.double(), None)
+    for one, other, exact in zip(ours, plain, double, strict=True):
+        off = (one.double() - exact).norm() / exact.norm()
+        others_off = (other.double() - exact).norm() / exact.norm()
+        assert off <= 1.5 * others_off + 1e-6
+    assert not call_counts.counts()["max_pool", call_counts.PLAIN_TORCH]
