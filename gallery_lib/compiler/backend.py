@@ -102,10 +102,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
         compile_options["pre_grad_custom_pass"] = OneAfterAnother(passes)
-    if device.type == "cpu" and options.vector_dropout:
-        from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
+    if device.type == "cpu" and (passes := _passes_of_one_way(options)):
+        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
-        compile_options["post_grad_custom_post_pass"] = DropoutMasks()
+        compile_options["post_grad_custom_post_pass"] = OneAfterAnother(passes)
     if not hardware.prefers_channels_last(device.type):
         # Inductor would otherwise lay convolutions out in channels_last.
         compile_options["layout_optimization"] = False
@@ -165,6 +165,20 @@ def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
 
         if max_pooling.available():
             passes.append(max_pooling.MaxPooling())
+    return passes
+
+
+def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
+    """Return the graph passes for CPUs that go last, over the forward and the backward graph."""
+    passes: list[CustomGraphPass] = []
+    if options.vector_dropout:
+        from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
+
+        passes.append(DropoutMasks())
+    if options.vector_masks:
+        from gallery_lib.compiler.passes.vector_masks import VectorMasks
+
+        passes.append(VectorMasks())
     return passes
 
 

@@ -74,6 +74,11 @@ class Compiler(Settable):
         "On a CPU, draw dropout's random numbers by vector instructions. Compiled code "
         "would draw the same numbers one by one.",
     )
+    vector_masks: bool = option(
+        True,
+        "On a CPU, read and write masks (of ReLU, dropout, attention) by vector instructions. "
+        "Compiled code would go over them one by one.",
+    )
     whole_upsampling: bool = option(
         True,
         "On a CPU, enlarge images (bilinear, bicubic) by torch's operator. Compiled "

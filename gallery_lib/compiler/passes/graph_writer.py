@@ -74,13 +74,13 @@ class OneAfterAnother(CustomGraphPass):
 
     def __init__(self, passes: Sequence[CustomGraphPass]) -> None:
         """Run `passes` in this order."""
-        self._passes = passes
+        self.passes = passes
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
-        for graph_pass in self._passes:
+        for graph_pass in self.passes:
             graph_pass(graph)
 
     def uuid(self) -> Any:
         """Return an identifier that changes with those of the passes."""
-        return tuple(graph_pass.uuid() for graph_pass in self._passes)
+        return tuple(graph_pass.uuid() for graph_pass in self.passes)

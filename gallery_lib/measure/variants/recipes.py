@@ -26,6 +26,7 @@ EMULATED = "bf16-on-fp32-units"
 SHORT_ATTENTION = "short-attention"
 WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
+VECTOR_MASKS = "vector-masks"
 MAX_POOLING = "max-pooling"
 NICE_LOADING = "nice-loading"
 TECHNIQUES = (
@@ -36,6 +37,7 @@ TECHNIQUES = (
     SHORT_ATTENTION,
     WHOLE_UPSAMPLING,
     MAX_POOLING,
+    VECTOR_MASKS,
     SMALL_CONVOLUTIONS,
     NICE_LOADING,
     FUSED,
@@ -67,6 +69,7 @@ class Techniques(Recipe):
         config.compiler.short_attention = SHORT_ATTENTION in self.names
         config.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
         config.compiler.max_pooling = MAX_POOLING in self.names
+        config.compiler.vector_masks = VECTOR_MASKS in self.names
         config.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
         config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, config)
@@ -114,6 +117,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "torch's own attention is used on CUDA"
     if technique == WHOLE_UPSAMPLING and not on_cpu:
         return "images are enlarged as the compiler writes it on CUDA"
+    if technique == VECTOR_MASKS and not on_cpu:
+        return "each thread of a CUDA device has its own element of a mask"
     if technique == MAX_POOLING and not on_cpu:
         return "images are pooled as the compiler writes it on CUDA"
     if technique == NICE_LOADING and not on_cpu:

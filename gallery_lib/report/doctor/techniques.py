@@ -38,7 +38,7 @@ def _of_a_step_on_gpu() -> Rows:
     """Return the lines of techniques that have one form for any GPU."""
     return [
         ["attention", "torch's own"],
-        ["dropout and max pooling", "as the compiler writes them"],
+        ["dropout, masks and max pooling", "as the compiler writes them"],
         ["optimizer", "own kernels, else torch's fused form"],
         ["loading", "as it is: the GPU computes"],
     ]
@@ -60,10 +60,8 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
         ],
         ["max pooling", "in C++" if has_compiler else "torch's own: no C++ compiler"],
         [
-            "dropout",
-            "random numbers by vector instructions"
-            if has_compiler
-            else "torch's own: no C++ compiler",
+            "dropout and masks",
+            "by vector instructions" if has_compiler else "torch's own: no C++ compiler",
         ],
         [
             "optimizer",

@@ -1,0 +1,98 @@
+"""Masks in the compiler's C++ for CPUs: bool tensors read and written by vector instructions.
+
+A mask that the forward pass keeps, of ReLU or dropout, is a bool tensor in memory and a vector of
+floats in registers. torch's headers convert between the two in scalar loops, which rely on the C++
+compiler to vectorise them, and Inductor forbids it that (`-fno-tree-loop-vectorize`). A mask of
+three million elements then takes 8 ms to write where 0.2 are enough. Where this pass is asked for,
+Inductor writes each such load and store as a conversion from or to bytes, for which the headers
+have vector instructions. No value changes, and code that is compiled without the pass stays as it
+is.
+
+The lines that Inductor writes are recognised by their form. Lines of another form, as a later torch
+may write them, stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+_LOAD = re.compile(r"at::vec::VecMask<float,\d+>::from\((?P<place>.+), (?P<count>.+)\)")
+_STORE = re.compile(r"(?P<value>\w+)\.store\((?P<place>.+), (?P<count>.+)\);")
+_BYTES = "reinterpret_cast<{const}uint8_t*>({place})"
+
+
+class VectorMasks(CustomGraphPass):
+    """Inductor's `post_grad_custom_post_pass` that asks for masks by vector instructions.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Leave `graph` as it is; its code will have the other lines."""
+        _extend_inductor()
+
+    def uuid(self) -> Any:
+        """Return a hash of this file, so that it changes with the file."""
+        return get_hash_for_files((__file__,))
+
+
+@functools.cache
+def _extend_inductor() -> None:
+    """Put our functions around the two of Inductor that write loads and stores."""
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    for name, around in (("_get_vec_load_line", _loading), ("_get_store_line", _storing)):
+        if (plain := getattr(CppVecKernel, name, None)) is not None:
+            setattr(CppVecKernel, name, around(plain))
+
+
+def _asked() -> bool:
+    """Return whether the code that is being compiled has this pass."""
+    chosen = config.post_grad_custom_post_pass
+    return any(isinstance(one, VectorMasks) for one in getattr(chosen, "passes", [chosen]))
+
+
+def _loading(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def load_line(
+        self: Any, var: str, index: Any, dtype: torch.dtype, *rest: Any, **names: Any
+    ) -> Any:
+        line = plain(self, var, index, dtype, *rest, **names)
+        form = _LOAD.fullmatch(line) if dtype is torch.bool and _asked() else None
+        if form is None:
+            return line
+        vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
+        place = _BYTES.format(const="const ", place=form["place"])
+        read = f"{self._get_vec_type(torch.uint8)}::loadu({place}, {form['count']})"
+        values = f"at::vec::convert<float,{vectors},uint8_t,{of_bytes}>({read})"
+        zeros = f"{self._get_vec_type(torch.float)}(0.0f)"
+        return f"{self._get_mask_type()}({values} != {zeros})"
+
+    return load_line
+
+
+def _storing(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def store_line(
+        self: Any, value: Any, var: str, index: Any, dtype: torch.dtype, *rest: Any, **names: Any
+    ) -> Any:
+        code = plain(self, value, var, index, dtype, *rest, **names)
+        line = code.getvalue().strip() if dtype is torch.bool and _asked() else ""
+        if not (form := _STORE.fullmatch(line)):
+            return code
+        vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
+        values = f"{form['value']}.template to<float,{vectors}>()"
+        written = f"at::vec::convert<uint8_t,{of_bytes},float,{vectors}>({values})"
+        place = _BYTES.format(const="", place=form["place"])
+        ours = type(code)()
+        ours.writeline(f"{written}.store({place}, {form['count']});")
+        return ours
+
+    return store_line
