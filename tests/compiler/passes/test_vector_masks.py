@@ -1,0 +1,97 @@
+"""Masks by vector instructions in compiled code: the lines that change, and the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.config import Compiler
+
+pytestmark = pytest.mark.slow  # compiles
+BY_BYTES = "uint8_t*>("
+
+
+class Masks(nn.Module):
+    """Model that reads a mask, makes masks, joins them, and turns them into numbers."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        large = x > 0.3
+        return (
+            torch.where(mask, x, -x) * 2,
+            large,
+            large & mask,
+            large | (x < 0),
+            ~mask,
+            mask.to(x.dtype) * 3,
+            (x > 0).to(torch.uint8),
+            torch.where(large & mask, 1, 2),
+        )
+
+
+class Turned(nn.Module):
+    """Model whose masks are read or written across memory."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.where(mask.t(), x, 0.0).contiguous(), (x > 0).t().contiguous(), x.t() > 0
+
+
+def compiled(model: nn.Module, *inputs: torch.Tensor, vector: bool = True) -> tuple[Any, str]:
+    """Return the results of a compiled model, and the code that was generated."""
+    torch._dynamo.reset()
+    torch._inductor.codecache.FxGraphCache.clear()
+    compile_model(model, Compiler(vector_masks=vector), torch.device("cpu"))
+    with torch._inductor.config.patch(force_disable_caches=True):
+        results, codes = run_and_get_code(model, *inputs)
+    return results, "".join(codes)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64],
+)
+@pytest.mark.parametrize("size", [1, 31, 32, 4109])
+def test_values_are_those_of_eager_mode(dtype, size):
+    torch.manual_seed(size)
+    x, mask = (torch.randn(size) * 3).to(dtype), torch.rand(size) > 0.5
+    for ours, plain in zip(compiled(Masks(), x, mask)[0], Masks()(x, mask), strict=True):
+        assert torch.equal(ours, plain) and ours.dtype is plain.dtype
+
+
+@pytest.mark.parametrize("sizes", [(5, 7), (64, 48), (33, 130)])
+def test_masks_across_memory_keep_their_values(sizes):
+    torch.manual_seed(0)
+    x, mask = torch.randn(sizes), torch.rand(sizes[::-1]) > 0.5
+    for ours, plain in zip(compiled(Turned(), x, mask)[0], Turned()(x, mask), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_masks_are_loaded_and_stored_as_bytes_where_asked_for_and_only_there():
+    x, mask = torch.randn(4096), torch.rand(4096) > 0.5
+    _, ours = compiled(Masks(), x, mask)
+    assert BY_BYTES in ours and "::from(in_ptr" not in ours
+    _, plain = compiled(Masks(), x, mask, vector=False)
+    assert BY_BYTES not in plain
+    with torch._inductor.config.patch(force_disable_caches=True):
+        _, users = run_and_get_code(torch.compile(Masks()), x, mask)
+    assert BY_BYTES not in "".join(users)
+
+
+def test_a_feed_forward_block_has_the_same_gradients_to_the_bit():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 72), nn.ReLU(), nn.Linear(72, 40), nn.ReLU())
+    x = torch.randn(6, 9, 40)
+    kept = []
+    for vector in (False, True):
+        torch._dynamo.reset()
+        copy = nn.Sequential(*model)
+        compile_model(copy, Compiler(vector_masks=vector), torch.device("cpu"))
+        copy.zero_grad()
+        copy(x).square().sum().backward()
+        kept.append([weight.grad.clone() for weight in copy.parameters()])
+    for one, other in zip(*kept, strict=True):
+        assert torch.equal(one, other)
