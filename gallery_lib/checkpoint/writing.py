@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gallery_lib.checkpoint import folders, manifest
 from gallery_lib.checkpoint.choice import COMMON_FILE
+from gallery_lib.checkpoint.direct_files import DirectFiles
 from gallery_lib.checkpoint.manifest import FileFacts, Manifest
 from gallery_lib.checkpoint.staging import Staging, copied
 from gallery_lib.checkpoint.training_state import MODEL, TrainingState
@@ -138,7 +139,7 @@ class Writer:
                 folders.begin(self.folder, step)
 
         def write() -> None:
-            self._write_tensors(unfinished, tensors)
+            written = self._write_tensors(unfinished, tensors)
             self._write_rest(unfinished, tensors, common, of_rank)
             mine = [f"__{rank}_*", rank_file(rank)]
             if rank == 0:
@@ -146,7 +147,7 @@ class Writer:
                 mine += [".metadata", COMMON_FILE, WEIGHTS_FILE, *state.copies]
             for pattern in mine:
                 for path in unfinished.glob(pattern):
-                    files[path.name] = manifest.facts_of(path)
+                    files[path.name] = written.get(path.name) or manifest.facts_of(path)
 
         def finish() -> None:
             if rank == 0:
@@ -168,15 +169,19 @@ class Writer:
         path = None if failure else folders.of_step(self.folder, step)
         self._ended(Outcome(step, seconds, size, failure, path))
 
-    def _write_tensors(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+    def _write_tensors(self, folder: Path, tensors: dict[str, Tensor]) -> dict[str, FileFacts]:
+        """Write this rank's tensors; return length and digest of its files, by name."""
+        writer = dcp.FileSystemWriter(str(folder), sync_files=False)  # ours synchronise themselves
+        writer.fs = files = DirectFiles()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.save(
                 dict(tensors),
-                storage_writer=dcp.FileSystemWriter(str(folder)),
+                storage_writer=writer,
                 process_group=self._group,
                 no_dist=self._alone,
             )
+        return files.facts
 
     def _write_rest(
         self,
