@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gallery_lib.checkpoint import folders, manifest
+from gallery_lib.checkpoint import folders, manifest, plain_weights
 from gallery_lib.checkpoint.choice import COMMON_FILE
 from gallery_lib.checkpoint.direct_files import DirectFiles
 from gallery_lib.checkpoint.manifest import FileFacts, Manifest
@@ -34,6 +33,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.console.exit_code import refusal
 
 _NICENESS = 10
+_MOST_THREADS = 4
 WEIGHTS_FILE = "weights.safetensors"
 
 
@@ -140,7 +140,7 @@ class Writer:
 
         def write() -> None:
             written = self._write_tensors(unfinished, tensors)
-            self._write_rest(unfinished, tensors, common, of_rank)
+            written |= self._write_rest(unfinished, tensors, common, of_rank)
             mine = [f"__{rank}_*", rank_file(rank)]
             if rank == 0:
                 _copy(unfinished, state.copies)
@@ -171,7 +171,12 @@ class Writer:
 
     def _write_tensors(self, folder: Path, tensors: dict[str, Tensor]) -> dict[str, FileFacts]:
         """Write this rank's tensors; return length and digest of its files, by name."""
-        writer = dcp.FileSystemWriter(str(folder), sync_files=False)  # ours synchronise themselves
+        writer = dcp.FileSystemWriter(
+            str(folder),
+            sync_files=False,  # the files synchronise themselves
+            # A step's threads wait for the slowest: it costs less to take a little from each core.
+            thread_count=min(_MOST_THREADS, torch.get_num_threads()),
+        )
         writer.fs = files = DirectFiles()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,22 +194,19 @@ class Writer:
         tensors: dict[str, Tensor],
         common: dict[str, Any],
         of_rank: dict[str, Any],
-    ) -> None:
+    ) -> dict[str, FileFacts]:
+        """Write plain values and weights; return length and digest of files, as far as known."""
         rank = process_group.rank()
         _save(of_rank, folder / rank_file(rank))
-        if rank == 0:
-            _save(common, folder / COMMON_FILE)
-            weights = {
-                name.removeprefix(MODEL): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(MODEL)
-            }
-            path = folder / WEIGHTS_FILE
-            safetensors.torch.save_file(_separate(weights), path, metadata={"format": "pt"})
-            path.chmod(
-                (folder / COMMON_FILE).stat().st_mode
-            )  # safetensors lets only the owner read
-            _synchronize(path)
+        if rank != 0:
+            return {}
+        _save(common, folder / COMMON_FILE)
+        weights = {
+            name.removeprefix(MODEL): tensor.contiguous()
+            for name, tensor in tensors.items()
+            if name.startswith(MODEL)
+        }
+        return {WEIGHTS_FILE: plain_weights.write(folder / WEIGHTS_FILE, weights)}
 
     def _check_present(self, folder: Path, files: dict[str, FileFacts]) -> None:
         missing = [name for name in files if not (folder / name).exists()]
@@ -255,19 +257,6 @@ def _copy(folder: Path, files: dict[str, tuple[Path, int]]) -> None:
 def _synchronize(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous weights, of which no two share memory: safetensors refuses those."""
-    result: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, weight in weights.items():
-        weight = weight.contiguous()
-        if weight.numel() and weight.data_ptr() in seen:
-            weight = weight.clone()
-        seen.add(weight.data_ptr())
-        result[name] = weight
-    return result
 
 
 def _in_words(error: BaseException, folder: Path) -> str:

@@ -67,6 +67,8 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         _two(given[name]) for name in ("kernel_size", "padding", "dilation")
     )
     stride = _two(given["stride"]) if given["stride"] else kernel
+    if not all(isinstance(size, int) for size in (*kernel, *stride, *padding)):
+        return None  # not known before it runs
     if dilation != [1, 1] or kernel[0] * kernel[1] > max_pool.LARGEST_WINDOW:
         return None
     return image, kernel, stride, padding, given["ceil_mode"]

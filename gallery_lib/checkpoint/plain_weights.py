@@ -1,0 +1,75 @@
+"""Weights as a safetensors file, written past the page cache.
+
+The format (https://github.com/huggingface/safetensors) is eight bytes with the length of a header,
+the header in JSON, then the tensors' bytes. The library that defines it can only write through the
+page cache, or to memory. It reads these files.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gallery_lib.checkpoint.direct_files import DirectFile
+from gallery_lib.checkpoint.manifest import FileFacts
+from gallery_lib.errors import InputError
+
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
+_ALIGNED = 8
+
+
+def write(path: Path, weights: Mapping[str, Tensor]) -> FileFacts:
+    """Write contiguous weights on the CPU to a new file; return its length and digest.
+
+    Raises:
+        OSError: the disk is full, or fails.
+        InputError: the format has no name for a weight's dtype; nothing is written.
+    """
+    for name, weight in weights.items():
+        if _name(weight.dtype) not in _NAMES:
+            raise InputError(f"weight {name} is {weight.dtype}, which safetensors does not have.")
+    # Wide elements first, so that each tensor begins at a multiple of its element's size.
+    order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        weight, begin = weights[name], end
+        end += weight.nbytes
+        header[name] = {
+            "dtype": _NAMES[_name(weight.dtype)],
+            "shape": list(weight.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    with DirectFile(path) as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for name in order:
+            if weights[name].numel():
+                file.write(weights[name].detach().reshape(-1).view(torch.uint8).numpy())
+    assert file.facts is not None
+    return file.facts
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
