@@ -23,8 +23,8 @@ from torch import fx
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-_LOAD = re.compile(r"at::vec::VecMask<float,\d+>::from\((?P<place>.+), (?P<count>.+)\)")
-_STORE = re.compile(r"(?P<value>\w+)\.store\((?P<place>.+), (?P<count>.+)\);")
+_LOAD = re.compile(r"at::vec::VecMask<float,\d+>::from\((?P<arguments>.+)\)")
+_STORE = re.compile(r"(?P<value>\w+)\.store\((?P<arguments>.+)\);")
 _BYTES = "reinterpret_cast<{const}uint8_t*>({place})"
 
 
@@ -66,11 +66,11 @@ def _loading(plain: Any) -> Any:
     ) -> Any:
         line = plain(self, var, index, dtype, *rest, **names)
         form = _LOAD.fullmatch(line) if dtype is torch.bool and _asked() else None
-        if form is None:
+        if form is None or (arguments := _two(form["arguments"])) is None:
             return line
         vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
-        place = _BYTES.format(const="const ", place=form["place"])
-        read = f"{self._get_vec_type(torch.uint8)}::loadu({place}, {form['count']})"
+        place = _BYTES.format(const="const ", place=arguments[0])
+        read = f"{self._get_vec_type(torch.uint8)}::loadu({place}, {arguments[1]})"
         values = f"at::vec::convert<float,{vectors},uint8_t,{of_bytes}>({read})"
         zeros = f"{self._get_vec_type(torch.float)}(0.0f)"
         return f"{self._get_mask_type()}({values} != {zeros})"
@@ -85,14 +85,27 @@ def _storing(plain: Any) -> Any:
     ) -> Any:
         code = plain(self, value, var, index, dtype, *rest, **names)
         line = code.getvalue().strip() if dtype is torch.bool and _asked() else ""
-        if not (form := _STORE.fullmatch(line)):
+        form = _STORE.fullmatch(line)
+        if form is None or (arguments := _two(form["arguments"])) is None:
             return code
         vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
         values = f"{form['value']}.template to<float,{vectors}>()"
         written = f"at::vec::convert<uint8_t,{of_bytes},float,{vectors}>({values})"
-        place = _BYTES.format(const="", place=form["place"])
+        place = _BYTES.format(const="", place=arguments[0])
         ours = type(code)()
-        ours.writeline(f"{written}.store({place}, {form['count']});")
+        ours.writeline(f"{written}.store({place}, {arguments[1]});")
         return ours
 
     return store_line
+
+
+def _two(arguments: str) -> list[str] | None:
+    """Return the two arguments of a C++ call, which may be calls themselves; None for others."""
+    parts, depth = [""], 0
+    for character in arguments:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts] if len(parts) == 2 else None

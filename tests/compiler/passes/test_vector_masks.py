@@ -43,7 +43,6 @@ class Turned(nn.Module):
 def compiled(model: nn.Module, *inputs: torch.Tensor, vector: bool = True) -> tuple[Any, str]:
     """Return the results of a compiled model, and the code that was generated."""
     torch._dynamo.reset()
-    torch._inductor.codecache.FxGraphCache.clear()
     compile_model(model, Compiler(vector_masks=vector), torch.device("cpu"))
     with torch._inductor.config.patch(force_disable_caches=True):
         results, codes = run_and_get_code(model, *inputs)
@@ -60,6 +59,16 @@ def test_values_are_those_of_eager_mode(dtype, size):
     x, mask = (torch.randn(size) * 3).to(dtype), torch.rand(size) > 0.5
     for ours, plain in zip(compiled(Masks(), x, mask)[0], Masks()(x, mask), strict=True):
         assert torch.equal(ours, plain) and ours.dtype is plain.dtype
+
+
+def test_sizes_that_change_are_compiled_too():
+    """The number of elements at the end is then an expression with commas of its own."""
+    model = Masks()
+    compile_model(model, Compiler(), torch.device("cpu"))
+    for size in (3 * 7 * 5, 4 * 7 * 5, 9 * 7 * 5):
+        x, mask = torch.randn(size // 35, 35).bfloat16(), torch.rand(size // 35, 35) > 0.5
+        for ours, plain in zip(model(x, mask), Masks()(x, mask), strict=True):
+            assert torch.equal(ours, plain)
 
 
 @pytest.mark.parametrize("sizes", [(5, 7), (64, 48), (33, 130)])
