@@ -55,11 +55,11 @@ class DirectFile(io.RawIOBase):
             self._descriptor = os.open(path, flags, 0o666)
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True, since the file is there to be written and nothing else."""
         return True
 
     def tell(self) -> int:
-        """Return the number of bytes written so far."""
+        """Return the place in bytes at which the next write goes on."""
         return self._written + self._filled
 
     def write(self, data: Any) -> int:
@@ -136,7 +136,7 @@ class DirectFiles(FileSystem):
             self.facts[Path(path).name] = file.facts
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file."""
+        """Rename a file; its length and digest are then under the new name."""
         super().rename(path, new_path)
         if facts := self.facts.pop(Path(path).name, None):
             self.facts[Path(new_path).name] = facts

@@ -161,10 +161,11 @@ def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
 
         passes.append(Upsampling())
     if options.max_pooling:
-        from gallery_lib.compiler.passes import max_pooling
+        from gallery_lib.compiler.passes.max_pooling import MaxPooling
+        from gallery_lib.kernels import max_pool
 
-        if max_pooling.available():
-            passes.append(max_pooling.MaxPooling())
+        if max_pool.available():
+            passes.append(MaxPooling())
     return passes
 
 
@@ -173,8 +174,10 @@ def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
     passes: list[CustomGraphPass] = []
     if options.vector_dropout:
         from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
+        from gallery_lib.kernels import dropout_mask
 
-        passes.append(DropoutMasks())
+        if dropout_mask.available():
+            passes.append(DropoutMasks())
     if options.vector_masks:
         from gallery_lib.compiler.passes.vector_masks import VectorMasks
 

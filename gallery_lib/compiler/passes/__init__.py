@@ -4,7 +4,6 @@
 computes short sequences as batched products. `small_convolutions` computes convolutions over few
 positions as matrix products. `two_gradients` lets our batch norm add up gradients. `dropout_masks`
 draws dropout's random numbers by vector instructions. `max_pooling` pools images in C++.
-`vector_masks` reads and writes masks by vector instructions.
-`upsampling` keeps torch's own enlargement operators. `graph_writer` reads calls off a graph and
-writes new ones.
+`vector_masks` reads and writes masks by vector instructions. `upsampling` keeps torch's own
+enlargement operators. `graph_writer` reads calls off a graph and writes new ones.
 """

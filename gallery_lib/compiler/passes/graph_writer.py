@@ -65,6 +65,12 @@ class Writer:
         )
 
 
+def two_sides(value: Any) -> list[Any]:
+    """Return [value for the height, value for the width]; a single value is for both."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * 2 if len(values) == 1 else values
+
+
 def _values(arguments: Any) -> Any:
     return fx.map_arg(arguments, lambda node: node.meta["val"])
 

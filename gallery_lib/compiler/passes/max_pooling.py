@@ -18,8 +18,9 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.nn import functional
 
+from gallery_lib.compiler.passes import graph_writer
+from gallery_lib.compiler.passes.graph_writer import two_sides
 from gallery_lib.kernels import max_pool
-from gallery_lib.kernels.max_pool import available as available
 
 _NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
@@ -45,8 +46,8 @@ class MaxPooling(CustomGraphPass):
                 graph.erase_node(node)
 
     def uuid(self) -> Any:
-        """Return a hash of this file and of the operator's, so that it changes with them."""
-        return get_hash_for_files((__file__, max_pool.__file__))
+        """Return a hash of this file, the operator's and `graph_writer.py`."""
+        return get_hash_for_files((__file__, graph_writer.__file__, max_pool.__file__))
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
@@ -64,17 +65,11 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     ):
         return None
     kernel, padding, dilation = (
-        _two(given[name]) for name in ("kernel_size", "padding", "dilation")
+        two_sides(given[name]) for name in ("kernel_size", "padding", "dilation")
     )
-    stride = _two(given["stride"]) if given["stride"] else kernel
+    stride = two_sides(given["stride"]) if given["stride"] else kernel
     if not all(isinstance(size, int) for size in (*kernel, *stride, *padding)):
         return None  # not known before it runs
     if dilation != [1, 1] or kernel[0] * kernel[1] > max_pool.LARGEST_WINDOW:
         return None
     return image, kernel, stride, padding, given["ceil_mode"]
-
-
-def _two(value: Any) -> list[Any]:
-    """Return [value for the height, value for the width]; a single value is for both."""
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * 2 if len(values) == 1 else values

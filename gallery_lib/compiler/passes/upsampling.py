@@ -20,6 +20,9 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.nn import functional
 
+from gallery_lib.compiler.passes import graph_writer
+from gallery_lib.compiler.passes.graph_writer import two_sides
+
 _aten = torch.ops.aten
 _FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
 _BACKWARD = {
@@ -140,8 +143,8 @@ class Upsampling(CustomGraphPass):
                 graph.erase_node(node)
 
     def uuid(self) -> Any:
-        """Return a hash of this file, so that it changes with the file."""
-        return get_hash_for_files((__file__,))
+        """Return a hash of this file and of `graph_writer.py`."""
+        return get_hash_for_files((__file__, graph_writer.__file__))
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
@@ -168,12 +171,13 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         or enlarged.dtype != value.dtype
     ):
         return None
-    if isinstance(size, fx.Node) or any(isinstance(scale, fx.Node) for scale in _two(scales)):
+    if isinstance(size, fx.Node) or any(isinstance(scale, fx.Node) for scale in two_sides(scales)):
         return None  # not known before it runs
-    factors = None if scales is None else [float(scale) for scale in _two(scales)]
-    return image, mode, None if size is None else _two(size), factors, bool(kwargs["align_corners"])
-
-
-def _two(value: Any) -> list[Any]:
-    """Return [value for the height, value for the width]; a single value is for both."""
-    return list(value) if isinstance(value, (list, tuple)) else [value, value]
+    factors = None if scales is None else [float(scale) for scale in two_sides(scales)]
+    return (
+        image,
+        mode,
+        None if size is None else two_sides(size),
+        factors,
+        bool(kwargs["align_corners"]),
+    )
