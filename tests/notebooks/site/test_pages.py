@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from pathlib import Path
 
 from gallery_lib import config
 from gallery_lib.notebooks.site import documents, reference
+
+# What stands in a Markdown link, in {doc}`page` and in {doc}`words <page>`.
+_NAMED_IN_A_GUIDE = re.compile(r"(?:\]\(|\{doc\}`(?:[^`<]*<)?)([^)>`\s]+)")
 
 
 def test_every_guide_stands_in_the_navigation(checkout: Path) -> None:
@@ -15,6 +20,31 @@ def test_every_guide_stands_in_the_navigation(checkout: Path) -> None:
     assert {
         line.removeprefix("guides/") for line in page.splitlines() if line.startswith("guides/")
     } == guides
+
+
+def test_every_link_and_document_that_a_guide_names_is_a_page_of_the_site(checkout: Path) -> None:
+    docs = checkout / "docs"
+    named = [
+        (guide.name, target)
+        for guide in (docs / "guides").glob("*.md")
+        for target in _NAMED_IN_A_GUIDE.findall(guide.read_text())
+        if "://" not in target and not target.startswith("#")
+    ]
+    sources = [docs, checkout]  # the site has docs/, and benchmarks/ and notebooks/ beside it
+
+    def is_a_page(target: str) -> bool:
+        inside = os.path.normpath(f"guides/{target.partition('#')[0]}")
+        if inside in ("index", "options"):  # which the build writes
+            return True
+        if inside.startswith(".."):
+            return False
+        suffixes = ("", ".md", ".ipynb")
+        return any(
+            (root / f"{inside}{suffix}").is_file() for root in sources for suffix in suffixes
+        )
+
+    assert len(named) > 20
+    assert [(guide, target) for guide, target in named if not is_a_page(target)] == []
 
 
 def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(
