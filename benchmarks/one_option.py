@@ -52,12 +52,15 @@ def switches_of_config() -> list[str]:
 
 def session_with(option: str, on: bool, config: TrainConfig) -> Any:
     """Return a run of `config` in progress whose option `section.name` is `on`."""
+    from gallery_lib.config import switches
     from gallery_lib.console.phases import PhaseLog
     from gallery_lib.train import recipe
     from gallery_lib.train.resolved import resolve
     from gallery_lib.train.session import Observer, open_session
 
     section, name = option.split(".")
+    if option == "compute.kernels":  # the tasks' losses ask the switches of the run
+        config = dataclasses.replace(config, kernels=on)
     backend_config = recipe.backend_config
 
     def changed(asked: TrainConfig) -> Config:
@@ -69,7 +72,8 @@ def session_with(option: str, on: bool, config: TrainConfig) -> Any:
     try:
         resolved = resolve(config, local_processes=1, run_dir=str(config.run_dir))
         phases = PhaseLog(Path(str(config.run_dir)), enabled=False)
-        session = open_session(resolved, phases, Observer(), recipe.Recipe())
+        with switches.of_run(config):
+            session = open_session(resolved, phases, Observer(), recipe.Recipe())
     finally:
         recipe.backend_config = backend_config
     session.model.train()
@@ -79,11 +83,14 @@ def session_with(option: str, on: bool, config: TrainConfig) -> Any:
 
 def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
     """Train some steps; return each one's seconds, and those of processors, but the first's."""
+    from gallery_lib.config import switches
+
     times = []
-    for _ in range(steps):
-        began, used = time.perf_counter(), time.process_time()
-        session.step(batch)
-        times.append((time.perf_counter() - began, time.process_time() - used))
+    with switches.of_run(session.config):
+        for _ in range(steps):
+            began, used = time.perf_counter(), time.process_time()
+            session.step(batch)
+            times.append((time.perf_counter() - began, time.process_time() - used))
     return times[1:]
 
 
@@ -123,10 +130,8 @@ def main() -> int:
     """Measure, print, and return the exit code."""
     arguments = vars(_arguments())
     option, rounds, steps = (arguments.pop(name) for name in ("option", "rounds", "block_steps"))
-    from gallery_lib.config import switches
-
     config = TrainConfig(**arguments, compiler_opt=True, evaluate=False)
-    with TemporaryDirectory() as folder, switches.of_run(config):
+    with TemporaryDirectory() as folder:
         sessions = {
             form: session_with(
                 option, form == "with", dataclasses.replace(config, run_dir=f"{folder}/{form}")

@@ -36,7 +36,7 @@ def compiler_enabled() -> bool:
 
 
 def kernels_enabled() -> bool:
-    """Return whether this run uses own CUDA kernels.
+    """Return whether this run uses own kernels: all on CUDA, the loss's on the CPU.
 
     It does where the backend is on and `--no-kernels` was not given.
     """

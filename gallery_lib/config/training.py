@@ -29,8 +29,8 @@ class TrainConfig:
     )
     kernels: bool = option(
         True,
-        "Use own CUDA kernels, inside the accelerated backend. Switch them off to "
-        "compare, or where one fails.",
+        "Use own kernels inside the accelerated backend: all on CUDA, the loss's on the "
+        "CPU. Switch them off to compare, or where one fails.",
     )
     tune: bool = option(
         False,

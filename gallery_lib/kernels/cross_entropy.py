@@ -4,7 +4,7 @@ It equals `torch.nn.functional.cross_entropy` for class indices, with label smoo
 `ignore_index` but without class weights. Between forward and backward it keeps one number per row
 beside the logits. The same read also counts how many logits exceed the label's, which gives top-k
 hits. A label outside of the classes makes its loss and gradient NaN: an error would have to wait
-for the device.
+for the device. Where there is a C++ compiler, C++ does the work on the CPU (`cross_entropy_cpp`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import cross_entropy_cpp
 from gallery_lib.kernels.cross_entropy_launch import gradient_launch, rows_launch
 from gallery_lib.kernels.cross_entropy_reference import reference_gradient, reference_rows
 from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.operators import Autograd, kernel_device, register
+from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
 
 
 def cross_entropy(
@@ -99,6 +100,15 @@ def _rows_kernel(
     return results
 
 
+def _rows_in_cpp(
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _results(logits)
+    tensors = (logits.contiguous(), labels.contiguous(), *results)
+    cross_entropy_cpp.forward(smoothing, ignore_index, tensors)
+    return results
+
+
 def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
     rows = logits.shape[0]
@@ -124,6 +134,20 @@ def _gradient_kernel(
         gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient),
         logits.device,
     )
+    return gradient
+
+
+def _gradient_in_cpp(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+) -> Tensor:
+    gradient = _gradient(logits)
+    read = [tensor.contiguous() for tensor in (logits, labels, log_sum, of_loss)]
+    cross_entropy_cpp.backward(smoothing, ignore_index, (*read, gradient))
     return gradient
 
 
@@ -156,6 +180,7 @@ register(
     kernel=_rows_kernel,
     device=kernel_device,
     fake=_results,
+    cpp=Cpp(cross_entropy_cpp.takes, _rows_in_cpp),
     autograd=Autograd(_keep, _backward),
 )
 register(
@@ -166,4 +191,5 @@ register(
     kernel=_gradient_kernel,
     device=kernel_device,
     fake=_gradient,
+    cpp=Cpp(cross_entropy_cpp.takes, _gradient_in_cpp),
 )

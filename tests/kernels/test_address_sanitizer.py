@@ -30,7 +30,7 @@ def test_a_planted_access_after_the_end_is_noticed() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drawn_tensors(seed: int) -> None:
-    done = run("--cases", "3700", "--seed", str(seed))
+    done = run("--cases", "4200", "--seed", str(seed))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "AddressSanitizer" not in done.stderr
     outcomes = dict(reversed(line.split(maxsplit=1)) for line in done.stdout.splitlines())
@@ -39,6 +39,7 @@ def test_drawn_tensors(seed: int) -> None:
         "packing",
         "normalising",
         "pooling",
+        "losses",
         "damaged_descriptors",
     ):  # both kinds of cases were drawn
         refused = sum(int(times) for name, times in outcomes.items() if name.startswith(f"{way}:"))

@@ -13,6 +13,7 @@ from cuda_on_host import draw, host
 from cuda_on_host.memory import Guarded, poisoned
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kernels.cross_entropy_bounds import bounds
 from refusal import refused
 from torch.nn import functional
 
@@ -21,7 +22,6 @@ from gallery_lib.kernels.cross_entropy_launch import gradient_launch, rows_launc
 from gallery_lib.kernels.cross_entropy_reference import reference_gradient, reference_rows
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 
-U = 2.0**-24
 IGNORED = -100
 CLASSES = st.one_of(st.integers(1, 40), st.sampled_from([255, 256, 257, 1000, 2048, 4097]))
 
@@ -51,30 +51,6 @@ def on_host(logits, labels, smoothing, of_loss, offsets=(None, None), stride_gap
         each.check()
     assert torch.equal(memory.tensor.view(torch.uint8), before)
     return loss, log_sum, above, gradient.tensor
-
-
-def bounds(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, log_sum: torch.Tensor):
-    """Return bounds of the errors of loss, of log_sum [N] and of the gradient [N, C].
-
-    The gradient is for a unit gradient of the loss, before rounding to its dtype. A thread adds
-    C/256 + 16 terms. Each addition, each rescaling and each exponential (at most 2 units in the
-    last place, and the rounding of its argument, which e^-d weighs) is off by a few U of a sum of
-    positive terms.
-    """
-    terms = logits.shape[1] / 256 + 16
-    of_log_sum = (6 * terms + 100) * U + 2 * U * log_sum.abs()
-    known = labels.clamp(0, logits.shape[1] - 1)
-    own = logits.gather(1, known[:, None])[:, 0].abs()
-    of_loss = (
-        of_log_sum
-        + 4 * U * (log_sum.abs() + own)
-        + smoothing * (terms + 20) * U * logits.abs().sum(1) / logits.shape[1]
-    )
-    probability = (logits - log_sum[:, None]).exp()
-    of_gradient = probability * (
-        of_log_sum[:, None] + 2 * U * (logits.abs() + log_sum.abs()[:, None]) + 6 * U
-    ) + 6 * U * (probability + 1)
-    return of_loss, of_log_sum, of_gradient
 
 
 @pytest.mark.slow
@@ -127,7 +103,9 @@ def test_every_element_is_within_the_bound_of_float64(
     gradient = reference_gradient(
         logits.double(), labels, smoothing, IGNORED, log_sum, of_loss.double()
     )
-    loss_bound, log_sum_bound, unit_bound = bounds(logits.double(), labels, smoothing, log_sum)
+    loss_bound, log_sum_bound, unit_bound = bounds(
+        logits.double(), labels, smoothing, log_sum, classes / 256 + 16
+    )
     assert ((got_loss - loss).abs() <= loss_bound).all()
     assert ((got_log_sum - log_sum).abs() <= log_sum_bound).all()
     assert torch.equal(got_above, above)
@@ -245,7 +223,7 @@ def test_the_kernels_on_the_device(dtype, classes, cuda_kernels):
     gradient = reference_gradient(
         logits.double(), labels, 0.1, IGNORED, log_sum, torch.ones(33, dtype=torch.float64)
     )
-    loss_bound, _, unit_bound = bounds(logits.double(), labels, 0.1, log_sum)
+    loss_bound, _, unit_bound = bounds(logits.double(), labels, 0.1, log_sum, classes / 256 + 16)
     assert ((losses.detach().cpu() - loss).abs() <= loss_bound).all()
     assert torch.equal(ranks.cpu(), above)
     bound = (

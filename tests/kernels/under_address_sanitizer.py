@@ -296,6 +296,45 @@ def pooling(draw: random.Random) -> None:
     max_pool._call(way, tensors, kernel, stride, padding)
 
 
+def losses(draw: random.Random) -> None:
+    """Call cross-entropy with tensors that mostly fit, and labels of any kind."""
+    import torch
+
+    from gallery_lib.kernels import cross_entropy_cpp
+
+    rows, classes = draw.randint(1, 4), draw.choice([1, 15, 16, 17, 1023, 1025, 2050])
+
+    def tensor(shape: tuple[int, ...], dtype: Any) -> Any:
+        if draw.random() < 0.05:
+            return drawn_tensor(draw, draw.choice([shape, (0,), (7, 3)]), drawn_dtype(draw))
+        if draw.random() < 0.05:
+            shape = (shape[0] + draw.choice([-1, 1]), *shape[1:])
+        values = torch.zeros(shape).random_(9).to(dtype)
+        if draw.random() < 0.03:
+            values.untyped_storage().resize_(values.untyped_storage().nbytes() // 2)
+        return values
+
+    dtype, one = draw.choice([torch.float32, torch.bfloat16]), torch.float32
+    labels = tensor((rows,), torch.int64)
+    if labels.numel() and labels.dtype is torch.int64 and draw.random() < 0.5:
+        labels[0] = draw.choice([-100, -1, classes - 1, classes, 2**40, -(2**63)])
+    logits, first, second = (
+        tensor((rows, classes), dtype),
+        tensor((rows,), one),
+        tensor((rows,), one),
+    )
+    smoothing = draw.choice([0.0, 0.1])
+    if draw.random() < 0.5:
+        columns = [logits, labels, first, second, tensor((rows,), torch.int32)]
+        call = cross_entropy_cpp.forward
+    else:
+        columns = [logits, labels, first, second, tensor((rows, classes), dtype)]
+        call = cross_entropy_cpp.backward
+    if draw.random() < 0.05:
+        columns[draw.randrange(5)] = columns[draw.randrange(5)]
+    call(smoothing, -100, columns)
+
+
 def damaged_descriptors(draw: random.Random) -> None:
     """Call entry points with descriptors of real memory whose contents are not true.
 
@@ -390,6 +429,7 @@ WAYS: tuple[Callable[[random.Random], None], ...] = (
     normalising,
     masking,
     pooling,
+    losses,
     damaged_descriptors,
     training,
 )

@@ -37,11 +37,11 @@ struct Tensors {
 static Reason fits(Tensors& tensors, Column column) {
     Tensor &tensor = tensors.at[column], &x = tensors.at[X];
     if (column >= BATCHES) {
-        if (const Reason reason = checked(tensor, FLOAT32, sizeof(float))) return reason;
+        if (const Reason reason = checked(tensor, FLOAT32)) return reason;
         return tensor.dims == 1 && tensor.count == x.sizes[1] ? FINE : WRONG_SHAPE;
     }
     if (column == X && tensor.dtype != FLOAT32 && tensor.dtype != BFLOAT16) return WRONG_DTYPE;
-    if (const Reason reason = checked(tensor, Dtype(x.dtype), x.dtype == FLOAT32 ? 4 : 2)) return reason;
+    if (const Reason reason = checked(tensor, Dtype(x.dtype))) return reason;
     if (tensor.dims != 4 || !tensor.count || !same_sizes(x, tensor)) return WRONG_SHAPE;
     return is_channels_last(tensor) ? FINE : OTHER_LAYOUT;
 }

@@ -74,7 +74,7 @@ static int64_t pack(const PackArguments& a) {
     for (int64_t column = 0; column < columns; column++) {
         Tensor& tensor = tensors[column];
         if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, 0, column);
-        Reason reason = column == PACKED ? checked(tensor, UINT8, 1) : checked(tensor, FLOAT32, sizeof(float));
+        Reason reason = column == PACKED ? checked(tensor, UINT8) : checked(tensor, FLOAT32);
         const int64_t size = tensors[GRADIENT].count;
         const bool fits = size <= LARGEST && tensor.count == (column == PACKED ? packed_bytes(size) : size);
         if (!reason && (tensor.dims != 1 || !fits)) reason = WRONG_SHAPE;
@@ -143,7 +143,7 @@ static int64_t accumulate(const AccumulateArguments& a) {
     Tensor sum, packed;
     Reader reader{a.descriptors, a.length, 2};
     if (!reader.next(sum) || !reader.next(packed) || !reader.done()) return refusal(WRONG_ARGUMENTS);
-    if (const Reason reason = checked(sum, FLOAT32, sizeof(float))) return refusal(reason, 0, SUM);
+    if (const Reason reason = checked(sum, FLOAT32)) return refusal(reason, 0, SUM);
     if (sum.dims != 1 || sum.count > LARGEST) return refusal(WRONG_SHAPE, 0, SUM);
     if (packed.dtype != UINT8) return refusal(WRONG_DTYPE, 0, PACKED);
     const int64_t each = packed_bytes(sum.count);

@@ -8,7 +8,7 @@
 #include "tensor.h"
 #include "vectors.h"
 
-struct Arguments {               // as in max_pool_cpp.py
+struct Arguments {               // as in max_pool.py
     const int64_t* descriptors;  // of image, pooled and offsets: [N, C, H, W], [N, C, OH, OW] and bytes of that shape
     int64_t length;              // of `descriptors`, in numbers
     int64_t kernel[2], stride[2], padding[2];
@@ -136,11 +136,11 @@ static int64_t read(const Arguments& a, int64_t written, Call& c) {
         Tensor& tensor = *tensors[column];
         if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, 0, column);
         if (!column && tensor.dtype != FLOAT32 && tensor.dtype != BFLOAT16) return refusal(WRONG_DTYPE, 0, column);
-        const int64_t dtype = column == 2 ? UINT8 : c.image.dtype, bytes = dtype == UINT8 ? 1 : dtype == BFLOAT16 ? 2 : 4;
-        if (const Reason reason = checked(tensor, Dtype(dtype), bytes)) return refusal(reason, 0, column);
+        const Dtype dtype = column == 2 ? UINT8 : Dtype(c.image.dtype);
+        if (const Reason reason = checked(tensor, dtype)) return refusal(reason, 0, column);
         if (tensor.dims != 4 || !tensor.count) return refusal(WRONG_SHAPE, 0, column);
         if (!is_channels_last(tensor)) return refusal(OTHER_LAYOUT, 0, column);
-        spans.push_back({tensor.data, tensor.data + tensor.count * bytes, bool(written >> column & 1), 0, column});
+        spans.push_back({tensor.data, tensor.data + tensor.count * element_bytes(dtype), bool(written >> column & 1), 0, column});
     }
     if (!reader.done()) return refusal(WRONG_ARGUMENTS);
     c.samples = c.image.sizes[0], c.channels = c.image.sizes[1], c.height = c.image.sizes[2], c.width = c.image.sizes[3];

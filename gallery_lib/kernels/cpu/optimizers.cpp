@@ -37,7 +37,7 @@ static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, s
         for (int64_t column = 0; column < t.columns; column++) {
             Tensor& tensor = of_row[column];
             if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, row, column);
-            Reason reason = checked(tensor, FLOAT32, sizeof(float));
+            Reason reason = checked(tensor, FLOAT32);
             if (!reason && !same_sizes(of_row[0], tensor)) reason = WRONG_SHAPE;
             if (!reason && tensor.count && !same_strides(of_row[0], tensor)) reason = OTHER_LAYOUT;
             if (reason) return refusal(reason, row, column);

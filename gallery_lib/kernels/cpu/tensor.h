@@ -18,8 +18,12 @@ enum Reason : int64_t {  // as in cpu_tensors.py
     WRONG_ARGUMENTS,
     OUT_OF_MEMORY,
 };
-enum Dtype : int64_t { OTHER, FLOAT32, UINT8, BFLOAT16 };  // as in cpu_tensors.py
-constexpr int64_t MOST_DIMENSIONS = 64;                    // torch's own limit
+enum Dtype : int64_t { OTHER, FLOAT32, UINT8, BFLOAT16, INT64, INT32 };  // as in cpu_tensors.py
+constexpr int64_t MOST_DIMENSIONS = 64;                                  // torch's own limit
+
+static inline int64_t element_bytes(int64_t dtype) {  // of a dtype that has a name here
+    return dtype == INT64 ? 8 : dtype == FLOAT32 || dtype == INT32 ? 4 : dtype == BFLOAT16 ? 2 : 1;
+}
 
 static inline int64_t refusal(Reason reason, int64_t row = 0, int64_t column = 0) {
     return reason + (column << 8) + (row << 16);
@@ -51,11 +55,11 @@ struct Reader {
         const int64_t* of_tensor = columns + at++;
         const int64_t of_all = length - FIXED * tensors, dims = of_tensor[4 * tensors];
         if (dims < 0 || dims > MOST_DIMENSIONS || of_all / 2 - dims_before < dims) return false;
-        const int64_t dtype = of_tensor[3 * tensors], element_bytes = dtype == FLOAT32 ? 4 : dtype == BFLOAT16 ? 2 : 1;
+        const int64_t dtype = of_tensor[3 * tensors];
         int64_t before;
         tensor.data = reinterpret_cast<char*>(of_tensor[0]);
         tensor.dtype = dtype, tensor.dims = dims, tensor.count = 0;
-        if (__builtin_mul_overflow(of_tensor[2 * tensors], element_bytes, &before) || before < 0) return false;
+        if (__builtin_mul_overflow(of_tensor[2 * tensors], element_bytes(dtype), &before) || before < 0) return false;
         tensor.bytes = of_tensor[tensors] - before;
         tensor.sizes = columns + FIXED * tensors + dims_before, tensor.strides = tensor.sizes + of_all / 2;
         dims_before += dims;
@@ -108,15 +112,23 @@ static inline bool is_channels_last(const Tensor& tensor) {
     return true;
 }
 
+// Whether the elements of rows lie one after the other, and the rows too; the stride of a dimension of size 1 means nothing.
+static inline bool is_contiguous(const Tensor& tensor) {
+    int64_t expected = 1;
+    for (int64_t i = tensor.dims - 1; i >= 0; expected *= tensor.sizes[i--])
+        if (tensor.sizes[i] != 1 && tensor.strides[i] != expected) return false;
+    return true;
+}
+
 // A dense tensor with all of its memory; one without elements needs none.
-static inline Reason checked(Tensor& tensor, Dtype dtype, int64_t element_bytes) {
+static inline Reason checked(Tensor& tensor, Dtype dtype) {
     if (tensor.dtype != dtype) return WRONG_DTYPE;
     if (!measure(tensor)) return WRONG_SHAPE;
     if (!tensor.count) return FINE;
     if (!tensor.data) return NULL_POINTER;
     if (!is_dense(tensor)) return NOT_DENSE;
-    if (reinterpret_cast<uintptr_t>(tensor.data) % element_bytes) return UNALIGNED;
-    return tensor.bytes / element_bytes < tensor.count ? TOO_LITTLE_MEMORY : FINE;
+    if (reinterpret_cast<uintptr_t>(tensor.data) % element_bytes(dtype)) return UNALIGNED;
+    return tensor.bytes / element_bytes(dtype) < tensor.count ? TOO_LITTLE_MEMORY : FINE;
 }
 
 struct Span {

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 
-_DTYPES = {torch.float32: 1, torch.uint8: 2, torch.bfloat16: 3}
+_DTYPES = {torch.float32: 1, torch.uint8: 2, torch.bfloat16: 3, torch.int64: 4, torch.int32: 5}
 UNALIGNED, OVERLAP = 7, 8
 _REASONS = {
     1: "it has another dtype than this step is written for",
     2: "its shape does not fit the others'",
     3: "it has gaps, or elements that share memory",
-    4: "its layout differs from the weight's",
+    4: "its layout differs from the weight's, or is none that this function takes",
     5: "its storage has less memory than its shape asks for",
     6: "it has no memory",
     UNALIGNED: "its address is no multiple of its element size",

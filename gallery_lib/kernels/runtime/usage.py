@@ -2,9 +2,10 @@
 
 The loss, the loader and the optimizer ask for it. On CUDA a run uses our operators when kernels run
 there: then, and only then, they are faster. On the CPU, and on a GPU that kernels are not compiled
-for, plain torch stands in for a kernel. torch's own function is the better choice there. Batch norm
-has C++ for the CPU, and an option of its own (`config.compute.batch_norm_kernels`). To test this
-choice without a GPU, a test may request our operators on the CPU with `on_cpu_too()`.
+for, plain torch stands in for a kernel. torch's own function is the better choice there. What has
+C++ for the CPU is chosen elsewhere: batch norm by an option (`config.compute.batch_norm_kernels`),
+the loss by its size (`gallery_lib.tasks.domains.cross_entropy`). To test this choice without a GPU,
+a test may request our operators on the CPU with `on_cpu_too()`.
 """
 
 from __future__ import annotations
