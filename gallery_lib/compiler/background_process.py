@@ -4,7 +4,7 @@ The fork has the model, its inputs and the user's code as they are, so nothing i
 shares memory with the training until either writes to it. It has a low priority, and ends with the
 process that it comes from.
 
-A fork does not have the threads of its parent, so OpenMP's regions run on one thread here. What the
+A fork does not have the threads of its parent, so all work is done by one thread here. What the
 fork has of the parent's sockets and pipes is put out of use, so that nobody is kept waiting for it,
 and no collective call can be made.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import re
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import psutil
+import torch
 import torch.distributed as dist
 
 from gallery_lib.system.exit_codes import (
@@ -78,12 +80,16 @@ class CompilerProcess:
 
     def fault(self) -> str:
         """Return why the process has failed, in a line."""
-        number = signal_of_exit_code(shell_exit_code(self._status or 0))
-        if number is not None:
-            return f"it was ended by {number.name}"
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        text = self._log.read().decode(errors="replace")
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        number = signal_of_exit_code(shell_exit_code(self._status or 0))
+        if number is None:
+            return lines[-1] if lines else "it said nothing"
+        # Python tells the frames of every thread for a signal, the innermost first.
+        frames = text.partition("Current thread ")[2].split("\n")[1:]
+        where = f" in {frame[5:]}" if frames and (frame := frames[0].strip()) else ""
+        return f"it was ended by {number.name}{where}"
 
     def end(self) -> None:
         """Kill the process and what it has started.
@@ -113,6 +119,7 @@ def _run(work: Callable[[], None], niceness: int, parent: int, log: int) -> NoRe
         for number in (1, 2):
             os.dup2(log, number)
         sys.stdout = sys.stderr = open(log, "w", closefd=False)  # noqa: SIM115
+        faulthandler.enable()
         _put_connections_out_of_use()
         for interrupt in (signal.SIGINT, signal.SIGUSR1):  # those are for the parent
             signal.signal(interrupt, signal.SIG_IGN)
@@ -144,9 +151,13 @@ def _watch(parent: int) -> None:
 def _use_one_thread() -> None:
     """Let every OpenMP region run on the thread that comes to it.
 
-    The parent's threads are not there, and a region would wait for them. The number of threads that
-    compiled code is written for stays.
+    The parent's threads are not there, and a region would wait for them. oneDNN shares out its work
+    by the number of threads before a region begins, and its threads wait for each other; so that
+    number has to be one. The number that compiled code is written for stays.
     """
+    written_for = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.get_num_threads = lambda: written_for
     for library in {
         line.split(maxsplit=5)[5].strip()
         for line in Path("/proc/self/maps").read_text().splitlines()

@@ -31,9 +31,9 @@ class Compiler(Settable):
         "when it is done. Steps are slower until then; losses differ by rounding from that step.",
     )
     background_nice: int = option(
-        10,
+        5,
         "Niceness of the compiler in the background. Lower it to go over sooner; on few cores "
-        "steps are slower until then. At 10 it takes a tenth of a core that the training uses.",
+        "steps are slower until then. At 5 it takes a quarter of a core that the training uses.",
         minimum=0,
         maximum=19,
     )
