@@ -56,7 +56,8 @@ KINDS = (
         "startup",
         "How soon a run starts",
         "Seconds from the command to the first step that is counted; "
-        "the second run finds what the first one compiled.",
+        "the second run finds what the first one compiled. From a cold cache: what the first "
+        "minute after the command brings.",
         "python3 benchmarks/startup.py",
         startup,
     ),

@@ -8,17 +8,22 @@ first has compiled; `first` is cold only where the cache was. Start-up counts fr
 `launch_single_task.py`, which has nothing imported, to the end of the warm-up. The steady-state
 time of the warm-up's steps is subtracted. The second run may take at most 10 seconds.
 
-With `--background-seconds` three more runs each train for so long, with empty caches: uncompiled,
-compiled, and with `compile_in_background`. Their samples and longest second stand in `background`.
+With `--background-seconds` three more runs each train for so long from the launch on, with empty
+caches: the baseline uncompiled, the backend compiled, and with `compile_in_background`. Of each,
+`background` has the samples trained, the seconds to the first step, the longest step after it, and
+from which step on the run stays ahead of the uncompiled one (absent: from none of these).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
+import time
+from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,10 +44,11 @@ from gallery_lib.config import TrainConfig, command_line
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system.processes import end_supervised, start_supervised
 from gallery_lib.train.results import read_results
-from gallery_lib.train.run_log import each_step_seconds
+from gallery_lib.train.run_log import STEPS_FILE, each_step_seconds
 
 _MOST_SECONDS = 10.0
 _MOST_STEPS = 1_000_000
+_LOOK_SECONDS = 0.05
 _COMMAND = Path(__file__).resolve().parent.parent / "launch_single_task.py"
 
 
@@ -80,32 +86,57 @@ def first_seconds(name: str, seconds: float) -> dict[str, dict[str, float]]:
         "compiled": {"compiler_opt": True},
         "background": {"compiler_opt": True, "compile_in_background": True},
     }
-    return {kind: _train_for(name, seconds, options) for kind, options in kinds.items()}
+    ends: dict[str, list[float]] = {}
+    rows: dict[str, dict[str, float]] = {}
+    for kind, options in kinds.items():
+        config = _config(name, "", _MOST_STEPS, log_interval=1, **options)
+        ends[kind] = of_kind = _train_for(config, seconds)
+        steps = [later - earlier for earlier, later in pairwise(of_kind)]
+        rows[kind] = {"samples": float(len(of_kind) * (config.batch_size or 0))}
+        if of_kind:
+            rows[kind]["first_step_seconds"] = of_kind[0]
+        if steps:
+            rows[kind]["longest_step_seconds"] = max(steps)
+            rows[kind]["last_steps_seconds"] = stats.percentiles(steps[-20:])["p50"]
+        step = ahead_from(of_kind, ends["eager"])
+        if kind != "eager" and step is not None:
+            rows[kind]["ahead_from_step"] = float(step)
+    return rows
 
 
-def _train_for(name: str, seconds: float, options: dict[str, Any]) -> dict[str, float]:
-    """Train for `seconds` from the launch on, then end the run; return what its log tells."""
+def ahead_from(ours: list[float], others: list[float]) -> int | None:
+    """Return the step from which on ours end no later than the others', or None.
+
+    Both are the seconds at which each step ended. Steps that only one of them has count for it.
+    """
+    behind = [n for n, (one, other) in enumerate(zip(ours, others, strict=False), 1) if one > other]
+    step = behind[-1] + 1 if behind else 1
+    return step if step <= len(ours) else None
+
+
+def _train_for(config: TrainConfig, seconds: float) -> list[float]:
+    """Train for `seconds` from the launch on, then end the run; return when each step ended."""
     with TemporaryDirectory() as folder:
-        config = _config(name, folder, _MOST_STEPS, log_interval=1, **options)
+        run_dir = Path(folder) / "run"
+        config = dataclasses.replace(config, run_dir=str(run_dir))
+        began, first = time.monotonic(), 0.0
         process = start_supervised(
             [sys.executable, str(_COMMAND), *command_line.words_of(config)],
             {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")},
             stdout=subprocess.DEVNULL,
         )
-        try:
-            process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            end_supervised(process)
-        else:
-            raise RunFailed(f"{name} has ended before its time: {process.returncode}")
+        while (passed := time.monotonic() - began) < seconds:
+            if process.poll() is not None:
+                raise RunFailed(f"{config.model} has ended before its time: {process.returncode}")
+            log = run_dir / STEPS_FILE
+            if not first and log.is_file() and log.stat().st_size:
+                first = passed
+            time.sleep(_LOOK_SECONDS)
+        end_supervised(process)
         durations: list[float] = []
         with contextlib.suppress(InputError):  # none yet
-            durations = each_step_seconds(Path(config.run_dir or ""))
-    return {
-        "samples": float(len(durations) * (config.batch_size or 0)),
-        "longest_step_seconds": max(durations[1:], default=0.0),
-        "last_steps_seconds": stats.percentiles(durations[-20:])["p50"] if durations else 0.0,
-    }
+            durations = each_step_seconds(run_dir)
+    return [first + after for after in accumulate(durations[1:], initial=0.0)] if durations else []
 
 
 def main() -> int:
