@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 
@@ -18,8 +21,9 @@ import pytest
     ],
 )
 def test_a_run_is_ahead_from_the_step_after_the_last_that_ended_later(
-    ours: list[float], others: list[float], step: int | None
+    ours: list[float],
+    others: list[float],
+    step: int | None,
+    benchmark_module: Callable[[str], Any],
 ) -> None:
-    from startup import ahead_from  # benchmarks/, see conftest.py
-
-    assert ahead_from(ours, others) == step
+    assert benchmark_module("startup").ahead_from(ours, others) == step
