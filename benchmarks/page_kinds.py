@@ -18,12 +18,12 @@ from page_tables import (
     loader,
     own_script,
     resnet50,
-    startup,
     sweep,
     trust,
     waterfall,
 )
 from published import File
+from startup_table import startup
 
 from gallery_lib.errors import InputError
 
