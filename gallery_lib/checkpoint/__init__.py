@@ -4,7 +4,7 @@
   every implementation of an optimizer.
 - `saver`: when to save, agreed by all ranks. `writing`: by torch.distributed.checkpoint, in a
   thread. `staging`: the copy that is written.
-- `folders`, `manifest`: a checkpoint is whole or not there; each file has its digest.
+- `folders`, `manifest`: a checkpoint is whole or not there; each file has its digest (`digests`).
 - `choice`: the newest that is whole, or the one that was named. `reading`: files are data.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
 - `script`: `Checkpoint`, for a training script, in two lines.

@@ -1,4 +1,4 @@
-"""Files written past the page cache (O_DIRECT), whose SHA-256 is known when they are closed.
+"""Files written past the page cache (O_DIRECT), whose digest is known when they are closed.
 
 A checkpoint is hundreds of megabytes that nobody reads soon. In the page cache each of its pages
 would be allocated, copied to, and dropped again later. That takes processor time from the training,
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import mmap
 import os
@@ -20,7 +19,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from gallery_lib.checkpoint.manifest import FileFacts
+from gallery_lib.checkpoint import digests
+from gallery_lib.checkpoint.manifest import FileFacts, file_facts
 
 _BUFFER_BYTES = 4 * 2**20
 _BLOCK_BYTES = 4096
@@ -43,7 +43,7 @@ class DirectFile(io.RawIOBase):
         self.facts: FileFacts | None = None
         self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # begins at a page, as direct writes need it
         self._filled = self._written = 0
-        self._digest = hashlib.sha256()
+        self._digest = digests.new(digests.NAME)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._direct = getattr(os, "O_DIRECT", 0)
         try:
@@ -88,7 +88,7 @@ class DirectFile(io.RawIOBase):
                 self._write_out(-(-self._filled // _BLOCK_BYTES) * _BLOCK_BYTES)
             os.ftruncate(self._descriptor, self._written)
             os.fsync(self._descriptor)
-            self.facts = FileFacts(self._written, self._digest.hexdigest())
+            self.facts = file_facts(self._written, digests.NAME, self._digest.hexdigest())
         finally:
             super().close()
             os.close(self._descriptor)
