@@ -160,6 +160,8 @@ def main() -> int:
         help="JSON file for the figures; it keeps what it has of other tasks",
     )
     arguments = parser.parse_args()
+    if not 0 <= arguments.background_seconds <= 3600:
+        raise InputError("--background-seconds must be 0 to 3600.")
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:
         row = rows[name] = {which: run(name, arguments.steps) for which in ("first", "second")}

@@ -54,7 +54,7 @@ def startup(files: Sequence[File]) -> str:
 def _first_minute(name: str, kinds: dict[str, dict[str, float]]) -> Rows:
     """Return a row for each kind of run that trained from a cold cache."""
     names = {"eager": "eager mode", "compiled": "compiled", "background": "in the background"}
-    result = []
+    result, eager = [], kinds.get("eager", {}).get("samples", 0.0)
     for kind, row in kinds.items():
         first, longest = row.get("first_step_seconds"), row.get("longest_step_seconds")
         ahead = row.get("ahead_from_step")
@@ -65,7 +65,7 @@ def _first_minute(name: str, kinds: dict[str, dict[str, float]]) -> Rows:
                 names[kind],
                 "–" if first is None else f"{first:.1f} s",
                 f"{row['samples']:.0f}",
-                f"{row['samples'] / kinds['eager']['samples']:.2f}×",
+                f"{row['samples'] / eager:.2f}×" if eager else "–",
                 "–" if longest is None else seconds(longest),
                 never if ahead is None else f"{ahead:.0f}",
             ]

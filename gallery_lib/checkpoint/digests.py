@@ -7,26 +7,23 @@ SHA-256 takes a training half a second of a core for a gigabyte.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     import xxhash
 except ImportError:  # not where only torch is
     xxhash = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 SHA, XXH3 = "sha256", "xxh3_128"
 NAME = SHA if xxhash is None else XXH3
-"""Digest of new files."""
+"""Which of the two new files get: the name of its field in `manifest.FileFacts`."""
 
 
 class Missing(ImportError):
     """A digest cannot be computed, since a package is missing."""
 
 
-def new(name: str) -> _Hash | Any:
+def new(name: str) -> Any:
     """Return a digest to which bytes are added, as of `hashlib`; `name` is SHA or XXH3.
 
     Raises:

@@ -54,10 +54,8 @@ def _call(
     threads = torch.get_num_threads()
     arguments = _Arguments(*descriptors.buffer_info(), given, threads, flag, number, epsilon)
     library = cpu_library.library(SOURCE, *OPTIONS)
-    assert library is not None
-    if code := cpu_tensors.entry(library, f"batch_norm_{function}")(ctypes.byref(arguments)):
-        names = [n for n, t in zip(_COLUMNS, tensors, strict=False) if t is not None]
-        cpu_tensors.check(code, f"batch_norm_{function}", [row], names)
+    names = [n for n, t in zip(_COLUMNS, tensors, strict=False) if t is not None]
+    cpu_tensors.call(library, f"batch_norm_{function}", arguments, row, names)
 
 
 def _suits(x: Tensor, others: tuple[Tensor | None, ...], values: tuple[Tensor | None, ...]) -> bool:

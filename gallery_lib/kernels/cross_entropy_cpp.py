@@ -87,7 +87,4 @@ def _call(
         *descriptors.buffer_info(), ignore_index, smoothing, torch.get_num_threads()
     )
     library = cpu_library.library(_SOURCE, *_OPTIONS)
-    assert library is not None
-    name = f"cross_entropy_{function}"
-    if code := cpu_tensors.entry(library, name)(ctypes.byref(arguments)):
-        cpu_tensors.check(code, name, [tensors], columns)
+    cpu_tensors.call(library, f"cross_entropy_{function}", arguments, tensors, columns)

@@ -69,10 +69,7 @@ def _call(function: str, tensors: Sequence[Tensor], *window: Sequence[int]) -> N
         *descriptors.buffer_info(), *(_TWO(*two) for two in window), torch.get_num_threads()
     )
     library = cpu_library.library(_SOURCE, *_OPTIONS)
-    assert library is not None
-    name = f"max_pool_{function}"
-    if code := cpu_tensors.entry(library, name)(ctypes.byref(arguments)):
-        cpu_tensors.check(code, name, [tensors], _COLUMNS)
+    cpu_tensors.call(library, f"max_pool_{function}", arguments, tensors, _COLUMNS)
 
 
 def _channels_last(shape: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

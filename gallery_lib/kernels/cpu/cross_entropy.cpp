@@ -38,13 +38,6 @@ static inline Floats exponential(Floats x) {
     return x < LOWEST ? Floats{} : y * half * 2.0f;
 }
 
-template <class Values>
-static inline auto sum_of(Values values) {
-    auto sum = values[0];
-    for (int64_t lane = 1; lane < WIDTH; lane++) sum += values[lane];
-    return sum;
-}
-
 // Values that are not there, beyond the first ones, are replaced.
 static inline Floats with_rest(Floats values, All, float) { return values; }
 static inline Floats with_rest(Floats values, First part, float rest) {
@@ -89,10 +82,10 @@ static Row read_row(const Element* row, int64_t classes, float own) {
         in_vectors(begin, end, [&](int64_t at, auto part) {
             exponentials += exponential(with_rest(load(row + at, part), part, -INFINITE) - shift);
         });
-        double sum = 0, sum_of_logits = 0;
-        for (int64_t lane = 0; lane < WIDTH; lane++) sum += exponentials[lane], sum_of_logits += logits[lane];
         if (most > result.largest) result.exponentials *= std::exp(double(result.largest) - double(most));
-        result.largest = most, result.exponentials += sum, result.logits += sum_of_logits, result.above += sum_of(above);
+        double sum = 0, sum_of_logits = 0;
+        for (int64_t lane = 0; lane < WIDTH; lane++) sum += exponentials[lane], sum_of_logits += logits[lane], result.above += above[lane];
+        result.largest = most, result.exponentials += sum, result.logits += sum_of_logits;
     }
     return result;
 }

@@ -100,6 +100,29 @@ def check(
     )
 
 
+def call(
+    library: ctypes.CDLL | None,
+    name: str,
+    arguments: ctypes.Structure,
+    tensors: Sequence[Tensor],
+    columns: Sequence[str],
+) -> None:
+    """Call a function of a library that was built, with its one structure.
+
+    Args:
+        library: what `cpu_library.library` returned; not None.
+        name: of the function, which returns a code for `check`.
+        arguments: the structure, with the address of descriptors that the caller keeps.
+        tensors: what the descriptors describe, for the error.
+        columns: a name for each of them.
+
+    Raises:
+        Refused: for tensors that do not fit together; nothing is changed then.
+    """
+    assert library is not None
+    check(entry(library, name)(ctypes.byref(arguments)), name, [tensors], columns)
+
+
 def entry(library: ctypes.CDLL, name: str) -> Any:
     """Return a function of the library that returns a code for `check`."""
     function = getattr(library, name)
