@@ -18,7 +18,7 @@ from gallery_lib.compiler import cache, cuda_graphs, repeated_blocks
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.compiler.frozen_weights import compile_anew_when_frozen
 from gallery_lib.compiler.fusion.batch_norm import is_fused
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -124,7 +124,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         done += f", {options.keep_activations:.0%} of the activations kept"
     regions = repeated_blocks.find(model) if options.repeated_blocks_once else None
     if regions is None:
-        compile_call(model, backend=name, options=compile_options or None)
+        compile_calls([model], backend=name, options=compile_options or None)
         return done
     repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options or None)
     return (

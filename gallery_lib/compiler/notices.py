@@ -20,9 +20,6 @@ from gallery_lib.console.outlets import note
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
 
-_compiled_kinds: set[type] = set()
-"""Classes of models that the compiler made graphs of: another model of the class may use these."""
-
 
 def _breaks() -> dict[str, int]:
     """Return the graph breaks that Dynamo has counted in this process so far, by reason."""
@@ -64,9 +61,7 @@ def announce_first_call(
         if model._compiled_call_impl is first_call:
             model._compiled_call_impl = compiled
         seconds = time.monotonic() - began
-        if _graphs() > graphs:
-            _compiled_kinds.add(type(model))
-        elif type(model) not in _compiled_kinds:
+        if _graphs() == graphs:
             done["compiler"] = f"none: the compiler made no graph of {name}"
             say(f"{name} runs as it is: the compiler made no graph of it")
         breaks = {

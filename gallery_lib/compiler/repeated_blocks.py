@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 
 FEWEST_BLOCKS = 3
 LEAST_PART = 0.5
@@ -103,8 +103,8 @@ def compile_regions(model: nn.Module, regions: Regions, **options: Any) -> None:
     number of its own, say. A warning then says so, and the model is compiled as one from the next
     call on.
     """
-    for module in (*(block for group in regions.groups for block in group), *regions.around):
-        compile_call(module, **options)
+    for alike in (*regions.groups, *((module,) for module in regions.around)):
+        compile_calls(alike, **options)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         began, shared = _graphs(), True
@@ -135,7 +135,7 @@ def compile_regions(model: nn.Module, regions: Regions, **options: Any) -> None:
                 warnings.warn(f"{what}: from its next call on, it is compiled as one", stacklevel=2)
                 for module in (*compiled, *regions.around):
                     module._compiled_call_impl = None
-                compile_call(model, **options)
+                compile_calls([model], **options)
             elif _graphs() > began:
                 model._compiled_call_impl = None
 

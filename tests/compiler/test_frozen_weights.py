@@ -10,7 +10,7 @@ from torch import nn
 
 from gallery_lib import accelerate
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 
 
 class Own(nn.Module):
@@ -27,7 +27,7 @@ def traced(monkeypatch):
     """Let the compiler trace, and run its graphs with eager's operators."""
 
     def compiled(model, options, device):
-        compile_call(model, backend="aot_eager")
+        compile_calls([model], backend="aot_eager")
         return "aot_eager"
 
     monkeypatch.setitem(backend._BACKENDS, "inductor", compiled)

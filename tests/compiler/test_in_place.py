@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from gallery_lib.compiler import notices
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 
 
 class Counted:
@@ -51,7 +53,7 @@ def test_a_module_is_one_graph_whoever_wrote_its_forward(build):
     torch.manual_seed(0)
     module, x, backend = build(), torch.randn(3, 4), Counted()
     expected = module(x)
-    compile_call(module, backend=backend)
+    compile_calls([module], backend=backend)
     torch.testing.assert_close(module(x), expected)
     module(x)
     assert (backend.graphs, backend.calls) == (1, 2)
@@ -72,22 +74,63 @@ class Refused(nn.Module):
         return self._layer(x)
 
 
+class Widened(nn.Module):
+    """A model of another shape with each width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def widened_sequential(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU())
+
+
 def test_a_model_of_which_no_graph_was_made_is_named(capsys):
     torch._dynamo.reset()
     model, done = Refused(), {"compiler": "inductor, mode default"}
-    compile_call(model, backend=Counted())
+    compile_calls([model], backend=Counted())
     notices.announce_first_call(model, done)
     model(torch.randn(3, 4))
     assert done["compiler"] == "none: the compiler made no graph of Refused"
     assert "Refused runs as it is" in capsys.readouterr().err
 
 
-def test_a_second_model_of_a_class_may_use_the_graphs_of_the_first(capsys):
+@pytest.mark.parametrize("build", [Widened, widened_sequential], ids=["a class", "Sequential"])
+def test_every_model_of_a_process_is_compiled_however_many_there_were(build, capsys):
     torch._dynamo.reset()
-    for _ in range(2):
-        model, done = Own(), {"compiler": "inductor, mode default"}
-        compile_call(model, backend="eager")
+    models = [build(width) for width in range(1, 2 * torch._dynamo.config.recompile_limit)]
+    for model in models:
+        backend, done = Counted(), {"compiler": "inductor, mode default"}
+        compile_calls([model], backend=backend)
         notices.announce_first_call(model, done)
-        model(torch.randn(3, 4))
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(model(x), model.forward(x))
+        assert (backend.graphs, backend.calls) == (1, 1)
         assert done["compiler"] == "inductor, mode default"
     assert "runs as it is" not in capsys.readouterr().err
+
+
+def test_a_compilation_of_the_users_own_is_not_counted_with_ours():
+    torch._dynamo.reset()
+    others = [Widened(width) for width in range(1, 2 * torch._dynamo.config.recompile_limit)]
+    for other in others:
+        torch.compile(other, backend="eager")(torch.randn(3, 4))
+    model, backend = Widened(3), Counted()
+    compile_calls([model], backend=backend)
+    model(torch.randn(3, 4))
+    assert (backend.graphs, backend.calls) == (1, 1)
+
+
+def test_modules_that_are_alike_share_a_graph_and_a_copy_of_one_is_not_compiled():
+    torch._dynamo.reset()
+    modules, backend = [Own() for _ in range(20)], Counted()
+    compile_calls(modules, backend=backend)
+    for module in modules:
+        module(torch.randn(3, 4))
+    assert (backend.graphs, backend.calls) == (1, 20)
+    copy.deepcopy(modules[0])(torch.randn(3, 4))
+    assert backend.calls == 20

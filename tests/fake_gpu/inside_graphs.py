@@ -16,7 +16,7 @@ from torch import nn
 from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 
 STEPS, BATCH = 6, 8
 
@@ -24,7 +24,7 @@ STEPS, BATCH = 6, 8
 @pytest.fixture(autouse=True)
 def captured_operator_by_operator(monkeypatch):
     def captured(model, options, device):
-        compile_call(model, backend="cudagraphs")
+        compile_calls([model], backend="cudagraphs")
         return "cudagraphs"
 
     monkeypatch.setitem(backend._BACKENDS, "inductor", captured)

@@ -22,7 +22,7 @@ from small_tasks import SMALL
 
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_call
+from gallery_lib.compiler.in_place import compile_calls
 from gallery_lib.config import TrainConfig
 from gallery_lib.tasks.domains import cross_entropy
 from gallery_lib.train.loop import train
@@ -63,7 +63,7 @@ def operator_by_operator(model, options, device):
 
 
 def captured(model, options, device):
-    compile_call(model, backend="cudagraphs")
+    compile_calls([model], backend="cudagraphs")
     return "cudagraphs"
 
 
