@@ -32,29 +32,33 @@ def cores() -> int:
     return available if quota is None else min(available, max(1, int(quota)))
 
 
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def _fact_of_a_core(*names: str) -> str:
+    """Return what Linux says of the first core that it has one of these facts of, or ""."""
+    try:
+        lines = CPU_FACTS.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(names)), "")
+
+
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Return the instruction-set flags of the first core, as Linux names them.
 
     The set is empty where they cannot be read.
     """
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return frozenset()
+    return frozenset(_fact_of_a_core("flags", "Features").split())
 
 
 def cpu_model() -> str:
-    """Return the model name of the CPU."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    """Return the model name of the CPU; on ARM, which has none, the numbers of maker and part."""
+    if name := _fact_of_a_core("model name"):
+        return name
+    if part := _fact_of_a_core("CPU part"):
+        return f"ARM {_fact_of_a_core('CPU implementer')} {part}"
     return platform.processor() or platform.machine()
 
 
@@ -62,7 +66,10 @@ def isa() -> list[str]:
     """Return the instruction sets that matter for training, among those this CPU has."""
     return [
         name
-        for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve")
+        for name in (
+            *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"),
+            *("asimd", "sve", "bf16"),
+        )
         if name in cpu_flags()
     ]
 

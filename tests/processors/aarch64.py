@@ -4,8 +4,8 @@
     python -m tests.processors.aarch64 tests/optim -x   # pytest, with these options
 
 The first call fetches Debian's Python and the packages, 6 GB, into `.cache/aarch64`. It needs
-Debian's qemu-user-static, and g++-aarch64-linux-gnu, which builds the C++. Tests that start further
-Python processes fail: only this one is emulated.
+Debian's qemu-user-static, and g++-aarch64-linux-gnu, which builds the C++. Further Python processes
+start only where the kernel was told about QEMU (Debian's binfmt-support).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = ROOT / ".cache" / "aarch64"
 SYSTEM, PACKAGES = FOLDER / "system", FOLDER / "packages"
 PROCESSOR = "neoverse-n1"
 PYTHON = "usr/bin/python3"
-WANTED = "torch", "numpy", "pytest", "hypothesis", "psutil", "pyyaml", "pillow", "tqdm", "filelock"
+TOOLS = "pytest", "pytest-timeout", "hypothesis"
 PROGRAMS = {
     "qemu-aarch64-static": "qemu-user-static",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
@@ -107,8 +107,9 @@ def fetch_packages() -> None:
     version = (SYSTEM / PYTHON).resolve().name.removeprefix("python")
     platform = ["--python-platform", "aarch64-manylinux_2_28", "--python-version", version]
     uv = shutil.which("uv") or str(ROOT / ".cache" / "uv-tool" / "bin" / "uv")
-    pins = ["--constraints", ROOT / "requirements.lock"]
-    install = [uv, "pip", "install", "--target", PACKAGES, *platform, *pins, *WANTED]
+    pins = ["--constraints", ROOT / "requirements.lock", "--only-binary", ":all:"]
+    wanted = ["-r", ROOT / "pyproject.toml", *TOOLS]
+    install = [uv, "pip", "install", "--target", PACKAGES, *platform, *pins, *wanted]
     subprocess.run(install, check=True)
 
 
@@ -135,6 +136,7 @@ def emulated(*words: str, capture: bool = False) -> subprocess.CompletedProcess[
     search = os.pathsep.join(map(str, (PACKAGES, ROOT, ROOT / "tests" / "helpers", ROOT / "tests")))
     environment = os.environ | {
         "QEMU_CPU": PROCESSOR,
+        "QEMU_LD_PREFIX": str(SYSTEM),  # for further processes
         "CXX": str(FOLDER / "g++"),
         "PYTHONPATH": search,
         "GALLERY_CACHE_DIR": str(FOLDER / "cache"),
