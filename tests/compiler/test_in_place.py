@@ -11,6 +11,14 @@ from torch import nn
 from gallery_lib.compiler import notices
 from gallery_lib.compiler.in_place import compile_calls
 
+LIMIT = 8
+"""Compilations of a function at which Dynamo stops, unless a test before has raised it."""
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", LIMIT)
+
 
 class Counted:
     """A backend that counts graphs and calls, and runs them as they are."""
@@ -102,7 +110,7 @@ def test_a_model_of_which_no_graph_was_made_is_named(capsys):
 @pytest.mark.parametrize("build", [Widened, widened_sequential], ids=["a class", "Sequential"])
 def test_every_model_of_a_process_is_compiled_however_many_there_were(build, capsys):
     torch._dynamo.reset()
-    models = [build(width) for width in range(1, 2 * torch._dynamo.config.recompile_limit)]
+    models = [build(width) for width in range(1, 2 * LIMIT)]
     for model in models:
         backend, done = Counted(), {"compiler": "inductor, mode default"}
         compile_calls([model], backend=backend)
@@ -116,7 +124,7 @@ def test_every_model_of_a_process_is_compiled_however_many_there_were(build, cap
 
 def test_a_compilation_of_the_users_own_is_not_counted_with_ours():
     torch._dynamo.reset()
-    others = [Widened(width) for width in range(1, 2 * torch._dynamo.config.recompile_limit)]
+    others = [Widened(width) for width in range(1, 2 * LIMIT)]
     for other in others:
         torch.compile(other, backend="eager")(torch.randn(3, 4))
     model, backend = Widened(3), Counted()

@@ -50,7 +50,8 @@ class Share:
     def take_own_core(self) -> None:
         """Pin this process, and what it will start, to its own core."""
         if self.number is not None:
-            os.sched_setaffinity(0, {sorted(self.cores)[self.number]})
+            # A process that stands in for one that crashed has a higher number.
+            os.sched_setaffinity(0, {sorted(self.cores)[self.number % len(self.cores)]})
 
     @contextmanager
     def taken(self, *, whole: bool) -> Iterator[None]:

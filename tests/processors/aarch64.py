@@ -83,7 +83,7 @@ def fetch_system() -> None:
     apt = ["apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items())]
     subprocess.run([*apt, "update"], check=True)
     download = ["install", "--download-only", "--no-install-recommends", "-y"]
-    subprocess.run([*apt, *download, "python3", "libstdc++6"], check=True)
+    subprocess.run([*apt, *download, "python3", "libpython3-dev", "libstdc++6"], check=True)
     for package in sorted((cache / "archives").glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", package, SYSTEM], check=True)
 
