@@ -54,7 +54,7 @@ def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allo
 
 @pytest.mark.slow
 def test_a_bench_keeps_the_reason(own_folders, monkeypatch):
-    code, printed = run_short_of_memory("bench", FORWARD, monkeypatch)
+    code, printed = run_short_of_memory("bench", MODEL, monkeypatch)
     assert code == 1 and "Traceback" not in printed, printed
     assert "Not measured: what this GPU can do at most" in printed
     (file,) = own_folders.rglob("bench.json")
