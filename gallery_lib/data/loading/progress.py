@@ -8,6 +8,7 @@ loaded ahead and not taken do not count.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,11 +168,19 @@ class _Counted:
 
 
 def follow(loader: DataLoader[Any]) -> Progress:
-    """Return the progress of a DataLoader, whose passes are counted from now on. In place."""
+    """Return the progress of a DataLoader; its passes are counted while that is kept. In place.
+
+    The loader does not hold its progress, which holds it. In a cycle it would outlive its last
+    user, and so would workers that stay; ending them would then take five seconds for each.
+    """
     kind = type(loader)
     progress = Progress(Share(loader))
+    kept = weakref.ref(progress)
 
     def counted(self: DataLoader[Any]) -> Iterator[Any]:
+        progress = kept()
+        if progress is None:
+            return kind.__iter__(self)
         with progress.beginning():
             batches = kind.__iter__(self)
         return progress.counted(batches)
