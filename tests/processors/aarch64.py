@@ -48,7 +48,7 @@ for word do
     case $word in -mcpu=native | -march=native) word=-mcpu={PROCESSOR} ;; esac
     set -- "$@" "$word"
 done
-exec aarch64-linux-gnu-g++ "$@"
+exec aarch64-linux-gnu-g++ "$@" -idirafter {SYSTEM}/usr/include
 """
 FEATURES = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop "
