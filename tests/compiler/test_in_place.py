@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ LIMIT = 8
 
 
 @pytest.fixture(autouse=True)
-def limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", LIMIT)
+def limit() -> Iterator[None]:
+    with torch._dynamo.config.patch(recompile_limit=LIMIT):
+        yield
 
 
 class Counted:
