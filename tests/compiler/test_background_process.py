@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from compiler.work_of_a_step import WORK
+from json_script import printed_by
 
 from gallery_lib.compiler.background_process import CompilerProcess
-from gallery_lib.system.processes import search_path
 
 SCRIPT = Path(__file__).with_name("work_of_a_step.py")
 
@@ -22,16 +19,7 @@ SCRIPT = Path(__file__).with_name("work_of_a_step.py")
 @pytest.fixture(scope="module")
 def faults() -> dict[str, str]:
     """Return what came of each kind of work in a fork: why it failed, or ""."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env=os.environ | {"PYTHONPATH": search_path()},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
+    return printed_by(SCRIPT, timeout=500)
 
 
 @pytest.mark.parametrize("name", WORK)

@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.helpers.json_script import printed_by
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".cache" / "aarch64"
 SYSTEM, PACKAGES = FOLDER / "system", FOLDER / "packages"
@@ -66,6 +68,14 @@ CPU revision\t: 1
 MAIN_ID = "0x00000000413fd0c1\n"
 
 
+def run(*command: str | Path) -> None:
+    """Run a command of the preparation; end with its name where it fails."""
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"{command[0]} failed, its reason is above or this: {error}") from None
+
+
 def fetch_system() -> None:
     """Unpack Debian's Python for arm64 into SYSTEM; the machine's own packages stay as they are."""
     state, cache = FOLDER / "apt", FOLDER / "archives"
@@ -81,11 +91,11 @@ def fetch_system() -> None:
         "Dir::Cache": cache,
     }
     apt = ["apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items())]
-    subprocess.run([*apt, "update"], check=True)
+    run(*apt, "update")
     download = ["install", "--download-only", "--no-install-recommends", "-y"]
-    subprocess.run([*apt, *download, "python3", "libpython3-dev", "libstdc++6"], check=True)
+    run(*apt, *download, "python3", "libpython3-dev", "libstdc++6")
     for package in sorted((cache / "archives").glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", package, SYSTEM], check=True)
+        run("dpkg-deb", "-x", package, SYSTEM)
 
 
 def describe_processor() -> None:
@@ -109,15 +119,15 @@ def fetch_packages() -> None:
     uv = shutil.which("uv") or str(ROOT / ".cache" / "uv-tool" / "bin" / "uv")
     pins = ["--constraints", ROOT / "requirements.lock", "--only-binary", ":all:"]
     wanted = ["-r", ROOT / "pyproject.toml", *TOOLS]
-    install = [uv, "pip", "install", "--target", PACKAGES, *platform, *pins, *wanted]
-    subprocess.run(install, check=True)
+    run(uv, "pip", "install", "--target", PACKAGES, *platform, *pins, *wanted)
 
 
 def prepare() -> None:
     """Make FOLDER, unless it is whole."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
-            raise SystemExit(f"{program} is missing. On Debian: apt-get install {package}")
+            print(f"{program} is missing. Debian: apt-get install {package}", file=sys.stderr)
+            raise SystemExit(2)
     whole = FOLDER / "whole"
     if whole.exists():
         return
@@ -132,19 +142,20 @@ def prepare() -> None:
 
 
 def emulated(*words: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run Python with these words on the emulated processor."""
+    """Run Python with these words on the emulated processor; it ends when this process does."""
     search = os.pathsep.join(map(str, (PACKAGES, ROOT, ROOT / "tests" / "helpers", ROOT / "tests")))
     environment = os.environ | {
         "QEMU_CPU": PROCESSOR,
         "QEMU_LD_PREFIX": str(SYSTEM),  # for further processes
         "CXX": str(FOLDER / "g++"),
-        "PYTHONPATH": search,
         "GALLERY_CACHE_DIR": str(FOLDER / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "2",
     }
-    command = ["qemu-aarch64-static", "-L", SYSTEM, SYSTEM / PYTHON, *words]
+    supervised = [sys.executable, "-m", "gallery_lib.system.supervisor"]
+    command = [*supervised, "env", f"PYTHONPATH={search}", "qemu-aarch64-static"]
+    command += ["-L", str(SYSTEM), str(SYSTEM / PYTHON), *words]
     return subprocess.run(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE if capture else None
     )
@@ -152,14 +163,11 @@ def emulated(*words: str, capture: bool = False) -> subprocess.CompletedProcess[
 
 def different_bits() -> list[str]:
     """Return the results of our C++ that have other bits there than on this machine."""
-    here = subprocess.run(
-        [sys.executable, RESULTS], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        text=True, stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
+    expected = printed_by(ROOT / RESULTS, timeout=300)
     there = emulated(RESULTS, capture=True)
     if there.returncode:
         raise SystemExit(f"{RESULTS} ended with code {there.returncode} there")
-    expected, found = json.loads(here.stdout), json.loads(there.stdout)
+    found = json.loads(there.stdout)
     print(f"{len(expected)} results of the C++ compared", flush=True)
     return sorted(name for name in expected if expected[name] != found[name])
 

@@ -152,6 +152,8 @@ def main() -> None:
     parser.add_argument("--built-for", help="the compiler's option that names the processor")
     if option := parser.parse_args().built_for:
         cpu_library._for_this_processor = lambda: [option]
+        if not cpu_optimizers.available():  # a warning says why
+            parser.error(f"--built-for: nothing can be built for {option}")
     torch.set_num_threads(2)
     print(json.dumps(results()))
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from gallery_lib.system.processes import search_path
+from json_script import printed_by
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,16 +19,7 @@ SCRIPT = Path(__file__).with_name("results_of_cpp.py")
 
 
 def results(built_for: str) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), f"--built-for={built_for}"],
-        env=os.environ | {"PYTHONPATH": search_path()},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return printed_by(SCRIPT, f"--built-for={built_for}", timeout=300)
 
 
 @pytest.fixture(scope="module")
