@@ -197,6 +197,12 @@ def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGrap
 
         if small_convolutions.reason_not_applied() is None:
             passes.append(small_convolutions.SmallConvolutions())
+    if options.mixed_products:
+        from gallery_lib.compiler.passes.mixed_products import MixedProducts
+        from gallery_lib.kernels import mixed_product
+
+        if mixed_product.reason_not_available() is None:
+            passes.append(MixedProducts())
     if is_fused(model):
         from gallery_lib.compiler.passes.two_gradients import TwoGradients
 

@@ -89,6 +89,12 @@ class Compiler(Settable):
         "On a CPU, pool images in channels_last (max pooling) in C++. Compiled code "
         "would scatter its gradient pixel by pixel.",
     )
+    mixed_products: bool = option(
+        True,
+        "On a CPU with AVX512-BF16, multiply few rows in bfloat16 by weights as they lie in fp32, "
+        "and store gradients so. Compiled code would copy both in each step. A weight must not "
+        "change between a forward pass and its backward pass then, as in fp32.",
+    )
     bf16_on_fp32_units: bool = option(
         True,
         "On a CPU without bfloat16 units, compute bfloat16 products on the fp32 units "

@@ -26,6 +26,6 @@ Since launches are plain data, the tests run the very same sources and arguments
 - `runtime/usage.py` decides whether a run calls our operators in place of torch's.
 - `runtime/call_counts.py` counts which operators ran.
 - `cpu_optimizers.py`, `batch_norm_cpp.py`, `compression_cpp.py`, `cross_entropy_cpp.py`,
-  `dropout_mask.py` and `max_pool.py` call C++ of `cpu/`.
+  `dropout_mask.py`, `max_pool.py` and `mixed_product.py` call C++ of `cpu/`.
 - `resources.py` tables the registers and spills of every kernel in `catalogue.py`.
 """

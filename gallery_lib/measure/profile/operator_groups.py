@@ -22,7 +22,8 @@ _PATTERNS = (
     ("layer norms", r"layer_norm|group_norm|LayerNorm"),
     (
         "matrix products",
-        r"::(add)?mm|bmm|baddbmm|matmul|(?<!bi)(?<!tri)linear|gemm|einsum|addmv|cutlass",
+        r"::(add)?mm|bmm|baddbmm|matmul|mixed_product|(?<!bi)(?<!tri)linear|gemm|einsum|addmv"
+        r"|cutlass",
     ),
     ("loss", r"log_softmax|nll_loss|cross_entropy"),
     ("softmax", r"softmax"),

@@ -15,6 +15,7 @@ from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import cache
 from gallery_lib.compiler.passes import small_convolutions
 from gallery_lib.config import Config
+from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.variants import by_hand
 from gallery_lib.measure.variants.peers import MODULES, Peer
 from gallery_lib.memory import allocator
@@ -28,6 +29,7 @@ WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
 VECTOR_MASKS = "vector-masks"
 MAX_POOLING = "max-pooling"
+MIXED_PRODUCTS = "mixed-products"
 NICE_LOADING = "nice-loading"
 TECHNIQUES = (
     "layout",
@@ -39,6 +41,7 @@ TECHNIQUES = (
     MAX_POOLING,
     VECTOR_MASKS,
     SMALL_CONVOLUTIONS,
+    MIXED_PRODUCTS,
     NICE_LOADING,
     FUSED,
 )
@@ -71,6 +74,7 @@ class Techniques(Recipe):
         config.compiler.max_pooling = MAX_POOLING in self.names
         config.compiler.vector_masks = VECTOR_MASKS in self.names
         config.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
+        config.compiler.mixed_products = MIXED_PRODUCTS in self.names
         config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, config)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
@@ -127,6 +131,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return (
             _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
         )
+    if technique == MIXED_PRODUCTS:
+        return _why_no_mixed_products(amp_level) if on_cpu else "products are cuBLAS's on CUDA"
     if technique == EMULATED and (
         amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")
     ):
@@ -136,3 +142,7 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
 
 def _why_no_small_convolutions(amp_level: str) -> str | None:
     return "the run is in fp32" if amp_level == "O0" else small_convolutions.reason_not_applied()
+
+
+def _why_no_mixed_products(amp_level: str) -> str | None:
+    return "the run is in fp32" if amp_level == "O0" else mixed_product.reason_not_available()

@@ -6,6 +6,7 @@ import importlib.util
 
 from gallery_lib.compiler.passes import small_convolutions
 from gallery_lib.console.table import Rows
+from gallery_lib.kernels import mixed_product
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 
@@ -38,7 +39,7 @@ def _of_a_step_on_gpu() -> Rows:
     """Return the lines of techniques that have one form for any GPU."""
     return [
         ["attention", "torch's own"],
-        ["dropout, masks and max pooling", "as the compiler writes them"],
+        ["dropout, masks, max pooling, products", "as the compiler writes them"],
         ["optimizer", "own kernels, else torch's fused form"],
         ["loading", "as it is: the GPU computes"],
     ]
@@ -47,6 +48,7 @@ def _of_a_step_on_gpu() -> Rows:
 def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
     """Return the lines of techniques whose form on a CPU needs a C++ compiler."""
     convolutions = small_convolutions.reason_not_applied() if has_compiler else "no C++ compiler"
+    products = mixed_product.reason_not_available() if has_compiler else "no C++ compiler"
     return [
         [
             "attention",
@@ -57,6 +59,12 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
         [
             "small convolutions",
             f"torch's own: {convolutions}" if convolutions else "in bfloat16, as matrix products",
+        ],
+        [
+            "products of few rows",
+            f"torch's own: {products}"
+            if products
+            else "in bfloat16, by weights as they lie in fp32",
         ],
         ["max pooling", "in C++" if has_compiler else "torch's own: no C++ compiler"],
         [

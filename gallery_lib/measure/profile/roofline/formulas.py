@@ -85,12 +85,22 @@ def _unread(name: str, named: Mapping[str, Any]) -> tuple[str, ...]:
     return (() if of_input else ("weight",)) + (() if of_weight else ("input",))
 
 
+_LEFT = {
+    "mm": "self",
+    "addmm": "mat1",
+    "bmm": "self",
+    "baddbmm": "batch1",
+    "mixed_product": "left",
+}
+"""Matrix products, and the argument that is the left side."""
+
+
 def call_flops(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     """Return the floating-point operations of a call; 0 for operators without a formula."""
     name = operator.overloadpacket.__name__
     named = {argument.name: value for argument, value in arguments(operator, args, kwargs)}
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
-        left = named[{"addmm": "mat1", "baddbmm": "batch1"}.get(name, "self")]
+    if name in _LEFT:
+        left = named[_LEFT[name]]
         # out: [..., M, N]; left: [..., M, K]
         return 2 * int(out.numel()) * int(left.shape[-1])
     if name in ("convolution", "_convolution", "mkldnn_convolution"):
