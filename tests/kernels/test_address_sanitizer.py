@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from kernels.under_address_sanitizer import libasan
 
+from gallery_lib.kernels import mixed_product
+
 SCRIPT = Path(__file__).with_name("under_address_sanitizer.py")
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +32,7 @@ def test_a_planted_access_after_the_end_is_noticed() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drawn_tensors(seed: int) -> None:
-    done = run("--cases", "4200", "--seed", str(seed))
+    done = run("--cases", "4800", "--seed", str(seed))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "AddressSanitizer" not in done.stderr
     outcomes = dict(reversed(line.split(maxsplit=1)) for line in done.stdout.splitlines())
@@ -41,6 +43,7 @@ def test_drawn_tensors(seed: int) -> None:
         "pooling",
         "losses",
         "damaged_descriptors",
+        *(["multiplying"] if mixed_product.reason_not_available() is None else []),
     ):  # both kinds of cases were drawn
         refused = sum(int(times) for name, times in outcomes.items() if name.startswith(f"{way}:"))
         assert int(outcomes[f"{way} done"]) > 20 and refused > 20, outcomes

@@ -296,6 +296,43 @@ def pooling(draw: random.Random) -> None:
     max_pool._call(way, tensors, kernel, stride, padding)
 
 
+def multiplying(draw: random.Random) -> None:
+    """Call products of matrices that mostly fit, some wide enough to be packed in groups."""
+    import torch
+
+    from gallery_lib.kernels import mixed_product
+
+    if mixed_product.reason_not_available() is not None:
+        return
+    m, k, n = (
+        draw.choice([1, 7, 8, 17]),
+        draw.choice([1, 2, 33, 64, 1025]),
+        draw.choice([1, 16, 50]),
+    )
+
+    def matrix(rows: int, columns: int, dtype: Any) -> Any:
+        if draw.random() < 0.05:
+            return drawn_tensor(
+                draw, draw.choice([(rows, columns), (0, 4), (7,)]), drawn_dtype(draw)
+            )
+        rows += (draw.random() < 0.03) - (draw.random() < 0.03)
+        values = torch.ones(max(1, rows), columns).to(dtype)
+        values = values.t().contiguous().t() if draw.random() < 0.5 else values
+        if draw.random() < 0.03:
+            values.untyped_storage().resize_(values.untyped_storage().nbytes() // 2)
+        return values
+
+    kinds = [draw.choice([torch.bfloat16, torch.float32]) for _ in range(3)]
+    tensors = [matrix(*size, kind) for size, kind in zip(((m, k), (k, n)), kinds, strict=False)]
+    result = matrix(m, n, kinds[2])
+    tensors.append(result.contiguous() if draw.random() < 0.9 and result.numel() else result)
+    if draw.random() < 0.5:
+        tensors.append(drawn_tensor(draw, (n,), torch.float32))
+    if draw.random() < 0.05:
+        tensors[2] = tensors[draw.randrange(2)]
+    mixed_product.multiply(tensors)
+
+
 def losses(draw: random.Random) -> None:
     """Call cross-entropy with tensors that mostly fit, and labels of any kind."""
     import torch
@@ -429,6 +466,7 @@ WAYS: tuple[Callable[[random.Random], None], ...] = (
     normalising,
     masking,
     pooling,
+    multiplying,
     losses,
     damaged_descriptors,
     training,

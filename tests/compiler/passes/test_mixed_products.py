@@ -210,7 +210,8 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(torch.randn(8, 32)).float().square().mean()
     with torch.no_grad():
-        model[1].weight.mul_(2)
+        for weight in model.parameters():
+            weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
