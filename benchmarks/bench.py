@@ -6,6 +6,8 @@
     python3 benchmarks/bench.py MACHINE --only resnet50   some tasks only
     python3 benchmarks/bench.py MACHINE --resume          continue after an interruption
     python3 benchmarks/bench.py MACHINE --variants best,ours   pass on any option of `gallery bench`
+    python3 benchmarks/bench.py MACHINE --only hf_Bert hf_Bart --profile large --batch_size 2
+        --sequence_length 512 --name long-inputs           inputs that are neither small nor large
 
 Figures of small inputs go to results/MACHINE/bench-small.json and .png, and of a second run to
 bench-small-2.json. Figures of large inputs go to bench-large.json. The pages of `results/` are then
@@ -128,12 +130,16 @@ def main() -> int:
         type=int,
         help="number of this run, where several of one size are published; its files end with it",
     )
+    parser.add_argument(
+        "--name",
+        choices=["long-inputs"],
+        help="name of the published files, where inputs are neither small nor large",
+    )
     arguments, passed_on = parser.parse_known_args()
     gpu = hardware.gpu_count() > 0
     large = arguments.profile in ("large", "full") or (gpu and arguments.profile == "auto")
-    name = ("bench-large" if large else "bench-small") + (
-        f"-{arguments.run}" if arguments.run else ""
-    )
+    name = arguments.name or ("bench-large" if large else "bench-small")
+    name += f"-{arguments.run}" if arguments.run else ""
     folder = paths.runs_dir() / f"{arguments.machine}-{name}"
     code = gallery(
         [

@@ -171,7 +171,7 @@ def task_rows(runs: Sequence[Run]) -> Rows:
     return [
         header,
         *(
-            [name, *(cell for run in columns for cell in _task_cells(run, name, runs))]
+            [name, *(cell for run in columns for cell in task_cells(run, name, runs))]
             for name in names
         ),
     ]
@@ -191,7 +191,8 @@ def _input(run: Run, name: str, runs: Sequence[Run]) -> str:
     return " × ".join([str(sizes.get("batch_size", "")), *words_of_sizes])
 
 
-def _task_cells(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
+def task_cells(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
+    """Return input, steps, and the speed-up over eager and over the best peer."""
     outcome = run.tasks.get(name)
     if outcome is None or outcome.reason is not None:
         return ["–"] * 4

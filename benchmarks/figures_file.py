@@ -13,12 +13,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.comparison.result import Comparison
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]
@@ -41,6 +44,15 @@ def conditions() -> dict[str, Any]:
         "environment": environment,
         "load_average_before": _LOAD_AVERAGE,
     }
+
+
+def comparison_figures(outcome: Comparison) -> dict[str, Any]:
+    """Return the figures of a comparison, without folders and without the loss of each step."""
+    values = outcome.as_json()
+    for results in values["variants"].values():
+        results["config"].pop("run_dir")
+        results["loss"].pop("curve")
+    return values
 
 
 def results_file(machine: str, name: str) -> Path:

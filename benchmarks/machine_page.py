@@ -135,7 +135,7 @@ def _bench_section(machine: Machine, runs: Sequence[Run]) -> list[str]:
 def _not_here(machine: Machine, runs: Sequence[Run]) -> str:
     missing = [
         f"{size} inputs (`python3 benchmarks/bench.py MACHINE{flag}`)"
-        for size, flag in (("small", ""), ("large", " --large"))
+        for size, flag in (("small", ""), ("large", " --profile large"))
         if not any(r.size == size for r in runs)
     ]
     if runs and not any(len(run.others) > 2 for run in runs):

@@ -16,10 +16,12 @@ from page_tables import (
     gallery,
     host_time,
     loader,
+    long_inputs,
     own_script,
     resnet50,
     sweep,
     trust,
+    two_processes,
     waterfall,
 )
 from published import File
@@ -91,6 +93,20 @@ KINDS = (
         "Batch 16; every pair in turns, with parity.",
         "python3 benchmarks/resnet50.py",
         resnet50,
+    ),
+    Kind(
+        "long-inputs",
+        "Long inputs",
+        "BERT and BART at 512 tokens.",
+        "python3 benchmarks/bench.py MACHINE --name long-inputs",
+        long_inputs,
+    ),
+    Kind(
+        "two-processes",
+        "Two processes that share the cores",
+        "Eager O1 with DistributedDataParallel against ours, in turns, with parity.",
+        "python3 benchmarks/two_processes.py",
+        two_processes,
     ),
     Kind(
         "own-script",

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import bench_summary
 from published import File
 
 from gallery_lib.console.table import Rows, markdown_table, seconds
@@ -59,6 +60,39 @@ def resnet50(files: Sequence[File]) -> str:
         cells = rows.setdefault((names[row["pair"]],), {})
         cells[len(cells) + 1] = _ratio(row["speedup"]) if row["speedup"] else row["verdict"]
     return markdown_table(_by_run(["ours over"], rows))
+
+
+def two_processes(files: Sequence[File]) -> str:
+    """Return the table of each task on several processes, run by run."""
+    rows: dict[tuple[str, ...], dict[int, str]] = {}
+    for name, runs in files[-1].content["tasks"].items():
+        sizes = ", ".join(f"{key.replace('_', ' ')} {n}" for key, n in runs[0]["sizes"].items())
+        cells = rows.setdefault((name, sizes), {})
+        for number, run in enumerate(runs, start=1):
+            cells[number] = run["reason"] or _steps(run)
+    return markdown_table(_by_run(["task", "of each process"], rows))
+
+
+def _steps(comparison: dict[str, Any]) -> str:
+    """Return the speed-up of a comparison with the steps of both sides, or its verdict."""
+    if not comparison["speedup"]:
+        return str(comparison["verdict"])
+    before, after = (
+        seconds(results["step_seconds"]["p50"]) for results in comparison["variants"].values()
+    )
+    return f"{before} → {after}, {_ratio(comparison['speedup'])}"
+
+
+def long_inputs(files: Sequence[File]) -> str:
+    """Return the table of a bench at long inputs, run by run."""
+    runs = [bench_summary.Run("long", file.run, (file,)) for file in files]
+    header = ["task", "run", "input", "eager O1 → ours", "over eager", "over the best peer"]
+    rows = [
+        [name, str(run.number), *bench_summary.task_cells(run, name, runs)]
+        for name in runs[0].tasks
+        for run in runs
+    ]
+    return markdown_table([header, *rows])
 
 
 def own_script(files: Sequence[File]) -> str:

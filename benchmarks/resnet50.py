@@ -27,7 +27,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 import torch
-from figures_file import conditions, exit_code, out_file, write_result
+from figures_file import comparison_figures, conditions, exit_code, out_file, write_result
 
 from gallery_lib import tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
@@ -55,11 +55,7 @@ def compare_pair(
     with TemporaryDirectory() as folder:
         outcome = compare(variants, LaunchConfig(), options, folder=Path(folder))
         print(tables.comparison_text(outcome), flush=True)
-    values = outcome.as_json()
-    for results in values["variants"].values():
-        results["config"].pop("run_dir")
-        results["loss"].pop("curve")
-    return {"pair": pair, **values}
+    return {"pair": pair, **comparison_figures(outcome)}
 
 
 def _arguments() -> argparse.Namespace:
