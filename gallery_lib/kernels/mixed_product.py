@@ -1,10 +1,14 @@
-"""Operator `gallery::mixed_product`: a product in bfloat16 of matrices that may lie in fp32.
+"""Operators for products in bfloat16 that torch has not: operands in fp32, and results in fp32.
 
-Under autocast a weight is copied to bfloat16, multiplied, and its gradient copied back to fp32.
-Where a batch has few rows these copies take longer than the products. Here C++
-(`cpu/mixed_product.cpp`) rounds fp32 operands as it reads them, and can store a result as fp32.
-Values are those of autocast: operands are rounded to bfloat16, sums are fp32, and a result is
-rounded to bfloat16 once. Numbers below 1.2e-38 count as 0, as in the processor's instruction.
+`gallery::mixed_product` is for weights. Under autocast a weight is copied to bfloat16, multiplied,
+and its gradient copied back to fp32. Where a batch has few rows these copies take longer than the
+products. Here C++ (`cpu/mixed_product.cpp`) rounds fp32 operands as it reads them, and can store a
+result as fp32. Values are those of autocast: operands are rounded to bfloat16, sums are fp32, and a
+result is rounded to bfloat16 once. Numbers below 1.2e-38 count as 0, as in the processor's
+instruction.
+
+`gallery::exact_products` multiplies batches of bfloat16 matrices, and does not round: attention's
+scores are kept in fp32. Without it both operands are copied to fp32, whose units are slower.
 
 The C++ needs AVX512-BF16. Elsewhere plain torch does the work.
 """
@@ -70,10 +74,27 @@ def multiply(tensors: list[Tensor]) -> None:
     Raises:
         cpu_tensors.Refused: for tensors that do not fit together; nothing is changed then.
     """
+    _call("mixed_product", tensors)
+
+
+def multiply_batches(tensors: list[Tensor]) -> None:
+    """Write products of matrices that are not rounded, by the C++.
+
+    Args:
+        tensors: left [B, M, K] and right [B, K, N], fp32 or bf16, each without gaps, in any order
+            of dimensions; and the result [B, M, N], fp32, contiguous, which is written.
+
+    Raises:
+        cpu_tensors.Refused: for tensors that do not fit together; nothing is changed then.
+    """
+    _call("exact_products", tensors)
+
+
+def _call(function: str, tensors: list[Tensor]) -> None:
     descriptors = cpu_tensors.described(tensors)
     arguments = _Arguments(*descriptors.buffer_info(), len(tensors), torch.get_num_threads())
     library = cpu_library.library(_SOURCE, *_OPTIONS)
-    cpu_tensors.call(library, "mixed_product", arguments, tensors, _COLUMNS)
+    cpu_tensors.call(library, function, arguments, tensors, _COLUMNS)
 
 
 def _without_gaps(matrix: Tensor) -> Tensor:
@@ -102,4 +123,37 @@ register(
     reference=reference,
     fake=_fake,
     cpp=Cpp(_takes, _in_cpp),
+)
+
+
+def _takes_batches(left: Tensor, right: Tensor) -> bool:
+    return _takes(left, right, None, wide=True)
+
+
+def _batches_in_cpp(left: Tensor, right: Tensor) -> Tensor:
+    left, right = (
+        each if each.is_contiguous() or each.mT.is_contiguous() else each.contiguous()
+        for each in (left, right)
+    )
+    result = _fake_batches(left, right)
+    multiply_batches([left, right, result])
+    return result
+
+
+def _fake_batches(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty((*left.shape[:2], right.shape[2]), dtype=torch.float32)
+
+
+def reference_of_batches(left: Tensor, right: Tensor) -> Tensor:
+    """Return left [B, M, K] times right [B, K, N], rounded to bfloat16, in fp32."""
+    left, right = (each.to(torch.bfloat16).float() for each in (left, right))
+    return torch.bmm(left, right)
+
+
+register(
+    "exact_products",
+    "(Tensor left, Tensor right) -> Tensor",
+    reference=reference_of_batches,
+    fake=_fake_batches,
+    cpp=Cpp(_takes_batches, _batches_in_cpp),
 )

@@ -171,3 +171,59 @@ def test_tensors_that_do_not_fit_are_refused_by_name() -> None:
     shared = torch.zeros(4, 4)
     with pytest.raises(cpu_tensors.Refused, match="shares memory"):
         mixed_product.multiply([left.float().new_ones(4, 4), shared, shared])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 5),
+    m=st.integers(1, 40),
+    k=st.integers(1, 100),
+    n=st.integers(1, 70),
+    layouts=st.tuples(LAYOUTS, LAYOUTS),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    seed=st.integers(0, 2**16),
+)
+@example(3, 64, 64, 128, ("rows", "columns"), torch.bfloat16, 1)
+def test_batches_are_not_rounded(
+    batch: int,
+    m: int,
+    k: int,
+    n: int,
+    layouts: tuple[str, str],
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    def matrices(rows: int, columns: int, layout: str, number: int) -> Tensor:
+        each = [matrix(rows, columns, dtype, layout, number + place) for place in range(batch)]
+        if layout == "columns":
+            return torch.stack([values.t() for values in each]).mT
+        return torch.stack(each)[..., ::2] if layout == "gaps" else torch.stack(each)
+
+    left = matrices(m, 2 * k if layouts[0] == "gaps" else k, layouts[0], seed)
+    right = matrices(k, 2 * n if layouts[1] == "gaps" else n, layouts[1], seed + batch)
+    found = torch.ops.gallery.exact_products(left, right)
+    left, right = left.to(torch.bfloat16).double(), right.to(torch.bfloat16).double()
+    assert found.dtype is torch.float32 and found.is_contiguous()
+    allowed = (left.abs() @ right.abs()) * 2.0**-20 + 1e-30
+    assert ((found.double() - left @ right).abs() <= allowed).all()
+
+
+def test_batches_keep_what_they_promise_the_compiler() -> None:
+    left, right = torch.randn(3, 8, 20).bfloat16(), torch.randn(3, 16, 20).bfloat16().mT
+    torch.library.opcheck(torch.ops.gallery.exact_products.default, (left, right))
+
+
+@IN_CPP
+def test_batches_that_do_not_fit_are_refused_by_name() -> None:
+    left, right, result = torch.ones(2, 3, 4), torch.ones(2, 4, 5), torch.zeros(2, 3, 5)
+    for tensors, name, reason in (
+        ([left, right[:1], result], "right", "its shape"),
+        ([left, right, result[:1]], "result", "its shape"),
+        ([left, right, result.bfloat16()], "result", "another dtype"),
+        ([left[0], right, result], "left", "its shape"),
+    ):
+        with pytest.raises(cpu_tensors.Refused, match=f"{name}, .*{reason}"):
+            mixed_product.multiply_batches(tensors)
+    with pytest.raises(cpu_tensors.Refused, match="arguments do not fit"):
+        mixed_product.multiply_batches([left, right, result, torch.ones(5)])
+    assert result.count_nonzero() == 0

@@ -330,7 +330,12 @@ def multiplying(draw: random.Random) -> None:
         tensors.append(drawn_tensor(draw, (n,), torch.float32))
     if draw.random() < 0.05:
         tensors[2] = tensors[draw.randrange(2)]
-    mixed_product.multiply(tensors)
+    if draw.random() < 0.5:
+        mixed_product.multiply(tensors)
+    else:
+        batch = draw.randint(1, 3)
+        tensors = [tensor.unsqueeze(0).repeat_interleave(batch, 0) for tensor in tensors[:3]]
+        mixed_product.multiply_batches(tensors)
 
 
 def losses(draw: random.Random) -> None:

@@ -8,10 +8,12 @@ left between them.
 
 Rounding is that of the fused operator. Scores, softmax and the gradient of the probabilities are in
 fp32. The probabilities and the gradient of the scores are rounded to the inputs' dtype for their
-products.
+products. Where torch would copy bfloat16 operands to fp32 for scores in fp32, an operator of ours
+multiplies them as they are (`gallery::exact_products`).
 
 Beyond `LONGEST` the fused operator stays. Its memory grows with the sequence, while that of the
-probabilities grows with the square.
+probabilities grows with the square. In bfloat16 it may be twice as long where the probabilities
+that are kept are small (`MOST_KEPT`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gallery_lib.compiler.passes import graph_writer
 from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
+from gallery_lib.kernels import mixed_product
+from gallery_lib.system import hardware
 
 LONGEST = {torch.bfloat16: 256, torch.float32: 128}
 """Tokens up to which products are used: the geometric mean of queries and keys. In bfloat16
 products are faster beyond that, too, and take more memory. In fp32 they are not
 (benchmarks/notes/short-attention.md)."""
+
+MOST_KEPT = 16 << 20
+"""Probabilities that an attention keeps, at most, where a sequence is longer than `LONGEST`."""
+FEWEST_SCORES = 64 * 64
+"""Scores of a head from which our operator gains over torch's, whose calls take less time."""
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -45,18 +54,25 @@ class ShortAttention(CustomGraphPass):
     `uuid` goes into the key of Inductor's cache.
     """
 
+    def __init__(self) -> None:
+        """Note whether our operator multiplies bfloat16 without rounding on this processor."""
+        # torch's fp32 products were not compared with ours where there is AMX.
+        has_amx = "amx_bf16" in hardware.cpu_flags()
+        self.in_bf16 = not has_amx and mixed_product.reason_not_available() is None
+
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target is _FORWARD:
-                _rewrite(graph, node)
+                _rewrite(graph, node, in_bf16=self.in_bf16)
 
     def uuid(self) -> Any:
-        """Return a hash of this file and of `graph_writer.py`, so that it changes with them."""
-        return get_hash_for_files((__file__, graph_writer.__file__))
+        """Return what was noted, and a hash of this file, the operator's and `graph_writer.py`."""
+        files = (__file__, graph_writer.__file__, mixed_product.__file__)
+        return self.in_bf16, get_hash_for_files(files)
 
 
-def _is_short(arguments: Mapping[str, Any]) -> bool:
+def _is_short(arguments: Mapping[str, Any], *, in_bf16: bool) -> bool:
     query, key, value = (arguments[name].meta["val"] for name in ("query", "key", "value"))
     if (
         arguments["dropout_p"]
@@ -74,7 +90,12 @@ def _is_short(arguments: Mapping[str, Any]) -> bool:
         for place in (0, 1)
     ):
         return False  # heads that share keys
-    return _about(query.shape[2]) * _about(key.shape[2]) <= LONGEST[query.dtype] ** 2
+    scores = _about(query.shape[2]) * _about(key.shape[2])
+    if scores <= LONGEST[query.dtype] ** 2:
+        return True
+    kept = _about(query.shape[0]) * _about(query.shape[1]) * scores
+    twice = scores <= (2 * LONGEST[query.dtype]) ** 2
+    return in_bf16 and query.dtype is torch.bfloat16 and twice and kept <= MOST_KEPT
 
 
 def _about(size: int | torch.SymInt) -> float:
@@ -87,19 +108,21 @@ def _about(size: int | torch.SymInt) -> float:
     return math.inf if size.node.hint is None else int(size.node.hint)
 
 
-def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
+def _rewrite(graph: fx.Graph, node: fx.Node, *, in_bf16: bool) -> None:
     """Rewrite the fused operator and its counterpart in the backward pass.
 
     Both stay if anything else uses the outputs that only they understand.
     """
     arguments = arguments_of(node)
-    if not _is_short(arguments) or any(user.target is not operator.getitem for user in node.users):
+    if not _is_short(arguments, in_bf16=in_bf16):
+        return
+    if any(user.target is not operator.getitem for user in node.users):
         return
     outputs = {user.args[1]: user for user in node.users}
     backward = list(outputs[1].users) if 1 in outputs else []
     if any(user.target is not _BACKWARD for user in backward) or len(outputs) < len(node.users):
         return
-    write = _Writer(graph, node)
+    write = _Writer(graph, node, in_bf16=in_bf16)
     heads = _Heads(write, arguments)
     if 0 in outputs:
         outputs[0].replace_all_uses_with(heads.back(heads.attended(), "query"))
@@ -118,6 +141,10 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
 class _Writer(Writer):
     """Writer with the operations that attention needs."""
 
+    def __init__(self, graph: fx.Graph, before: fx.Node, *, in_bf16: bool) -> None:
+        super().__init__(graph, before)
+        self.in_bf16 = in_bf16
+
     def size(self, tensor: fx.Node, place: int) -> Any:
         """Return a size as a number, or the node of one that changes."""
         size = tensor.meta["val"].shape[place]
@@ -129,6 +156,11 @@ class _Writer(Writer):
 
     def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
         """Return the product of two batches of matrices, in fp32."""
+        values = [side.meta["val"] for side in (left, right)]
+        sizes = (values[0].shape[1], values[1].shape[2])
+        many = all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= FEWEST_SCORES
+        if self.in_bf16 and many and {value.dtype for value in values} == {torch.bfloat16}:
+            return self(torch.ops.gallery.exact_products.default, left, right)
         return self(
             _aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32)
         )

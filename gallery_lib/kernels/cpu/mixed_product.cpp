@@ -1,5 +1,6 @@
 // A matrix product in bfloat16 on processors with AVX512-BF16, of matrices that may lie in fp32: left [M, K] times right [K, N]. What is
-// fp32 is rounded to bfloat16 as it is read. Sums are fp32; a result is rounded to bfloat16 once, and stored so or as fp32.
+// fp32 is rounded to bfloat16 as it is read. Sums are fp32; a result is rounded to bfloat16 once, and stored so or as fp32. Products of
+// batches [B, M, K] and [B, K, N] are not rounded, and stored in fp32.
 //
 // The blocks are those of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008. The right side is packed
 // into strips of COLUMNS columns, whose words are pairs: two numbers that follow one another along K, as the instruction takes them.
@@ -16,7 +17,6 @@ constexpr int64_t LANES = 16, VECTORS = 3, ROWS = 8, COLUMNS = VECTORS * LANES;
 constexpr int64_t DEPTH = 1024;         // of a packed block, along K
 constexpr int64_t GROUP = 4;            // strips that are packed together, so that memory is read in longer pieces
 constexpr int64_t BLOCK = 256;          // rows whose sums are kept while K goes on; a multiple of 16
-constexpr int64_t STRIP = DEPTH / 2 * COLUMNS;  // words
 constexpr int64_t PAIRS_AHEAD = 4, BYTES_AHEAD = 256;  // what is fetched before it is packed
 
 typedef int Pair __attribute__((aligned(2), may_alias));  // two bfloat16
@@ -119,30 +119,30 @@ static inline void pack(const Operand& o, int64_t k, int64_t first, int64_t dept
 
 // Packs neighbours of which each row lies in one piece, row by row.
 template <class Element>
-static void pack_rows(const Element* from, int64_t along_k, int64_t depth, int64_t vectors, uint32_t* to) {
+static void pack_rows(const Element* from, int64_t along_k, int64_t depth, int64_t vectors, uint32_t* to, int64_t strip) {
     for (int64_t pair = 0; pair < depth / 2; pair++) {
         const Element* row = from + 2 * pair * along_k;
         for (int64_t v = 0; v < vectors; v++, row += LANES) {
             _mm_prefetch((const char*)(row + 2 * PAIRS_AHEAD * along_k), _MM_HINT_T0);
             _mm_prefetch((const char*)(row + (2 * PAIRS_AHEAD + 1) * along_k), _MM_HINT_T0);
-            _mm512_store_si512(to + v / VECTORS * STRIP + pair * COLUMNS + v % VECTORS * LANES, paired(row, row + along_k));
+            _mm512_store_si512(to + v / VECTORS * strip + pair * COLUMNS + v % VECTORS * LANES, paired(row, row + along_k));
         }
     }
 }
 
-// Packs a group of strips; to: [strips][DEPTH / 2][COLUMNS].
-static void pack_group(const Operand& o, int64_t k, int64_t first, int64_t depth, int64_t columns, uint32_t* to) {
+// Packs a group of strips, of `strip` words each; to: [strips][pairs][COLUMNS].
+static void pack_group(const Operand& o, int64_t k, int64_t first, int64_t depth, int64_t columns, uint32_t* to, int64_t strip) {
     int64_t done = 0;
     if (o.other == 1 && depth % 2 == 0) {
         const int64_t at = k * o.along_k + first;
         done = columns / LANES;
         if (o.fp32)
-            pack_rows((const float*)o.data + at, o.along_k, depth, done, to);
+            pack_rows((const float*)o.data + at, o.along_k, depth, done, to, strip);
         else
-            pack_rows((const uint16_t*)o.data + at, o.along_k, depth, done, to);
+            pack_rows((const uint16_t*)o.data + at, o.along_k, depth, done, to, strip);
     }
     for (int64_t v = done; v * LANES < columns; v++) {
-        uint32_t* place = to + v / VECTORS * STRIP + v % VECTORS * LANES;
+        uint32_t* place = to + v / VECTORS * strip + v % VECTORS * LANES;
         pack(o, k, first + v * LANES, depth, std::min(LANES, columns - v * LANES), [&](int64_t pair, __m512i sixteen) {
             _mm512_store_si512(place + pair * COLUMNS, sixteen);
         });
@@ -196,6 +196,7 @@ struct Result {
     int64_t stride;  // of a row, in elements
     bool fp32;
     bool past_the_cache;  // rows of whole lines, which nothing reads soon
+    bool exact;           // not rounded; fp32
 };
 
 static inline __m256i rounded(const float* sums, const float* bias) {
@@ -217,7 +218,7 @@ static void store(const float* sums, const float* bias, int64_t rows, __mmask16 
     float* to = (float*)result.data + at;
     for (int64_t r = 0; r < rows; r++, to += stride, sums += COLUMNS)
         for (int v = 0; v < N; v++) {
-            const __m512 values = as_fp32(rounded(sums + v * LANES, bias + v * LANES));
+            const __m512 values = result.exact ? _mm512_load_ps(sums + v * LANES) : as_fp32(rounded(sums + v * LANES, bias + v * LANES));
             if (result.past_the_cache)
                 _mm512_stream_ps(to + v * LANES, values);
             else
@@ -244,6 +245,7 @@ struct Product {
     // Rows of the left side are read where they lie if the numbers of a pair are neighbours there. Packed is what is from `packed_from` on:
     // everything, or the last block, if its last pair has one number only.
     bool in_place() const { return !left.fp32 && left.along_k == 1 && m >= ROWS && (k % 2 == 0 || m % ROWS == 0); }
+    int64_t strip_words() const { return (std::min(DEPTH, k) + 1) / 2 * COLUMNS; }
     int64_t blocks_along_k() const { return (k + DEPTH - 1) / DEPTH; }
     int64_t packed_from() const { return !in_place() ? 0 : k % 2 ? (blocks_along_k() - 1) * DEPTH : k; }
 
@@ -256,7 +258,7 @@ struct Product {
         const int64_t width = std::max<int64_t>(1, vectors / std::min(wanted, vectors)) * LANES, groups = (n + width - 1) / width;
         const int64_t strips = (width + COLUMNS - 1) / COLUMNS, kept_rows = deep > 1 ? block : ROWS;
         const auto packed = memory<uint32_t>(sixteens * LANES * pairs);
-        const auto packed_right = memory<uint32_t>(threads * strips * STRIP);
+        const auto packed_right = memory<uint32_t>(threads * strips * strip_words());
         const auto sums = memory<float>(threads * strips * kept_rows * COLUMNS);
         const auto biases = memory<float>(groups * strips * COLUMNS);
         if (!packed || !packed_right || !sums || !biases) return refusal(OUT_OF_MEMORY);
@@ -271,7 +273,7 @@ struct Product {
                 if (pairs) pack_left(start, sixteen, pairs, packed.get());
 #pragma omp for schedule(static)
             for (int64_t thread = 0; thread < threads; thread++) {
-                uint32_t* right_of_thread = packed_right.get() + thread * strips * STRIP;
+                uint32_t* right_of_thread = packed_right.get() + thread * strips * strip_words();
                 float* sums_of_thread = sums.get() + thread * strips * kept_rows * COLUMNS;
                 const int64_t parts = groups * blocks;
                 for (int64_t part = parts * thread / threads, end = parts * (thread + 1) / threads; part < end; part++) {
@@ -310,7 +312,7 @@ struct Product {
         const uint32_t* packed, uint32_t* packed_right, float* sums, bool keeps, const float* biases) const {
         for (int64_t at = 0; at < k; at += DEPTH) {
             const int64_t depth = std::min(DEPTH, k - at);
-            pack_group(right, at, column, depth, columns, packed_right);
+            pack_group(right, at, column, depth, columns, packed_right, strip_words());
             Ahead next = at + depth < k ? ahead(at + depth, column, columns) : ahead(0, next_column, columns);
             const int64_t times_a_line = (rows + ROWS - 1) / ROWS * ((columns + COLUMNS - 1) / COLUMNS) * (depth / 2) / (next.lines() + 1);
             int64_t period = 1;
@@ -331,7 +333,7 @@ struct Product {
                     } else {
                         of_panel = {(const char*)(packed + panel * pairs + (at - start) / 2 * ROWS), 4, ROWS * 4};
                     }
-                    times(of_panel, packed_right + strip * STRIP, (depth + 1) / 2, tile, at == 0, next, period);
+                    times(of_panel, packed_right + strip * strip_words(), (depth + 1) / 2, tile, at == 0, next, period);
                     if (at + depth == k) {
                         const float* done = tile + (panel - first) * COLUMNS;
                         write(done, biases + strip * COLUMNS, std::min(ROWS, m - panel), last, result, panel * n + column + strip * COLUMNS);
@@ -348,38 +350,67 @@ struct Arguments {  // as in mixed_product.py
     int64_t threads;
 };
 
-static Reason matrix(Tensor& tensor) {
-    if (tensor.dims != 2) return WRONG_SHAPE;
-    return checked(tensor, tensor.dtype == FLOAT32 ? FLOAT32 : BFLOAT16);
-}
+enum { LEFT, RIGHT, RESULT, BIAS, MOST };
 
-extern "C" int64_t mixed_product(const Arguments* arguments) {
-    enum { LEFT, RIGHT, RESULT, BIAS, MOST };
-    const Arguments a = *arguments;
-    Tensor t[MOST];
+// Reads the tensors of a call, matrices or batches of them but for the bias; returns 0, or what is refused and why.
+static int64_t read(const Arguments& a, int64_t dims, Tensor* t) {
     if (a.tensors < BIAS || a.tensors > MOST || a.threads < 1) return refusal(WRONG_ARGUMENTS);
     Reader reader{a.descriptors, a.length, a.tensors};
     std::vector<Span> spans;
     for (int64_t i = 0; i < a.tensors; i++) {
         if (!reader.next(t[i])) return refusal(WRONG_ARGUMENTS);
-        if (const Reason reason = i == BIAS ? checked(t[i], FLOAT32) : matrix(t[i])) return refusal(reason, 0, i);
+        if (t[i].dims != (i == BIAS ? 1 : dims)) return refusal(WRONG_SHAPE, 0, i);
+        const bool fp32 = i == BIAS || t[i].dtype == FLOAT32;
+        if (const Reason reason = checked(t[i], fp32 ? FLOAT32 : BFLOAT16)) return refusal(reason, 0, i);
         if (!t[i].count) return refusal(WRONG_SHAPE, 0, i);
         spans.push_back({t[i].data, t[i].data + t[i].count * element_bytes(t[i].dtype), i == RESULT, 0, i});
     }
     if (!reader.done()) return refusal(WRONG_ARGUMENTS);
-    const int64_t m = t[LEFT].sizes[0], k = t[LEFT].sizes[1], n = t[RIGHT].sizes[1];
-    if (t[RIGHT].sizes[0] != k) return refusal(WRONG_SHAPE, 0, RIGHT);
-    if (t[RESULT].sizes[0] != m || t[RESULT].sizes[1] != n) return refusal(WRONG_SHAPE, 0, RESULT);
+    const int64_t m = dims - 2, k = dims - 1;  // of the left side
+    if (t[RIGHT].sizes[m] != t[LEFT].sizes[k]) return refusal(WRONG_SHAPE, 0, RIGHT);
+    if (t[RESULT].sizes[m] != t[LEFT].sizes[m] || t[RESULT].sizes[k] != t[RIGHT].sizes[k]) return refusal(WRONG_SHAPE, 0, RESULT);
     if (!is_contiguous(t[RESULT])) return refusal(OTHER_LAYOUT, 0, RESULT);
-    if (a.tensors > BIAS && (t[BIAS].dims != 1 || t[BIAS].count != n)) return refusal(WRONG_SHAPE, 0, BIAS);
-    if (const int64_t refused = overlap(spans)) return refused;
+    for (const int64_t i : {RIGHT, RESULT})
+        if (dims == 3 && t[i].sizes[0] != t[LEFT].sizes[0]) return refusal(WRONG_SHAPE, 0, i);
+    if (a.tensors > BIAS && t[BIAS].count != t[RESULT].sizes[k]) return refusal(WRONG_SHAPE, 0, BIAS);
+    return overlap(spans);
+}
+
+// The product of matrices, or of the matrices `number` of batches.
+static Product product_of(const Tensor* t, int64_t number, int64_t threads) {
+    const int64_t first = t[LEFT].dims - 2, second = first + 1;
     // The stride of a dimension of size 1 means nothing.
     const auto stride = [](const Tensor& of, int64_t dimension) { return of.sizes[dimension] == 1 ? 1 : of.strides[dimension]; };
+    const auto begin = [&](const Tensor& of) {
+        return of.data + (first ? number * stride(of, 0) * element_bytes(of.dtype) : 0);
+    };
     const bool fp32 = t[RESULT].dtype == FLOAT32;
-    const Product product{
-        {t[LEFT].data, stride(t[LEFT], 1), stride(t[LEFT], 0), t[LEFT].dtype == FLOAT32},
-        {t[RIGHT].data, stride(t[RIGHT], 0), stride(t[RIGHT], 1), t[RIGHT].dtype == FLOAT32},
-        {t[RESULT].data, n, fp32, fp32 && n % LANES == 0 && reinterpret_cast<uintptr_t>(t[RESULT].data) % 64 == 0},
-        a.tensors > BIAS ? t[BIAS].as<float>() : nullptr, m, k, n, a.threads};
+    const int64_t m = t[LEFT].sizes[first], k = t[LEFT].sizes[second], n = t[RIGHT].sizes[second];
+    char* to = begin(t[RESULT]);
+    const bool past = fp32 && n % LANES == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+    return {
+        {begin(t[LEFT]), stride(t[LEFT], second), stride(t[LEFT], first), t[LEFT].dtype == FLOAT32},
+        {begin(t[RIGHT]), stride(t[RIGHT], first), stride(t[RIGHT], second), t[RIGHT].dtype == FLOAT32},
+        {to, n, fp32, past, first == 1},
+        nullptr, m, k, n, threads};
+}
+
+extern "C" int64_t mixed_product(const Arguments* arguments) {
+    Tensor t[MOST];
+    if (const int64_t refused = read(*arguments, 2, t)) return refused;
+    Product product = product_of(t, 0, arguments->threads);
+    if (arguments->tensors > BIAS) product.bias = t[BIAS].as<float>();
     return product.run();
+}
+
+// Batches, not rounded. Each thread multiplies matrices of its own.
+extern "C" int64_t exact_products(const Arguments* arguments) {
+    Tensor t[MOST];
+    if (arguments->tensors > BIAS) return refusal(WRONG_ARGUMENTS);
+    if (const int64_t refused = read(*arguments, 3, t)) return refused;
+    if (t[RESULT].dtype != FLOAT32) return refusal(WRONG_DTYPE, 0, RESULT);
+    int64_t refused = FINE;
+#pragma omp parallel for num_threads(int(arguments->threads)) schedule(static) reduction(max : refused)
+    for (int64_t number = 0; number < t[LEFT].sizes[0]; number++) refused = std::max(refused, product_of(t, number, 1).run());
+    return refused;
 }

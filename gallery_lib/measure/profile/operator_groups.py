@@ -22,7 +22,7 @@ _PATTERNS = (
     ("layer norms", r"layer_norm|group_norm|LayerNorm"),
     (
         "matrix products",
-        r"::(add)?mm|bmm|baddbmm|matmul|mixed_product|(?<!bi)(?<!tri)linear|gemm|einsum|addmv"
+        r"::(add)?mm|bmm|baddbmm|matmul|mixed_product|exact_products|(?<!bi)(?<!tri)linear|gemm|einsum|addmv"
         r"|cutlass",
     ),
     ("loss", r"log_softmax|nll_loss|cross_entropy"),

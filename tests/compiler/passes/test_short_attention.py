@@ -13,10 +13,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.passes import short_attention
 from gallery_lib.compiler.passes.short_attention import LONGEST, ShortAttention
 from gallery_lib.config import Compiler
+from gallery_lib.system import hardware
 
 Passes = Callable[..., tuple[Tensor, ...]]
+needs_bf16_units = pytest.mark.skipif(
+    not ShortAttention().in_bf16,
+    reason="needs a CPU with AVX512-BF16 and without AMX, and a C++ compiler",
+)
 
 
 def both_passes(**options: bool | float) -> Passes:
@@ -155,11 +161,43 @@ def test_without_a_backward_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", LONGEST)
-def test_long_sequences_are_left_to_torch(dtype: torch.dtype) -> None:
+def test_long_sequences_are_left_to_torch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: {"avx512_bf16", "amx_bf16"})
     passes = both_passes()
     tokens = LONGEST[dtype]
     assert fused(rewritten(passes, inputs(tokens, tokens, dtype, samples=1, heads=1))) == 0
     assert fused(rewritten(passes, inputs(tokens, tokens + 1, dtype, samples=1, heads=1))) == 2
+
+
+@needs_bf16_units
+def test_longer_sequences_are_taken_where_little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, dtype = both_passes(), torch.bfloat16
+    tokens = 2 * LONGEST[dtype]
+    one = inputs(tokens, tokens, dtype, samples=1, heads=1)
+    assert fused(rewritten(passes, one)) == 0
+    assert fused(rewritten(passes, inputs(tokens, tokens + 1, dtype, samples=1, heads=1))) == 2
+    monkeypatch.setattr(short_attention, "MOST_KEPT", tokens**2 - 1)
+    assert fused(rewritten(passes, one)) == 2
+    assert fused(rewritten(passes, [each.float() for each in one])) == 2
+
+
+@needs_bf16_units
+@pytest.mark.parametrize(("queries", "keys"), [(64, 64), (70, 90), (512, 300)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_of_bf16_that_are_not_rounded_are_as_exact_as_torchs(
+    queries: int, keys: int, causal: bool
+) -> None:
+    passes = both_passes(is_causal=causal)
+    given = inputs(queries, keys, torch.bfloat16)
+    graph = rewritten(passes, given)
+    exact_products = torch.ops.gallery.exact_products.default
+    assert len(graph.graph.find_nodes(op="call_function", target=exact_products)) == 2
+    exact = passes(*(each.double() for each in given))
+    for ours, torchs, true in zip(graph(*given), passes(*given), exact, strict=True):
+        error, usual = ((each.double() - true).norm() / true.norm() for each in (ours, torchs))
+        assert error < 0.005 and error <= 1.25 * usual, (float(error), float(usual))
 
 
 def test_other_types_and_what_torch_alone_knows_are_left_to_it() -> None:

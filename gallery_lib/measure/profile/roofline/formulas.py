@@ -91,6 +91,7 @@ _LEFT = {
     "bmm": "self",
     "baddbmm": "batch1",
     "mixed_product": "left",
+    "exact_products": "left",
 }
 """Matrix products, and the argument that is the left side."""
 
