@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from published import File, Machine
 
 from gallery_lib import stats
-from gallery_lib.console.table import Rows, seconds
+from gallery_lib.console.table import Rows, markdown_table, seconds
 from gallery_lib.measure.bench.result import EAGER, OURS, Bench, Outcome
 from gallery_lib.stats import Ratio
 
@@ -207,3 +207,15 @@ def task_cells(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
         str(ratio) if ratio else "not comparable",
         f"{peer[1]}, {label(peer[0])}" if peer else "–",
     ]
+
+
+def long_inputs(files: Sequence[File]) -> str:
+    """Return the table of benches at long inputs, task by task and run by run."""
+    runs = [Run("long", file.run, (file,)) for file in sorted(files, key=lambda file: file.run)]
+    header = ["task", "run", "input", "eager O1 → ours", "over eager", "over the best peer"]
+    rows = [
+        [name, str(run.number), *task_cells(run, name, runs)]
+        for name in runs[0].tasks
+        for run in runs
+    ]
+    return markdown_table([header, *rows])

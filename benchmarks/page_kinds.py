@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench_summary import long_inputs
 from checkpoint_table import checkpoints
 from page_tables import (
     ddp,
@@ -16,7 +17,6 @@ from page_tables import (
     gallery,
     host_time,
     loader,
-    long_inputs,
     own_script,
     resnet50,
     sweep,

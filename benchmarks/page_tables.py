@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import bench_summary
 from published import File
 
 from gallery_lib.console.table import Rows, markdown_table, seconds
@@ -81,18 +80,6 @@ def _steps(comparison: dict[str, Any]) -> str:
         seconds(results["step_seconds"]["p50"]) for results in comparison["variants"].values()
     )
     return f"{before} → {after}, {_ratio(comparison['speedup'])}"
-
-
-def long_inputs(files: Sequence[File]) -> str:
-    """Return the table of a bench at long inputs, run by run."""
-    runs = [bench_summary.Run("long", file.run, (file,)) for file in files]
-    header = ["task", "run", "input", "eager O1 → ours", "over eager", "over the best peer"]
-    rows = [
-        [name, str(run.number), *bench_summary.task_cells(run, name, runs)]
-        for name in runs[0].tasks
-        for run in runs
-    ]
-    return markdown_table([header, *rows])
 
 
 def own_script(files: Sequence[File]) -> str:
