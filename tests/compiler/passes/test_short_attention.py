@@ -248,6 +248,7 @@ class Counting(ShortAttention):
     """Graph pass that counts what it leaves."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.left: list[int] = []
 
     def __call__(self, graph: Graph) -> None:
