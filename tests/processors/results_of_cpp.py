@@ -2,8 +2,9 @@
 
     python tests/processors/results_of_cpp.py --built-for=-march=x86-64-v3
 
-Inputs are drawn as integers, so that they have the same bits on every processor. With `--built-for`
-the C++ is built for another processor than this one.
+Left out is `mixed_product.cpp`, which is for processors with AVX512-BF16 alone. Inputs are drawn as
+integers, so that they have the same bits on every processor. With `--built-for` the C++ is built
+for another processor than this one.
 """
 
 from __future__ import annotations
