@@ -81,6 +81,15 @@ def main() -> int:
             f"{hardware.cores()} cores. Give a number from 1 to {hardware.cores()}.",
             parameter="nproc_per_node",
         )
+    if arguments.runs < 1:
+        raise InputError(f"runs is {arguments.runs}. Give a number from 1 on.", parameter="runs")
+    before = measured_before(arguments.out, "processes")
+    if before not in (None, arguments.nproc_per_node):
+        raise InputError(
+            f"{arguments.out} has figures of {before} process(es), and nproc_per_node is "
+            f"{arguments.nproc_per_node}. Name another file with --out.",
+            parameter="nproc_per_node",
+        )
     options = CompareConfig()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from published_table import table_of
 
 
 @pytest.mark.slow
@@ -30,19 +31,5 @@ def test_the_benchmark_measures_both_forms_and_its_file_has_a_table(
     assert len(task["copy_seconds"]) == len(task["writing_seconds"]) == 2
     # Weights, twice, and two states of AdamW: 25.6 million values each.
     assert task["checkpoint_bytes"] == pytest.approx(4 * 25.6e6 * 4, rel=0.02)
-    table = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import json, sys, types; from checkpoint_table import checkpoints\n"
-            "file = types.SimpleNamespace(content=json.load(open(sys.argv[1])))\n"
-            "print(checkpoints([file]))",
-            str(out),
-        ],
-        cwd=checkout / "benchmarks",
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin"},
-    ).stdout
+    table = table_of(out, "checkpoint_table", "checkpoints", checkout)
     assert "| resnet50 |" in table

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from published_table import table_of
 
 
 def run(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -28,21 +29,7 @@ def test_a_task_is_compared_and_its_file_has_a_table(checkout: Path, tmp_path: P
     for results in comparison["variants"].values():
         assert results["environment"]["threads"] == 1
         assert results["config"].keys().isdisjoint({"run_dir"})
-    table = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import json, sys, types; from page_tables import two_processes\n"
-            "file = types.SimpleNamespace(content=json.load(open(sys.argv[1])))\n"
-            "print(two_processes([file]))",
-            str(out),
-        ],
-        cwd=checkout / "benchmarks",
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin"},
-    ).stdout
+    table = table_of(out, "page_tables", "two_processes", checkout)
     assert "| tts_angular |" in table and " → " in table
 
 
@@ -54,3 +41,17 @@ def test_processes_that_the_machine_has_no_cores_for_are_refused(
     assert done.returncode == 2
     assert f"nproc_per_node is {processes}, and this machine has" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_runs_and_figures_of_other_processes_are_refused(checkout: Path, tmp_path: Path) -> None:
+    out = tmp_path / "two-processes.json"
+    kept = json.dumps({"processes": 2, "tasks": {}})
+    out.write_text(kept)
+    for options, said in (
+        (["--runs=0"], "runs is 0. Give a number from 1 on."),
+        (["--nproc_per_node=1", f"--out={out}"], "has figures of 2 process(es)"),
+    ):
+        done = run(checkout, *options)
+        assert done.returncode == 2
+        assert said in done.stderr and "Traceback" not in done.stderr
+    assert out.read_text() == kept

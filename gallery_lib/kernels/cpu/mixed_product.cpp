@@ -233,7 +233,7 @@ template <class Element>
 using Memory = std::unique_ptr<Element[], Free>;
 template <class Element>
 static Memory<Element> memory(int64_t elements) {
-    return Memory<Element>((Element*)std::aligned_alloc(64, (elements * sizeof(Element) + 63) / 64 * 64));
+    return Memory<Element>((Element*)std::aligned_alloc(64, (std::max<int64_t>(1, elements) * sizeof(Element) + 63) / 64 * 64));
 }
 
 struct Product {
