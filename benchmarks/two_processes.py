@@ -75,14 +75,14 @@ def main() -> int:
         help="JSON file for the figures; it keeps what it has of other tasks",
     )
     arguments = parser.parse_args()
+    if arguments.runs < 1:
+        raise InputError(f"runs is {arguments.runs}. Give a number from 1 on.", parameter="runs")
     if not 1 <= arguments.nproc_per_node <= hardware.cores():
         raise InputError(
             f"nproc_per_node is {arguments.nproc_per_node}, and this machine has "
             f"{hardware.cores()} cores. Give a number from 1 to {hardware.cores()}.",
             parameter="nproc_per_node",
         )
-    if arguments.runs < 1:
-        raise InputError(f"runs is {arguments.runs}. Give a number from 1 on.", parameter="runs")
     before = measured_before(arguments.out, "processes")
     if before not in (None, arguments.nproc_per_node):
         raise InputError(

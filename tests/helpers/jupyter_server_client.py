@@ -9,6 +9,7 @@ import contextlib
 import json
 import subprocess
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
@@ -88,7 +89,9 @@ class Server:
 
 @contextlib.contextmanager
 def jupyter_server(command: Sequence[str], runtime: Path, **start: Any) -> Iterator[Server]:
-    """Start a Jupyter server, and yield it once it has written its file into `runtime`.
+    """Start a Jupyter server, and yield it once it answers.
+
+    It writes its file into `runtime` before it listens.
 
     Args:
         command: the server's command, below a supervisor where the test asks for one.
@@ -104,16 +107,22 @@ def jupyter_server(command: Sequence[str], runtime: Path, **start: Any) -> Itera
     )
     try:
         deadline = time.monotonic() + 60
-        while not (
-            found := [
-                path
-                for path in runtime.glob("jpserver-*.json")
-                if path.read_text().rstrip().endswith("}")
-            ]
-        ):
+        while (server := answering(runtime)) is None:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.2)
-        told = json.loads(found[0].read_text())
-        yield Server(told["url"], told["token"])
+        yield server
     finally:
         end_supervised(process)
+
+
+def answering(runtime: Path) -> Server | None:
+    """Return the server that has a file in `runtime`, or None while it does not answer."""
+    for path in runtime.glob("jpserver-*.json"):
+        content = path.read_text().rstrip()
+        if content.endswith("}"):
+            told = json.loads(content)
+            server = Server(told["url"], told["token"])
+            with contextlib.suppress(urllib.error.URLError):
+                server.get("api/status")
+                return server
+    return None

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 from chromium import screenshot
+from jupyter_server_client import answering
 
 from gallery_lib.system.processes import end_supervised, start_supervised
 
@@ -93,12 +94,8 @@ def started(checkout: Path, kernel: Mapping[str, str], folder: Path) -> Iterator
             stderr=output,
         )
     try:
-        info = wait_for(
-            lambda: next(iter(runtime.glob("jpserver-*.json")), None), 60, "JupyterLab to start"
-        )
-        wait_for(lambda: info.read_text().rstrip().endswith("}"), 5, "its address")
-        values = json.loads(info.read_text())
-        one = Lab(process, mark, values["url"], values["token"], root)
+        server = wait_for(lambda: answering(runtime), 60, "JupyterLab to answer")
+        one = Lab(process, mark, server.url, server.token, root)
         yield one
     finally:
         end_supervised(process)
