@@ -1,7 +1,7 @@
 """Gradient probe: a variant's gradients on a few batches, reduced to what the parity check needs.
 
-For every parameter it keeps the squared norm of its gradient on each of the batches, and a fixed
-random sample of the first batch's gradient. The probe runs on the run's own model (compiled, laid
+For every parameter it keeps, for each of the batches, the squared norm of its gradient and a fixed
+random sample of its elements. The probe runs on the run's own model (compiled, laid
 out, distributed as it is), with the initial weights. It puts everything back afterwards.
 """
 
@@ -21,7 +21,7 @@ from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.train.session import Session
 
 SAMPLE = 512
-"""Gradient elements kept per parameter."""
+"""Gradient elements kept per parameter and batch."""
 _PIECE = 2**22
 
 
@@ -99,7 +99,7 @@ def run_probe(
     )
     model.load_state_dict(initial)
     square_norms: dict[str, list[float]] = {}
-    samples: dict[str, list[float]] = {}
+    samples: dict[str, list[list[float]]] = {}
     for number, batch in enumerate(batches):
         session.optimizer.zero_grad(set_to_none=True)
         session.backward(session.forward(batch))
@@ -108,10 +108,10 @@ def run_probe(
             square_norms.setdefault(name, [0.0] * len(batches))[number] = (
                 _square_norm(gradient) / scale**2
             )
-            if number == 0:
-                samples[name] = (
-                    gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale
-                ).tolist()
+            indices = _sample_indices(gradient.numel()).to(gradient.device)
+            none = [[0.0] * len(indices) for _ in batches]  # of batches that give it no gradient
+            sample = (gradient[indices].double() / scale).tolist()
+            samples.setdefault(name, none)[number] = sample
     session.optimizer.zero_grad(set_to_none=True)
     if current is not None:
         model.load_state_dict(current)

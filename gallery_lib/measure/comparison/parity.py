@@ -98,7 +98,7 @@ def check_baseline(
     names = parameters_to_check(exact)
     if names and all(name in probe["samples"] for name in names):
         gradients, exact_gradients = (
-            [value for name in names for value in samples[name]]
+            [value for name in names for value in samples[name][0]]
             for samples in (probe["samples"], exact["samples"])
         )
         error = relative_error(gradients, exact_gradients)

@@ -23,7 +23,7 @@ def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
         "square_norms": {
             name: [float(g.double().square().sum())] * batches for name, g in gradients.items()
         },
-        "samples": {name: g.double().tolist() for name, g in gradients.items()},
+        "samples": {name: [g.double().tolist()] * batches for name, g in gradients.items()},
         "weights": "the same",
         "first_batches": ["the same"],
     }
@@ -35,6 +35,16 @@ def noisy(exact: dict[str, torch.Tensor], noise: float, seed: int) -> dict[str, 
         name: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=generator)
         for name, g in exact.items()
     }
+
+
+def probe_of(*batches: dict[str, torch.Tensor]) -> dict:
+    """Return a probe in which each batch has gradients of its own."""
+    probes = [probe(gradients) for gradients in batches]
+    parts = {
+        part: {name: [value for p in probes for value in p[part][name]] for name in batches[0]}
+        for part in ("square_norms", "samples")
+    }
+    return probe(batches[0], len(batches)) | parts
 
 
 EXACT = {
@@ -124,29 +134,37 @@ def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no
     )
 
 
-def test_a_candidate_with_less_noise_than_the_baseline_may_be_shorter_and_by_no_more_than_that() -> (  # noqa: E501
-    None
-):
-    """Half a gradient is noise in both, on the first batch.
+def test_noise_explains_a_length_on_the_batches_that_it_was_measured_on() -> None:
+    """Half a gradient is noise in both, on the first batch; on others it is more in the baseline.
 
-    On others it is more in the baseline (Speech-Transformer on a CPU with AMX).
+    So it was in Speech-Transformer on a CPU with AMX.
     """
     first, candidate, exact = noisy(EXACT, 0.55, 1), noisy(EXACT, 0.5, 2), probe(EXACT, 4)
-    others = probe(noisy(EXACT, 0.8, 3), 4)["square_norms"]
-    baseline = probe(first, 4)
-    baseline["square_norms"] = {
-        name: [norms[0], *others[name][1:]] for name, norms in baseline["square_norms"].items()
-    }
+    baseline = probe_of(first, *[noisy(EXACT, 0.8, 3)] * 3)
 
     def check(factor: float) -> Check:
         return check_gradient_scale(
             baseline, probe(dict(candidate, layer2=factor * candidate["layer2"]), 4), exact, "O1"
         )
 
-    assert check(1.0).passed and "held against float64" in check(1.0).where
+    assert check(1.0).passed and check(1.0).worst > 0.05
     assert not check(0.9).passed and not check(1.3).passed
-    lost = dict(baseline, samples={name: [math.nan] * 512 for name in EXACT})
+    lost = dict(baseline, samples={name: [[math.nan] * 512] * 4 for name in EXACT})
     assert not check_gradient_scale(lost, probe(candidate, 4), exact, "O1").passed
+
+
+def test_a_candidate_whose_noise_is_large_on_the_first_batch_alone_is_right() -> None:
+    """So it was in Speech-Transformer on two processes of a CPU with AVX512-BF16."""
+    noise = [noisy(EXACT, level, seed) for seed, level in enumerate((0.7, 0.7, 0.7, 0.7, 0.69), 1)]
+    quieter = [noisy(EXACT, 0.45, seed) for seed in (6, 7, 8)]
+    baseline, exact = probe_of(*noise[:4]), probe(EXACT, 4)
+    check = check_gradient_scale(baseline, probe_of(noise[4], *quieter), exact, "O1")
+    assert check.passed and check.worst > 0.05
+    for factor in (0.9, 1.2):
+        wrong = [
+            {n: factor * g for n, g in gradients.items()} for gradients in (noise[4], *quieter)
+        ]
+        assert not check_gradient_scale(baseline, probe_of(*wrong), exact, "O1").passed
 
 
 def test_a_gradient_of_the_right_length_in_the_wrong_direction_is_found() -> None:
