@@ -25,7 +25,6 @@ FILES: dict[str, str] = {
     "tests/cuda_on_host/mutation.py": "table of mutations, with the loop that tries them",
     "tests/data/loading/test_loaders_on_ranks.py": "the tests share processes, likewise",
     "tests/faults/rows.py": "table of faults, a row each",
-    "tests/kernels/under_address_sanitizer.py": "a script that starts itself again elsewhere",
 }
 """Path of a file that is longer → why it is better whole."""
 FUNCTIONS: dict[str, str] = {}
