@@ -18,6 +18,9 @@ def take(optimizer: torch.optim.Optimizer, step: Any, groups: Sequence[dict[str,
     while getattr(function, "hooked", False):  # torch puts its hooks around a class's step
         function = function.__wrapped__
     whole = optimizer.param_groups
+    if groups is whole:  # torch 2.11 cannot compile the assignment below
+        function(optimizer)
+        return
     optimizer.param_groups = list(groups)
     try:
         function(optimizer)

@@ -80,7 +80,9 @@ def test_ours_and_the_best_forms_get_their_places_beside_the_baseline_first() ->
     plan = bench_plan(TINY, BenchConfig(amp_level="O0"))
     names = [name for name in plan.variants if name != plan.baseline]
     with_ours, *_ = groups(names, 5)
-    assert with_ours[0] == "ours" and set(with_ours[1:]) <= set(forms.BEST)
+    best = set(names) & set(forms.BEST)  # fewer where a peer is not installed
+    assert with_ours[0] == "ours" and len(best) >= 2
+    assert set(with_ours[1 : 1 + len(best)]) <= best
 
 
 def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
