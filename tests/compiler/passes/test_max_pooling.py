@@ -85,6 +85,7 @@ def trained(model: nn.Module, ours: bool, image: torch.Tensor, dtype: torch.dtyp
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_compiled_step_has_torchs_gradients(dtype):
+    torch._dynamo.reset()  # else sizes may count as dynamic, after other tests
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 24, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(24, 8, 3))
     model = nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True)).to(memory_format=LAST)

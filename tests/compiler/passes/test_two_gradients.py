@@ -84,10 +84,11 @@ def test_a_compiled_training_has_the_gradients_of_the_uncompiled_one():
     eager.to(memory_format=torch.channels_last)
     fuse_batchnorm(eager)
     compiled = copy.deepcopy(eager)
-    compiled.compile(fullgraph=True, options={"joint_custom_pre_pass": TwoGradients()})
+    options = {"joint_custom_pre_pass": TwoGradients()}
+    step = torch.compile(compiled, fullgraph=True, options=options)
     images = torch.randn(4, 3, 24, 24).to(memory_format=torch.channels_last)
     before = call_counts.counts()
-    for model in (compiled, eager):
+    for model in (step, eager):
         with torch.autocast("cpu", torch.bfloat16):
             result = model(images)
         (result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum().backward()
