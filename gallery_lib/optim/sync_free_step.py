@@ -19,6 +19,15 @@ from gallery_lib.kernels.optimizer_step import optimizer_step
 from gallery_lib.optim import torchs_step
 from gallery_lib.optim.sync_free_limits import option_error, parameter_error
 
+_ATTRIBUTES_TRACED_SINCE = "2.15"
+"""Dynamo of torch 2.11 raises where a step sets an attribute of its optimizer; releases between
+them are treated alike. The step then runs uncompiled, below a compiled caller too."""
+
+
+def _traceable(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step, uncompiled on releases of torch that cannot trace it."""
+    return step if torch.__version__ >= _ATTRIBUTES_TRACED_SINCE else torch._disable_dynamo(step)
+
 
 class SyncFree(torch.optim.Optimizer, ABC):
     """Base class: gathers each group's tensors and makes one call for a group, device and dtype."""
@@ -110,6 +119,7 @@ class SyncFree(torch.optim.Optimizer, ABC):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
 
+    @_traceable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; return the closure's loss, or None without a closure.
