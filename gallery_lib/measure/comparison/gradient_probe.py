@@ -1,8 +1,8 @@
 """Gradient probe: a variant's gradients on a few batches, reduced to what the parity check needs.
 
 For every parameter it keeps, for each of the batches, the squared norm of its gradient and a fixed
-random sample of its elements. The probe runs on the run's own model (compiled, laid
-out, distributed as it is), with the initial weights. It puts everything back afterwards.
+random sample of its elements. The probe runs on the run's own model (compiled, laid out,
+distributed as it is), with the initial weights. It puts everything back afterwards.
 """
 
 from __future__ import annotations
