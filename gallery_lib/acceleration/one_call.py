@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.acceleration import arguments, checks
+from gallery_lib.acceleration import arguments, checks, precision
 from gallery_lib.acceleration.layout import Layout, lay_out
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute, laid_out_anew
@@ -81,7 +81,6 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     checks.check_optimizers(model, optimizers)
     device = _join_run(model)
     record: dict[str, str] = {}
-    _note_precision(config, device, record)
     layout = lay_out(model, optimizers, config, device, record)
     _use_allocator(config, device, record)
     _use_kernels(model, config, device, layout, record)
@@ -98,6 +97,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
         laid_out_anew(result)
 
     _compile(model, config, device, record, layout, follow_layout)
+    precision.note(model, config, device, record)
     result = _distribute(model, config, device)
     _records[model] = _records[result] = record
     _add_attributes(result, {"device": device, "no_sync": contextlib.nullcontext})
@@ -138,15 +138,6 @@ def _join_run(model: nn.Module) -> torch.device:
     if process_group.world_size() > 1:
         checks.check_for_several_processes(model, device)
     return device
-
-
-def _note_precision(config: Config, device: torch.device, record: dict[str, str]) -> None:
-    if config.compute.fp16 and device.type == "cpu":
-        record["precision"] = (
-            "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; "
-            "bfloat16 is"
-        )
-        warnings.warn(f"accelerate(): {record['precision']}", stacklevel=3)
 
 
 def _use_allocator(config: Config, device: torch.device, record: dict[str, str]) -> None:

@@ -18,7 +18,11 @@ class Compute(Settable):
     fp16: bool = option(
         False, "Say that the training runs under float16 autocast, with a GradScaler of its own."
     )
-    bf16: bool = option(False, "Say that the training runs under bfloat16 autocast.")
+    bf16: bool = option(
+        False,
+        "Say that the training runs under bfloat16 autocast, which stays in your loop. A first "
+        "step without it is announced.",
+    )
     kernels: bool = option(
         True, "Use own CUDA kernels. Switch them off to compare, or where one fails."
     )

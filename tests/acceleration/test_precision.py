@@ -1,0 +1,83 @@
+"""A declared precision that the training does not have is said, once, and no other."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from acceleration.small_model import model
+from torch import nn
+
+from gallery_lib import Config, accelerate
+from gallery_lib.acceleration import techniques
+
+IMAGES = torch.randn(2, 3, 8, 8)
+
+
+def declared(name: str = "bf16") -> Config:
+    config = Config.plain()
+    setattr(config.compute, name, True)
+    return config
+
+
+def step(changed: nn.Module, **autocast: Any) -> torch.Tensor:
+    with torch.autocast("cpu", **autocast):
+        return changed(IMAGES).float().sum()
+
+
+def test_bf16_without_autocast_is_said_to_be_fp32_once() -> None:
+    changed, _ = accelerate(model(), None, declared())
+    with pytest.warns(UserWarning, match=r"is called in fp32.*torch\.autocast\(\"cpu\"") as said:
+        changed(IMAGES).sum().backward()
+        changed(IMAGES).sum().backward()
+    assert len(said) == 1 and said[0].filename == __file__
+    assert techniques(changed)["precision"].startswith("fp32; config.compute.bf16 declares")
+
+
+def test_another_autocast_than_declared_is_named() -> None:
+    changed, _ = accelerate(model(), None, declared())
+    with pytest.warns(UserWarning, match="is called in float16 autocast"):
+        step(changed, dtype=torch.float16)
+
+
+def test_the_compiled_model_says_it_too() -> None:
+    config = Config()
+    config.compute.bf16 = True
+    changed, _ = accelerate(model(), None, config)
+    with pytest.warns(UserWarning, match="is called in fp32"):
+        changed(IMAGES).sum().backward()
+
+
+class Inside(nn.Module):
+    """Model with autocast in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = model()
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return {"scores": self.body(images)}
+
+
+@pytest.mark.parametrize("kind", ["autocast", "autocast inside", "bfloat16 model", "evaluation"])
+def test_nothing_is_said_where_the_training_is_as_declared(kind: str) -> None:
+    made = Inside() if kind == "autocast inside" else model()
+    if kind == "bfloat16 model":
+        made = made.bfloat16()
+    changed, _ = accelerate(made, None, declared())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if kind == "evaluation":
+            with torch.no_grad():
+                changed(IMAGES)
+            changed.eval()(IMAGES)
+        elif kind == "bfloat16 model":
+            changed(IMAGES.bfloat16()).sum().backward()
+        elif kind == "autocast inside":
+            changed(IMAGES)["scores"].sum().backward()
+        else:
+            step(changed, dtype=torch.bfloat16).backward()
+    assert "precision" not in techniques(changed)
