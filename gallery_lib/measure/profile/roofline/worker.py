@@ -64,7 +64,7 @@ class Measuring(Observer):
             profiled.append(times.seconds_of_step(lambda: self.step(session), names))
             looks.append(machine_load.look())
         limits = probe.limits()
-        operations = combined.operations(work, combined.middle_of(profiled), limits)
+        operations = combined.operations(work, combined.faster_half_of(profiled), limits)
         roofline = Roofline(
             task=session.config.model,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
