@@ -25,6 +25,7 @@ from page_tables import (
     waterfall,
 )
 from published import File
+from roofline_table import rooflines
 from startup_table import startup
 
 from gallery_lib.errors import InputError
@@ -53,6 +54,14 @@ KINDS = (
         "Each line has one technique more than the line above it.",
         "gallery bench --waterfall TASK",
         waterfall,
+    ),
+    Kind(
+        "rooflines",
+        "How near the limits a step is",
+        "Seconds that a step would take at the rates of this machine's matrix products and copies, "
+        "measured in the same run, over those that it takes: ours at O1, the tasks' own sizes.",
+        "python3 benchmarks/rooflines.py",
+        rooflines,
     ),
     Kind(
         "startup",
