@@ -154,23 +154,33 @@ def _use_kernels(
     layout: Layout,
     record: dict[str, str],
 ) -> None:
-    """Let own kernels carry out batch norms where they are used, or note why none are."""
-    if not config.compute.kernels:
-        return
-    if reason := usage.reason_not_used(device):
+    """Let own kernels carry out batch norms where they are asked for, or note why none are."""
+    reason: str | None = "config.compute.kernels is off"
+    if config.compute.kernels and (reason := usage.reason_not_used(device)):
         record["kernels"] = f"not used, {reason}"
         if device.type == "cuda" and kernels_enabled():
             fallback.announce(reason)
-    in_cpp = (
-        device.type == "cpu" and config.compute.batch_norm_kernels and batch_norm_cpp.available()
-    )
-    if (
-        config.compute.batch_norm_kernels
-        and (reason is None or in_cpp)
-        and layout.memory_format is torch.channels_last
-        and (fusion := fuse_batchnorm(model)).relu + fusion.add_relu
-    ):
-        record["batch norm"] = str(fusion)
+    if config.compute.batch_norm_kernels:
+        record["batch norm"] = _fused_batch_norms(model, config, device, layout, reason)
+
+
+def _fused_batch_norms(
+    model: nn.Module, config: Config, device: torch.device, layout: Layout, reason: str | None
+) -> str:
+    """Fuse batch norms with what follows; return how many were, or why none.
+
+    `reason` is why own CUDA kernels are not used; C++ has reasons of its own.
+    """
+    if config.compute.kernels and device.type == "cpu" and reason:
+        reason = None if batch_norm_cpp.available() else "their C++ could not be built here"
+    if reason is None and layout.memory_format is not torch.channels_last:
+        reason = "the model is not in channels_last"
+    if reason is None:
+        fusion = fuse_batchnorm(model)
+        if fusion.relu + fusion.add_relu:
+            return str(fusion)
+        reason = "no batch norm has a ReLU right behind it"
+    return f"own kernels not used: {reason}"
 
 
 def _let_cudnn_measure(config: Config, device: torch.device, record: dict[str, str]) -> None:

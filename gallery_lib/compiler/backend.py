@@ -124,6 +124,8 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         done += f", {options.keep_activations:.0%} of the activations kept"
     regions = repeated_blocks.find(model) if options.repeated_blocks_once else None
     if regions is None:
+        if options.repeated_blocks_once:
+            done += ", most of the model is not repeated: compiled as a whole"
         compile_calls([model], backend=name, options=compile_options or None)
         return done
     repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options or None)

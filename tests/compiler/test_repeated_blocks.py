@@ -168,3 +168,6 @@ def test_it_is_done_when_asked_for() -> None:
         Model(), Compiler(repeated_blocks_once=True), cpu
     )
     assert "repeated" not in compile_model(Model(), Compiler(), cpu)
+    assert "most of the model is not repeated" in compile_model(
+        nn.Linear(2, 2), Compiler(repeated_blocks_once=True), cpu
+    )
