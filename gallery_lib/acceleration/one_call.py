@@ -77,6 +77,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     """
     parts = arguments.sort(given, named)
     config, optimizers = parts.config, parts.of_kind("optimizer")
+    precision.check(config)
     model = _plain_module(parts.model)
     checks.check_optimizers(model, optimizers)
     device = _join_run(model)

@@ -18,9 +18,20 @@ from torch.utils import _pytree as pytree
 from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.config import Config
+from gallery_lib.errors import InputError
 
 _BETWEEN = ("gallery_lib", "torch")
 """Packages whose code lies between the user's call of a model and its check."""
+
+
+def check(config: Config) -> None:
+    """Raise InputError where the config declares two precisions."""
+    if config.compute.fp16 and config.compute.bf16:
+        raise InputError(
+            "config.compute.fp16 and config.compute.bf16 are both set, and a training runs under "
+            "one autocast. Leave one of them out.",
+            parameter="compute.bf16",
+        )
 
 
 def note(model: nn.Module, config: Config, device: torch.device, record: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from acceleration.small_model import model
+from refusal import refused
 from torch import nn
 
 from gallery_lib import Config, accelerate
@@ -81,3 +82,11 @@ def test_nothing_is_said_where_the_training_is_as_declared(kind: str) -> None:
         else:
             step(changed, dtype=torch.bfloat16).backward()
     assert "precision" not in techniques(changed)
+
+
+def test_two_precisions_are_refused_before_anything_is_changed() -> None:
+    config, plain = declared(), model()
+    config.compute.fp16 = True
+    with refused("compute.bf16", "both set"):
+        accelerate(plain, None, config)
+    accelerate(plain, None, Config.plain())

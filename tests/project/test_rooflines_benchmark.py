@@ -21,7 +21,7 @@ def test_a_task_is_measured_and_its_file_has_a_table(checkout: Path, tmp_path: P
     out = tmp_path / "rooflines.json"
     done = run(checkout, "--only", "tts_angular", "--rounds=1", f"--out={out}")
     assert done.returncode == 0, done.stderr
-    assert "tts_angular: compiler-opt reaches " in done.stdout
+    assert "tts_angular: ours reaches " in done.stdout
     row = json.loads(out.read_text())["tasks"]["tts_angular"]
     assert row["reason"] is None and row["sizes"]["batch_size"] == 64
     shares = [sum(group[key] for group in row["groups"]) for key in ("limit_seconds", "seconds")]
