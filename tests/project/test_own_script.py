@@ -49,7 +49,6 @@ def test_the_diff_shows_every_line_that_differs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
 def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_up(
     tmp_path: Path,
 ) -> None:
