@@ -98,6 +98,9 @@ def _other_precision(model: nn.Module, result: Any, dtype: torch.dtype, device: 
     if torch.is_autocast_enabled(device):
         running = torch.get_autocast_dtype(device)
         return None if running is dtype else f"{str(running).removeprefix('torch.')} autocast"
-    tensors = [*model.parameters(), *pytree.tree_leaves(result)]
-    dtypes = {one.dtype for one in tensors if isinstance(one, Tensor)}
-    return None if dtype in dtypes else "fp32"
+    own = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    returned = {one.dtype for one in pytree.tree_leaves(result) if isinstance(one, Tensor)}
+    if dtype in own | returned:
+        return None
+    names = sorted(str(each).removeprefix("torch.") for each in own)
+    return "fp32" if names in ([], ["float32"]) else " and ".join(names)

@@ -43,6 +43,12 @@ def test_another_autocast_than_declared_is_named() -> None:
         step(changed, dtype=torch.float16)
 
 
+def test_a_model_in_float64_is_said_to_be_so() -> None:
+    changed, _ = accelerate(model().double(), None, declared())
+    with pytest.warns(UserWarning, match="is called in float64"):
+        changed(IMAGES.double()).sum().backward()
+
+
 def test_the_compiled_model_says_it_too() -> None:
     config = Config()
     config.compute.bf16 = True
