@@ -73,8 +73,8 @@ class RooflineConfig:
     )
     rounds: int = option(
         8,
-        "Turns of the limits, a step, and a profiled step. The faster half of the profiled steps "
-        "counts. More are steadier, and take longer.",
+        "Turns of the limits, a step, and a profiled step. The middle half of those that touch no "
+        "new memory counts. More are steadier, and take longer.",
         unit="turns",
         minimum=1,
     )

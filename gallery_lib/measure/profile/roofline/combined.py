@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER, group_of
@@ -38,18 +39,30 @@ def group_of_operation(name: str) -> str:
     return _MERGED.get(group, group)
 
 
-def faster_half_of(steps: Sequence[Mapping[Operation, float]]) -> dict[Operation, float]:
-    """Return the mean seconds of each operation over the faster half of the steps.
+def settled(
+    steps: Sequence[Mapping[Operation, float]], new_pages: Sequence[int]
+) -> list[Mapping[Operation, float]]:
+    """Return the steps that touched as few pages of memory for the first time as half of them do.
 
-    The rates of the limits are those of an undisturbed machine, and so are these steps. The
-    profiler's own memory makes some of the others touch new pages, which takes milliseconds from
-    whichever operator meets them, and other programs hold some up.
+    The profiler's own memory makes some steps touch new pages. That takes milliseconds for each
+    huge page, which whichever operator meets it seems to need; training by itself touches none.
+    """
+    usual = statistics.median_low(new_pages)
+    return [step for step, pages in zip(steps, new_pages, strict=True) if pages <= usual]
+
+
+def middle_of(steps: Sequence[Mapping[Operation, float]]) -> dict[Operation, float]:
+    """Return the mean seconds of each operation over the middle half of the steps.
+
+    The steps are ordered by their whole time, so that the few that something disturbed are left
+    out and the rest still adds up to a step.
     """
     ordered = sorted(steps, key=lambda step: sum(step.values()))
-    faster = ordered[: (len(ordered) + 1) // 2]
-    operations = {operation for step in faster for operation in step}
+    cut = len(ordered) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    operations = {operation for step in middle for operation in step}
     return {
-        operation: sum(step.get(operation, 0.0) for step in faster) / len(faster)
+        operation: sum(step.get(operation, 0.0) for step in middle) / len(middle)
         for operation in operations
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,11 @@ WORKER = "gallery_lib.measure.profile.roofline.worker"
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
 
 
+def _pages_touched() -> int:
+    """Return how many pages of memory this process has touched for the first time so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 class Measuring(Observer):
     """Observer that measures the roofline after the last step of a run."""
 
@@ -58,13 +64,17 @@ class Measuring(Observer):
         probe = LimitProbe(session.loader.device, dtypes)
         times.seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
+        new_pages: list[int] = []
         for _ in range(self.rounds):
             probe.measure()
             steps.append(self.step(session))
+            before = _pages_touched()
             profiled.append(times.seconds_of_step(lambda: self.step(session), names))
+            new_pages.append(_pages_touched() - before)
             looks.append(machine_load.look())
         limits = probe.limits()
-        operations = combined.operations(work, combined.faster_half_of(profiled), limits)
+        counting = combined.middle_of(combined.settled(profiled, new_pages))
+        operations = combined.operations(work, counting, limits)
         roofline = Roofline(
             task=session.config.model,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

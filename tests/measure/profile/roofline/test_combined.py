@@ -7,10 +7,11 @@ import pytest
 from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER
 from gallery_lib.measure.profile.roofline.combined import (
     OWN,
-    faster_half_of,
     group_of_operation,
     groups,
+    middle_of,
     operations,
+    settled,
 )
 from gallery_lib.measure.profile.roofline.counts import Operation, Work
 from gallery_lib.measure.profile.roofline.result import (
@@ -73,7 +74,15 @@ def test_the_slower_of_both_limits_holds_operator_by_operator() -> None:
 
 def test_disturbed_steps_are_left_out_and_the_others_add_up() -> None:
     mm, add = Operation("aten::mm"), Operation("aten::add")
-    steps = [{mm: 1.0, add: 1.0}, {mm: 90.0}, {mm: 2.0, add: 1.0}, {mm: 4.0, add: 1.0}]
-    assert faster_half_of(steps) == {mm: 1.5, add: 1.0}
-    assert faster_half_of(steps[:3]) == {mm: 1.5, add: 1.0}
-    assert faster_half_of(steps[:1]) == steps[0]
+    steps = [{mm: 1.0, add: 1.0}, {mm: 90.0}, {mm: 2.0, add: 1.0}, {mm: 0.5}]
+    assert middle_of(steps) == {mm: 1.5, add: 1.0}
+    assert middle_of(steps[:1]) == steps[0]
+
+
+def test_steps_that_touch_new_memory_are_left_out_however_fast_they_are() -> None:
+    mm = Operation("aten::mm")
+    steps = [{mm: seconds} for seconds in (1.0, 2.0, 3.0, 4.0)]
+    assert settled(steps, [250, 3, 3, 90]) == steps[1:3]
+    assert settled(steps, [3, 3, 3, 90]) == steps[:3]
+    assert settled(steps, [3, 3, 3, 3]) == steps
+    assert settled(steps[:1], [250]) == steps[:1]
