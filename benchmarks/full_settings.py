@@ -24,8 +24,8 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from figures_file import conditions, exit_code, measured_before, out_file, write_result
-from task_option import add_task_option
+from figures_file import conditions, exit_code, measured_before, write_result
+from task_option import add_out_of_tasks, add_task_option
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
@@ -78,11 +78,7 @@ def main() -> int:
     parser.add_argument(
         "--eager", action="store_true", help="run the baseline instead of the accelerated backend"
     )
-    parser.add_argument(
-        "--out",
-        type=out_file,
-        help="JSON file for the figures; it keeps what it has of other tasks",
-    )
+    add_out_of_tasks(parser)
     arguments = parser.parse_args()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:

@@ -25,8 +25,8 @@ if __name__ == "__main__":
 
 import dataclasses
 
-from figures_file import conditions, exit_code, measured_before, out_file, write_result
-from task_option import add_task_option
+from figures_file import conditions, exit_code, measured_before, write_result
+from task_option import add_out_of_tasks, add_task_option
 
 from gallery_lib import tasks
 from gallery_lib.config import RooflineConfig, TrainConfig, options
@@ -63,11 +63,7 @@ def main() -> int:
     )
     add_task_option(parser, "measure", tasks.names())
     parser.add_argument("--rounds", type=int, default=8, help="as of gallery doctor (default: 8)")
-    parser.add_argument(
-        "--out",
-        type=out_file,
-        help="JSON file for the figures; it keeps what it has of other tasks",
-    )
+    add_out_of_tasks(parser)
     arguments = parser.parse_args()
     options.checked(RooflineConfig(rounds=arguments.rounds))
     check_machine()

@@ -36,8 +36,8 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from figures_file import conditions, exit_code, measured_before, out_file, write_result
-from task_option import add_task_option
+from figures_file import conditions, exit_code, measured_before, write_result
+from task_option import add_out_of_tasks, add_task_option
 
 from gallery_lib import stats, tasks
 from gallery_lib.config import TrainConfig, command_line
@@ -154,11 +154,7 @@ def main() -> int:
         default=0.0,
         help="also train for so long in three ways, with empty caches (default: not)",
     )
-    parser.add_argument(
-        "--out",
-        type=out_file,
-        help="JSON file for the figures; it keeps what it has of other tasks",
-    )
+    add_out_of_tasks(parser)
     arguments = parser.parse_args()
     if not 0 <= arguments.background_seconds <= 3600:
         raise InputError("--background-seconds must be 0 to 3600.")

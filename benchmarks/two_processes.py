@@ -31,10 +31,9 @@ from figures_file import (
     conditions,
     exit_code,
     measured_before,
-    out_file,
     write_result,
 )
-from task_option import add_task_option
+from task_option import add_out_of_tasks, add_task_option
 
 from gallery_lib import tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
@@ -69,11 +68,7 @@ def main() -> int:
         "--nproc_per_node", type=int, default=2, help="processes of each side (default: 2)"
     )
     parser.add_argument("--runs", type=int, default=1, help="comparisons of each task (default: 1)")
-    parser.add_argument(
-        "--out",
-        type=out_file,
-        help="JSON file for the figures; it keeps what it has of other tasks",
-    )
+    add_out_of_tasks(parser)
     arguments = parser.parse_args()
     if arguments.runs < 1:
         raise InputError(f"runs is {arguments.runs}. Give a number from 1 on.", parameter="runs")
