@@ -13,8 +13,8 @@ One file per technique, each usable alone:
 - `notices`: what the user is told about compilation. `compilations` tells when it happens.
 - `calls`: the calls of a module, routed through a function.
 - `passes`: graph passes for CPUs (`emulated_bf16`, `short_attention`, `small_convolutions`,
-  `mixed_products`, `dropout_masks`, `max_pooling`, `vector_masks`, `upsampling`), written with
-  `graph_writer`.
+  `mixed_products`, `large_batch_norms`, `dropout_masks`, `max_pooling`, `vector_masks`,
+  `upsampling`), written with `graph_writer`.
 - `fusion`: BatchNorm + add + ReLU as one operator (`batch_norm`), with the patterns of
   `torchvision_models` and `timm_models`.
 

@@ -168,6 +168,11 @@ def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
 
         if max_pool.available():
             passes.append(MaxPooling())
+    if options.large_batch_norms:
+        from gallery_lib.compiler.passes import large_batch_norms
+
+        if large_batch_norms.reason_not_applied() is None:
+            passes.append(large_batch_norms.LargeBatchNorms())
     return passes
 
 

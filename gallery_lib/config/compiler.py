@@ -89,6 +89,11 @@ class Compiler(Settable):
         "On a CPU, pool images in channels_last (max pooling) in C++. Compiled code "
         "would scatter its gradient pixel by pixel.",
     )
+    large_batch_norms: bool = option(
+        True,
+        "On a CPU with AVX-512, compute batch norms over large images in channels_last, and the "
+        "ReLU behind them, in C++. Compiled code would go through memory in strides.",
+    )
     mixed_products: bool = option(
         True,
         "On a CPU with AVX512-BF16, multiply few rows in bfloat16 by weights as they lie in fp32, "

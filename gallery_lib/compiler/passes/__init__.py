@@ -3,8 +3,9 @@
 `emulated_bf16` widens bfloat16 products where the CPU has no bfloat16 units. `short_attention`
 computes short sequences as batched products. `small_convolutions` computes convolutions over few
 positions as matrix products. `mixed_products` multiplies few rows by weights as they lie in fp32.
-`two_gradients` lets our batch norm add up gradients. `dropout_masks` draws dropout's random numbers
-by vector instructions. `max_pooling` pools images in C++. `vector_masks` reads and writes masks by
-vector instructions. `upsampling` keeps torch's own enlargement operators. `graph_writer` reads
-calls off a graph and writes new ones.
+`large_batch_norms` computes batch norms over large images in C++. `two_gradients` lets our batch
+norm add up gradients. `dropout_masks` draws dropout's random numbers by vector instructions.
+`max_pooling` pools images in C++. `vector_masks` reads and writes masks by vector instructions.
+`upsampling` keeps torch's own enlargement operators. `graph_writer` reads calls off a graph and
+writes new ones.
 """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from gallery_lib import optim
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import cache
-from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.compiler.passes import large_batch_norms, small_convolutions
 from gallery_lib.config import Config
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.variants import by_hand
@@ -29,6 +29,7 @@ WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
 VECTOR_MASKS = "vector-masks"
 MAX_POOLING = "max-pooling"
+LARGE_BATCH_NORMS = "large-batch-norms"
 MIXED_PRODUCTS = "mixed-products"
 NICE_LOADING = "nice-loading"
 TECHNIQUES = (
@@ -39,6 +40,7 @@ TECHNIQUES = (
     SHORT_ATTENTION,
     WHOLE_UPSAMPLING,
     MAX_POOLING,
+    LARGE_BATCH_NORMS,
     VECTOR_MASKS,
     SMALL_CONVOLUTIONS,
     MIXED_PRODUCTS,
@@ -72,6 +74,7 @@ class Techniques(Recipe):
         config.compiler.short_attention = SHORT_ATTENTION in self.names
         config.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
         config.compiler.max_pooling = MAX_POOLING in self.names
+        config.compiler.large_batch_norms = LARGE_BATCH_NORMS in self.names
         config.compiler.vector_masks = VECTOR_MASKS in self.names
         config.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
         config.compiler.mixed_products = MIXED_PRODUCTS in self.names
@@ -125,6 +128,12 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "each thread of a CUDA device has its own element of a mask"
     if technique == MAX_POOLING and not on_cpu:
         return "images are pooled as the compiler writes it on CUDA"
+    if technique == LARGE_BATCH_NORMS:
+        return (
+            large_batch_norms.reason_not_applied()
+            if on_cpu
+            else "batch norms are the compiler's on CUDA"
+        )
     if technique == NICE_LOADING and not on_cpu:
         return "the step's threads need few cores on CUDA"
     if technique == SMALL_CONVOLUTIONS:

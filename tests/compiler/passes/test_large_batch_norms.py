@@ -1,0 +1,164 @@
+"""The graph pass that puts our batch norm with ReLU in the place of torch's over large images."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.passes import large_batch_norms
+from gallery_lib.compiler.passes.large_batch_norms import LargeBatchNorms
+from gallery_lib.config import Compiler
+from gallery_lib.kernels.runtime import call_counts
+
+LAST = torch.channels_last
+
+
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count every image as a large one."""
+    monkeypatch.setattr(large_batch_norms, "SMALLEST_BYTES", 0)
+
+
+def image(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(sizes).add(0.3).to(dtype, memory_format=LAST)
+
+
+def rewritten(model: nn.Module, x: torch.Tensor, training: bool = True) -> int:
+    """Return how many of our operators the pass writes, of which results and buffers are torch's.
+
+    The results of three steps are compared, and what they leave in the model.
+    """
+    counts = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        LargeBatchNorms()(module.graph)
+        module.graph.lint()
+        ours = torch.ops.gallery.batch_norm_relu.default
+        counts.append(len(module.graph.find_nodes(op="call_function", target=ours)))
+        module.recompile()
+        return module
+
+    torch._dynamo.reset()  # Dynamo counts all modules with torch's own forward as one function
+    model.train(training)
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x.clone()), plain(x.clone()), atol=2e-3, rtol=2**-7)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    (count,) = counts
+    return count
+
+
+class Called(nn.Module):
+    """Model that calls a function with a batch norm's parameters."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__()
+        self.function, self.norm = function, nn.BatchNorm2d(8, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.norm)
+
+
+def by_name(x: torch.Tensor, norm: nn.BatchNorm2d) -> torch.Tensor:
+    result = functional.batch_norm(
+        x,
+        running_mean=norm.running_mean,
+        running_var=norm.running_var,
+        eps=1e-3,
+        momentum=0.3,
+        training=True,
+    )
+    return torch.relu(result)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()),
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.BatchNorm2d(8, eps=1e-3, momentum=0.3, affine=False), nn.ReLU()),
+        nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),
+        Called(by_name),
+        Called(lambda x, norm: functional.relu_(norm(x)) + x),
+        Called(lambda x, norm: norm(x).relu().square()),
+    ],
+)
+@pytest.mark.usefixtures("every_size")
+def test_batch_norm_with_relu_is_taken(model: nn.Module) -> None:
+    assert rewritten(model, image(4, 8, 6, 6)) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()), image(4, 8, 6, 6).contiguous()),
+        (nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()), image(4, 8, 6, 6, dtype=torch.float32)),
+        (nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).bfloat16(), image(4, 8, 6, 6)),
+        (nn.Sequential(nn.BatchNorm2d(8), nn.GELU()), image(4, 8, 6, 6)),
+        (nn.Sequential(nn.BatchNorm2d(8)), image(4, 8, 6, 6)),
+        (nn.Sequential(nn.BatchNorm1d(8), nn.ReLU()), torch.randn(4, 8)),
+        (nn.Sequential(nn.BatchNorm3d(8), nn.ReLU()), torch.randn(2, 8, 3, 4, 4)),
+        (Called(lambda x, norm: torch.relu(norm(x) + x)), image(4, 8, 6, 6)),
+        (Called(lambda x, norm: (y := norm(x), y.relu() + y)[1]), image(4, 8, 6, 6)),
+        (Called(lambda x, norm: (y := norm(x), torch.relu(y) * y)[1]), image(4, 8, 6, 6)),
+    ],
+)
+@pytest.mark.usefixtures("every_size")
+def test_others_are_left_to_the_compiler(model: nn.Module, x: torch.Tensor) -> None:
+    assert rewritten(model, x) == 0
+
+
+@pytest.mark.usefixtures("every_size")
+def test_evaluation_is_left_to_the_compiler() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU())
+    assert rewritten(model, image(4, 8, 6, 6), training=False) == 0
+
+
+@pytest.mark.parametrize(("pixels", "taken"), [(127, 0), (128, 1)])
+def test_the_image_must_be_large(pixels: int, taken: int) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(64), nn.ReLU())
+    assert rewritten(model, image(2, 64, pixels, pixels)) == taken
+
+
+def step(model: nn.Module, ours: bool, x: torch.Tensor, dtype: torch.dtype | None) -> Any:
+    """Return the result, all gradients and the buffers of a compiled step."""
+    model = copy.deepcopy(model)
+    compile_model(model, Compiler(large_batch_norms=ours), torch.device("cpu"))
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        result = model(x)
+    result.float().square().sum().backward()
+    gradients = [x.grad, *(weight.grad for weight in model.parameters())]
+    return [result, *gradients, *(buffer for buffer in model.buffers() if buffer.dim())]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_size")
+def test_a_compiled_step_has_torchs_gradients() -> None:
+    if reason := large_batch_norms.reason_not_applied():
+        pytest.skip(f"{reason}; a machine with AVX-512 runs this test")
+    torch._dynamo.reset()  # else sizes may count as dynamic, after other tests
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU(), nn.MaxPool2d(2))
+    more = (nn.Conv2d(40, 24, 3), nn.BatchNorm2d(24, momentum=0.3), nn.ReLU(inplace=True))
+    model = nn.Sequential(*layers, *more, nn.Conv2d(24, 4, 1)).to(memory_format=LAST)
+    x = image(4, 3, 19, 19)
+    before = call_counts.counts()
+    ours = step(model, True, x, torch.bfloat16)
+    calls = call_counts.counts() - before
+    for name in ("statistics_", "relu", "relu_sums", "relu_gradient"):
+        assert calls[f"batch_norm_{name}", call_counts.KERNEL] == 2
+    plain = step(model, False, x, torch.bfloat16)
+    double = step(model.double(), False, x.double(), None)
+    for one, other, exact in zip(ours, plain, double, strict=True):
+        off = (one.double() - exact).norm() / exact.norm()
+        others_off = (other.double() - exact).norm() / exact.norm()
+        assert off <= 1.5 * others_off + 1e-6
