@@ -168,12 +168,17 @@ def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
 
         if max_pool.available():
             passes.append(MaxPooling())
-    if options.large_batch_norms:
-        from gallery_lib.compiler.passes import large_batch_norms
+    if _takes_large_batch_norms(options):
+        from gallery_lib.compiler.passes.large_batch_norms import LargeBatchNorms
 
-        if large_batch_norms.reason_not_applied() is None:
-            passes.append(large_batch_norms.LargeBatchNorms())
+        passes.append(LargeBatchNorms())
     return passes
+
+
+def _takes_large_batch_norms(options: Compiler) -> bool:
+    from gallery_lib.compiler.passes import large_batch_norms
+
+    return options.large_batch_norms and large_batch_norms.reason_not_applied() is None
 
 
 def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
@@ -210,7 +215,7 @@ def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGrap
 
         if mixed_product.reason_not_available() is None:
             passes.append(MixedProducts())
-    if is_fused(model):
+    if is_fused(model) or _takes_large_batch_norms(options):
         from gallery_lib.compiler.passes.two_gradients import TwoGradients
 
         passes.append(TwoGradients())

@@ -1,21 +1,21 @@
-"""Batch norm and the ReLU behind it over large images on the CPU, by our operators in C++.
+"""Batch norm, the residual and the ReLU behind it over large images on the CPU, in C++.
 
 In channels_last the channels of a position lie side by side. For the sums of a batch norm the
 compiler goes over all positions with the first 16 or 32 channels, then again with the next, in
 strides through memory. Where the images are larger than the caches, that is slow. Our operators go
 over memory in order. This graph pass works on the graph as the model was written. It puts them in
-the place of `batch_norm` and `relu`.
+the place of `batch_norm`, `relu` and an addition between the two.
 
 Left alone are small images, whose sums the compiler takes from the caches, images in fp32, where
-nothing was gained, a batch norm whose result anything but one ReLU reads (such as the sum of a
-residual block), evaluation, other layouts, sizes that change, and parameters that are not in fp32.
+nothing was gained, a batch norm whose result something else reads, evaluation, other layouts, sizes
+that change, and parameters that are not in fp32.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -25,14 +25,22 @@ from torch.nn import functional
 from gallery_lib.kernels import batch_norm, batch_norm_cpp, batch_norm_statistics
 from gallery_lib.system import hardware
 
-SMALLEST_BYTES = 4 << 20
+SMALLEST_BYTES = 1 << 20
 """Bytes of images [N, C, H, W] from which on our operators are used."""
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-_RELUS = {
+_RELUS: dict[str, tuple[Any, ...]] = {
     "call_function": (functional.relu, torch.relu, torch.relu_),
     "call_method": ("relu", "relu_"),
+}
+_INTO_THE_FIRST: dict[str, tuple[Any, ...]] = {
+    "call_function": (operator.iadd,),
+    "call_method": ("add_",),
+}
+_ADDITIONS: dict[str, tuple[Any, ...]] = {
+    "call_function": (operator.add, torch.add, operator.iadd),
+    "call_method": ("add", "add_"),
 }
 _OURS = torch.ops.gallery
 
@@ -45,7 +53,7 @@ def reason_not_applied() -> str | None:
 
 
 class LargeBatchNorms(CustomGraphPass):
-    """Inductor's `pre_grad_custom_pass` that puts `gallery::batch_norm_relu` in place of two calls.
+    """Inductor's `pre_grad_custom_pass` that puts `gallery::batch_norm_relu` in torch's place.
 
     `uuid` goes into the key of Inductor's cache.
     """
@@ -54,14 +62,15 @@ class LargeBatchNorms(CustomGraphPass):
         """Rewrite `graph` in place."""
         for node in graph.find_nodes(op="call_function", target=functional.batch_norm):
             given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-            relu = _relu_behind(node)
-            if relu is not None and _suits(given):
-                with graph.inserting_before(node):
-                    result = _written(graph, given)
-                result.meta = dict(relu.meta)
-                relu.replace_all_uses_with(result)
-                graph.erase_node(relu)
-                graph.erase_node(node)
+            behind = _behind(node)
+            if behind is None or not _suits(given, behind.residual):
+                continue
+            result = _written(graph, node, behind, given)
+            result.meta = dict(behind.relu.meta)
+            behind.relu.replace_all_uses_with(result)
+            for done in (behind.relu, behind.addition, node):
+                if done is not None:
+                    graph.erase_node(done)
 
     def uuid(self) -> Any:
         """Return a hash of this file and the operators'."""
@@ -70,17 +79,44 @@ class LargeBatchNorms(CustomGraphPass):
         )
 
 
-def _relu_behind(node: fx.Node) -> fx.Node | None:
-    """Return the ReLU that alone reads the result of `node`, or None."""
-    if len(node.users) != 1:
+class _Behind(NamedTuple):
+    """What follows a batch norm: a ReLU, perhaps with the addition of a residual before it."""
+
+    relu: fx.Node
+    addition: fx.Node | None = None
+    residual: fx.Node | None = None
+
+
+def _behind(node: fx.Node) -> _Behind | None:
+    """Return what alone reads the result of `node`, or None where that is something else."""
+    reader = _only_reader(node)
+    if reader is None or _is(reader, _RELUS):
+        return None if reader is None else _Behind(reader)
+    relu = _only_reader(reader)
+    if relu is None or not _is(relu, _RELUS) or not _is(reader, _ADDITIONS):
         return None
-    (reader,) = node.users
-    return reader if reader.target in _RELUS.get(reader.op, ()) else None
+    if reader.kwargs or len(reader.args) != 2:
+        return None
+    first, second = reader.args
+    if first is not node and _is(reader, _INTO_THE_FIRST):
+        return None  # the residual is changed, and may be read again
+    other = second if first is node else first
+    if not isinstance(other, fx.Node) or other is node:
+        return None
+    return _Behind(relu, reader, other)
 
 
-def _suits(given: dict[str, Any]) -> bool:
+def _only_reader(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is(node: fx.Node, kinds: dict[str, tuple[Any, ...]]) -> bool:
+    return node.target in kinds.get(node.op, ())
+
+
+def _suits(given: dict[str, Any], residual: fx.Node | None) -> bool:
     """Return whether our operators take a call of `batch_norm` with these arguments, and pay."""
-    value = _value(given["input"])
+    value, beside = _value(given["input"]), _value(residual)
     channels = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
     return (
         given["training"] is True
@@ -89,12 +125,13 @@ def _suits(given: dict[str, Any]) -> bool:
         and (given["running_mean"] is None) == (given["running_var"] is None)
         and value is not None
         and _is_large(value)
+        and (residual is None or (beside is not None and _are_alike(beside, value)))
         and all(channel is None or _is_fp32(_value(channel)) for channel in channels)
     )
 
 
 def _is_large(value: Tensor) -> bool:
-    """Return whether this is an image in channels_last on the CPU for which our operators pay."""
+    """Return whether these are images in channels_last on the CPU for which our operators pay."""
     return (
         value.dim() == 4
         and value.device.type == "cpu"
@@ -102,6 +139,14 @@ def _is_large(value: Tensor) -> bool:
         and all(isinstance(size, int) for size in value.shape)
         and value.is_contiguous(memory_format=torch.channels_last)
         and math.prod(value.shape) * value.itemsize >= SMALLEST_BYTES
+    )
+
+
+def _are_alike(residual: Tensor, value: Tensor) -> bool:
+    return (
+        residual.shape == value.shape
+        and residual.dtype is value.dtype
+        and residual.is_contiguous(memory_format=torch.channels_last)
     )
 
 
@@ -115,20 +160,27 @@ def _value(node: Any) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _written(graph: fx.Graph, given: dict[str, Any]) -> fx.Node:
-    """Write the calls of our operators; return the node of their result."""
-    image, running = given["input"], (given["running_mean"], given["running_var"])
-    statistics = graph.call_function(
-        _OURS.batch_norm_statistics_.default,
-        (
-            graph.call_method("detach", (image,)),
-            *running,
-            None,  # the batches are counted by a call of their own
-            given["momentum"],
-            given["eps"],
-        ),
-    )
-    values = [graph.call_function(operator.getitem, (statistics, place)) for place in (0, 1)]
-    return graph.call_function(
-        _OURS.batch_norm_relu.default, (image, None, *values, given["weight"], given["bias"])
-    )
+def _written(graph: fx.Graph, node: fx.Node, behind: _Behind, given: dict[str, Any]) -> fx.Node:
+    """Write the calls of our operators; return the node of their result.
+
+    The statistics are taken where `node` stands, and the residual is read where it was added.
+    """
+    image = given["input"]
+    with graph.inserting_before(node):
+        statistics = graph.call_function(
+            _OURS.batch_norm_statistics_.default,
+            (
+                graph.call_method("detach", (image,)),
+                given["running_mean"],
+                given["running_var"],
+                None,  # the batches are counted by a call of their own
+                given["momentum"],
+                given["eps"],
+            ),
+        )
+        values = [graph.call_function(operator.getitem, (statistics, place)) for place in (0, 1)]
+    with graph.inserting_before(behind.addition or node):
+        return graph.call_function(
+            _OURS.batch_norm_relu.default,
+            (image, behind.residual, *values, given["weight"], given["bias"]),
+        )
