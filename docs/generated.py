@@ -25,8 +25,8 @@ PAGES = (
     DOCS / "architecture.md",
     *sorted((DOCS / "guides").glob("*.md")),
 )
-MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx2-2core"
-"""Machine whose figures README shows: it has small and large inputs of all tasks."""
+MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-zen5-2core"
+"""Machine whose figures README shows: all tasks, small and large, beside every peer at its best."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
 RESULTS_HEAD = [
@@ -39,6 +39,7 @@ RESULTS_HEAD = [
     "over best peer",
     "large input",
     "over eager",
+    "over best peer",
 ]
 
 
@@ -55,10 +56,18 @@ def diff() -> str:
     return "\n".join(["```diff", *shortened[1:], "```"])
 
 
-def _benches(pattern: str) -> list[Any]:
+def _bench(size: str) -> Any:
+    """Return the machine's run of small or of large inputs with the most variants.
+
+    Of several it is the latest.
+    """
     from gallery_lib.measure.bench.result import read_bench
 
-    return [read_bench(path) for path in sorted(MACHINE.glob(pattern))]
+    def worth(bench: Any) -> tuple[int, str]:
+        outcomes = bench.tasks.values()
+        return min(len(one.rows) for one in outcomes), max(one.date for one in outcomes)
+
+    return max((read_bench(path) for path in MACHINE.glob(f"bench-{size}*.json")), key=worth)
 
 
 def _input(task: Any, sizes: dict[str, Any]) -> str:
@@ -72,7 +81,23 @@ def _input(task: Any, sizes: dict[str, Any]) -> str:
     )
 
 
-def _result_row(name: str, small: Any, large: dict[str, Any]) -> list[str]:
+def _ratios(bench: Any, name: str) -> list[str]:
+    """Return ours over eager, and over the best peer, in a task."""
+    from gallery_lib.measure.bench.result import OURS
+    from gallery_lib.report.bench.leads import over_best
+
+    outcome, best = bench.tasks[name], over_best(bench, name)
+    return [str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"]
+
+
+def _means(bench: Any) -> list[str]:
+    """Return the geometric means of ours over eager, and over the best peer of each task."""
+    from gallery_lib.report.bench.leads import mean_over_best, mean_over_tasks
+
+    return [str(mean_over_tasks(bench, bench.baseline)[0]), str(mean_over_best(bench)[0])]
+
+
+def _result_row(name: str, small: Any, large: Any) -> list[str]:
     """Return the row of a task: its speeds with small inputs, and ratios with small and large."""
     from gallery_lib import tasks
     from gallery_lib.console.table import number
@@ -85,52 +110,32 @@ def _result_row(name: str, small: Any, large: dict[str, Any]) -> list[str]:
         for variant, row in outcome.rows.items()
         if row.reason is None
     }
-    row = [
+    return [
         task.title,
         _input(task, outcome.sizes),
         speed[outcome.baseline],
         f"{speed[best[0]]} ({best[0]})" if best else "–",
         speed[OURS],
-        str(outcome.ratio(outcome.baseline, OURS) or "–"),
-        str(best[1]) if best else "–",
+        *_ratios(small, name),
+        _input(task, large.tasks[name].sizes),
+        *_ratios(large, name),
     ]
-    if name not in large:
-        return [*row, "not measured", "–"]
-    big = large[name].tasks[name]
-    return [*row, _input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")]
 
 
 def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
     from gallery_lib.console.table import markdown_table
-    from gallery_lib.report.bench.leads import mean_over_best, mean_over_tasks
     from gallery_lib.system import hardware
 
-    small = _benches("bench-small.json")[0]
-    large = {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks}
-    mean, over_peers = mean_over_tasks(small, small.baseline)[0], mean_over_best(small)[0]
-    over_eager = _mean_of(large) if large else "–"
+    small, large = _bench("small"), _bench("large")
     day = max(outcome.date for outcome in small.tasks.values())[:10]
     about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
     rows = [
         RESULTS_HEAD,
         *(_result_row(name, small, large) for name in small.tasks),
-        ["geometric mean", "", "", "", "", str(mean), str(over_peers), "", over_eager],
+        ["geometric mean", "", "", "", "", *_means(small), "", *_means(large)],
     ]
     return f"{about}\n\n{markdown_table(rows)}"
-
-
-def _mean_of(benches: dict[str, Any]) -> str:
-    """Return the geometric mean of ours over eager, each task of its own bench."""
-    from gallery_lib.measure.bench.result import OURS
-    from gallery_lib.stats import geometric_mean
-
-    ratios = [
-        outcome.ratio(outcome.baseline, OURS)
-        for name, bench in benches.items()
-        for outcome in [bench.tasks[name]]
-    ]
-    return str(geometric_mean([ratio for ratio in ratios if ratio is not None]))
 
 
 def picture() -> str:
@@ -138,7 +143,7 @@ def picture() -> str:
     from gallery_lib.report.bench.figure import figure
 
     PICTURES.mkdir(exist_ok=True)
-    figure(_benches("bench-small.json")[0]).savefig(PICTURES / "speed-ups.png", dpi=110)
+    figure(_bench("small")).savefig(PICTURES / "speed-ups.png", dpi=110)
     words = (
         "A bar with its interval for each model, and a tick for the best peer; "
         "the table under Results has the figures"

@@ -84,9 +84,22 @@ def read_ahead() -> None:
             prefetch()
 
 
+def _let_graphs_be_kept() -> None:
+    """Let backward passes be taken with `retain_graph=True`, in the whole process.
+
+    By default compiled backward passes may write over what the forward pass has kept. torch then
+    refuses a backward pass that shall keep its graph, unless it is the first one since the model
+    was compiled and nothing of it was in the cache.
+    """
+    from torch._functorch import config as functorch_config
+
+    functorch_config.donated_buffer = False
+
+
 def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
+    _let_graphs_be_kept()
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
     if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):
