@@ -84,22 +84,14 @@ def read_ahead() -> None:
             prefetch()
 
 
-def _let_graphs_be_kept() -> None:
-    """Let backward passes be taken with `retain_graph=True`, in the whole process.
-
-    By default compiled backward passes may write over what the forward pass has kept. torch then
-    refuses a backward pass that shall keep its graph, unless it is the first one since the model
-    was compiled and nothing of it was in the cache.
-    """
-    from torch._functorch import config as functorch_config
-
-    functorch_config.donated_buffer = False
-
-
 def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
-    _let_graphs_be_kept()
+    # Imported here, since the import takes a second of every start.
+    from gallery_lib.compiler.passes import kept_graphs
+    from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
+
+    kept_graphs.allow()
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
     if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):
@@ -108,17 +100,13 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
     if device.type == "cpu" and (passes := _passes_of_both_ways(model, options)):
-        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
-
         compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
     if device.type == "cpu" and (passes := _passes_of_the_model_as_written(options)):
-        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
-
         compile_options["pre_grad_custom_pass"] = OneAfterAnother(passes)
-    if device.type == "cpu" and (passes := _passes_of_one_way(options)):
-        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
-
-        compile_options["post_grad_custom_post_pass"] = OneAfterAnother(passes)
+    last = _passes_of_one_way(options) if device.type == "cpu" else []
+    compile_options["post_grad_custom_post_pass"] = OneAfterAnother(
+        [kept_graphs.KeptGraphs(), *last]
+    )
     if not hardware.prefers_channels_last(device.type):
         # Inductor would otherwise lay convolutions out in channels_last.
         compile_options["layout_optimization"] = False
@@ -139,9 +127,9 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     if regions is None:
         if options.repeated_blocks_once:
             done += ", most of the model is not repeated: compiled as a whole"
-        compile_calls([model], backend=name, options=compile_options or None)
+        compile_calls([model], backend=name, options=compile_options)
         return done
-    repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options or None)
+    repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options)
     return (
         f"{done}, {regions.blocks} repeated blocks compiled once for each of {len(regions.groups)} "
         "kinds"

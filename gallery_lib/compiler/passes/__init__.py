@@ -7,5 +7,5 @@ positions as matrix products. `mixed_products` multiplies few rows by weights as
 norm add up gradients. `dropout_masks` draws dropout's random numbers by vector instructions.
 `max_pooling` pools images in C++. `vector_masks` reads and writes masks by vector instructions.
 `upsampling` keeps torch's own enlargement operators. `graph_writer` reads calls off a graph and
-writes new ones.
+writes new ones. `kept_graphs`, on all devices, lets backward passes keep their graphs.
 """
