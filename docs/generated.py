@@ -129,7 +129,8 @@ def results() -> str:
 
     small, large = _bench("small"), _bench("large")
     day = max(outcome.date for outcome in small.tasks.values())[:10]
-    about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
+    precision = "fp32" if small.baseline == "eager-fp32" else "mixed precision (bfloat16)"
+    about = f"Samples a second in {precision} on {hardware.describe(small.environment)}, {day}."
     rows = [
         RESULTS_HEAD,
         *(_result_row(name, small, large) for name in small.tasks),
