@@ -14,7 +14,8 @@ One file per technique, each usable alone:
 - `calls`: the calls of a module, routed through a function.
 - `passes`: graph passes for CPUs (`emulated_bf16`, `short_attention`, `small_convolutions`,
   `mixed_products`, `large_batch_norms`, `dropout_masks`, `max_pooling`, `vector_masks`,
-  `upsampling`), written with `graph_writer`.
+  `upsampling`), written with `graph_writer`; and backward passes that may keep their graphs
+  (`kept_graphs`).
 - `fusion`: BatchNorm + add + ReLU as one operator (`batch_norm`), with the patterns of
   `torchvision_models` and `timm_models`.
 

@@ -91,9 +91,9 @@ class Compiler(Settable):
     )
     large_batch_norms: bool = option(
         True,
-        "On a CPU with AVX-512, compute bfloat16 batch norms over large images in channels_last, "
-        "with the residual and the ReLU behind them, in C++. Compiled code would go through memory "
-        "in strides.",
+        "On a CPU with AVX-512, compute bfloat16 batch norms over images in channels_last of a MiB "
+        "and more, with the residual and the ReLU behind them, in C++. Compiled code would go "
+        "through memory in strides.",
     )
     mixed_products: bool = option(
         True,

@@ -26,7 +26,7 @@ from gallery_lib.kernels import batch_norm, batch_norm_cpp, batch_norm_statistic
 from gallery_lib.system import hardware
 
 SMALLEST_BYTES = 1 << 20
-"""Bytes of images [N, C, H, W] from which on our operators are used."""
+"""Bytes of images [N, C, H, W] from which on our operators are used; below, nothing was gained."""
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -90,8 +90,10 @@ class _Behind(NamedTuple):
 def _behind(node: fx.Node) -> _Behind | None:
     """Return what alone reads the result of `node`, or None where that is something else."""
     reader = _only_reader(node)
-    if reader is None or _is(reader, _RELUS):
-        return None if reader is None else _Behind(reader)
+    if reader is None:
+        return None
+    if _is(reader, _RELUS):
+        return _Behind(reader)
     relu = _only_reader(reader)
     if relu is None or not _is(relu, _RELUS) or not _is(reader, _ADDITIONS):
         return None
@@ -101,9 +103,22 @@ def _behind(node: fx.Node) -> _Behind | None:
     if first is not node and _is(reader, _INTO_THE_FIRST):
         return None  # the residual is changed, and may be read again
     other = second if first is node else first
-    if not isinstance(other, fx.Node) or other is node:
+    if not isinstance(other, fx.Node) or other is node or _is_read_between(node, reader):
         return None
     return _Behind(relu, reader, other)
+
+
+def _is_read_between(node: fx.Node, addition: fx.Node) -> bool:
+    """Return whether anything reads, and so may change, a batch norm's images before the addition.
+
+    Our operator reads them where the addition stands.
+    """
+    images, one = node.args[0] if node.args else node.kwargs["input"], node.next
+    while one is not addition:
+        if images in one.all_input_nodes:
+            return True
+        one = one.next
+    return False
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:

@@ -130,7 +130,7 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "images are pooled as the compiler writes it on CUDA"
     if technique == LARGE_BATCH_NORMS:
         return (
-            large_batch_norms.reason_not_applied()
+            _why_no_large_batch_norms(amp_level)
             if on_cpu
             else "batch norms are the compiler's on CUDA"
         )
@@ -151,6 +151,10 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
 
 def _why_no_small_convolutions(amp_level: str) -> str | None:
     return "the run is in fp32" if amp_level == "O0" else small_convolutions.reason_not_applied()
+
+
+def _why_no_large_batch_norms(amp_level: str) -> str | None:
+    return "the run is in fp32" if amp_level == "O0" else large_batch_norms.reason_not_applied()
 
 
 def _why_no_mixed_products(amp_level: str) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock
+from written_operators import compiled_with
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes import large_batch_norms
@@ -36,20 +37,9 @@ def rewritten(model: nn.Module, x: torch.Tensor, training: bool = True) -> int:
 
     The results of three steps are compared, and what they leave in the model.
     """
-    counts = []
-
-    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        LargeBatchNorms()(module.graph)
-        module.graph.lint()
-        ours = torch.ops.gallery.batch_norm_relu.default
-        counts.append(len(module.graph.find_nodes(op="call_function", target=ours)))
-        module.recompile()
-        return module
-
-    torch._dynamo.reset()  # Dynamo counts all modules with torch's own forward as one function
     model.train(training)
-    plain = copy.deepcopy(model)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    plain, ours = copy.deepcopy(model), torch.ops.gallery.batch_norm_relu.default
+    compiled, counts = compiled_with(LargeBatchNorms(), ours, model)
     for _ in range(3):
         torch.testing.assert_close(compiled(x.clone()), plain(x.clone()), atol=2e-3, rtol=2**-7)
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
@@ -107,6 +97,13 @@ def test_batch_norm_with_relu_is_taken(model: nn.Module) -> None:
     assert rewritten(model, image(4, 8, 6, 6)) == 1
 
 
+def changed_before_the_addition(x: torch.Tensor, norm: nn.BatchNorm2d) -> torch.Tensor:
+    images = x.sin()
+    result = norm(images)
+    images.mul_(2)
+    return torch.relu(result + x)
+
+
 @pytest.mark.parametrize(
     ("model", "x"),
     [
@@ -127,6 +124,7 @@ def test_batch_norm_with_relu_is_taken(model: nn.Module) -> None:
             image(4, 8, 6, 6),
         ),
         (Called(lambda x, norm: (y := norm(x), y.add_(x), torch.relu(y))[2]), image(4, 8, 6, 6)),
+        (Called(changed_before_the_addition), image(4, 8, 6, 6)),
         (Called(lambda x, norm: (y := norm(x), y.relu() + y)[1]), image(4, 8, 6, 6)),
         (Called(lambda x, norm: (y := norm(x), torch.relu(y) * y)[1]), image(4, 8, 6, 6)),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from written_operators import compiled_with
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes.max_pooling import MaxPooling
@@ -20,19 +21,8 @@ LAST = torch.channels_last
 
 def rewritten(function: Any, image: torch.Tensor) -> int:
     """Return how many of our operators the pass writes into the function's graph."""
-    counts = []
-
-    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        MaxPooling()(module.graph)
-        module.graph.lint()
-        ours = torch.ops.gallery.max_pool.default
-        counts.append(len(module.graph.find_nodes(op="call_function", target=ours)))
-        module.recompile()
-        return module
-
-    torch._dynamo.reset()  # Dynamo counts all modules with torch's own forward as one function
-    result = torch.compile(function, backend=backend, fullgraph=True)(image)
-    expected = function(image)
+    compiled, counts = compiled_with(MaxPooling(), torch.ops.gallery.max_pool.default, function)
+    result, expected = compiled(image), function(image)
     assert torch.equal(result, expected)
     return sum(counts)
 

@@ -14,6 +14,16 @@ from gallery_lib.optim import OptimizerSpec
 from gallery_lib.train.recipe import Plain
 
 
+@pytest.mark.parametrize(
+    "technique", [recipes.SMALL_CONVOLUTIONS, recipes.MIXED_PRODUCTS, recipes.LARGE_BATCH_NORMS]
+)
+def test_what_is_for_bfloat16_alone_takes_no_turns_in_fp32(
+    technique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
+    assert recipes.reason_not_applied(technique, "O0") == "the run is in fp32"
+
+
 def test_a_technique_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes.hardware, "prefers_channels_last", lambda device_type: True)
 
