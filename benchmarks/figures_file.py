@@ -1,6 +1,8 @@
-"""File of a benchmark's figures: its place, the conditions written beside the figures, its checks.
+"""What the benchmarks share: their options, and the file of their figures.
 
-The conditions are hardware, versions, command and date.
+A script imports this module first. It finds the checkout, and the script continues in the
+environment that `prepare.sh` made. A file holds the figures, the conditions under which they hold,
+and the table that `pages.py` shows of them.
 """
 
 from __future__ import annotations
@@ -11,24 +13,86 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+# A checkout works without being installed.
+sys.path.insert(0, str(HERE.parent))
+
+from gallery_lib.system.prepared_python import run_in_prepared_environment
+
+if Path(sys.argv[0]).resolve().parent == HERE:
+    run_in_prepared_environment()
 
 from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.table import text_table
 from gallery_lib.errors import InputError
+from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json
 
-if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.result import Comparison
-
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = HERE / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]
-"""Load average of the last minute before anything was measured.
+"""Load average of the last minute before anything was measured."""
 
-A benchmark imports this module at its start.
-"""
+
+def parser(description: str | None, *, tasks: str = "", required: bool = False) -> Any:
+    """Return an argument parser with `--out FILE`.
+
+    With `tasks`, the verb of its help text, it has `--only TASK…` as well.
+    """
+    arguments = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--out",
+        type=out_file,
+        required=required,
+        help="JSON file for the figures (default: printed only)",
+    )
+    if tasks:
+        from gallery_lib import tasks as known
+
+        arguments.add_argument(
+            "--only",
+            nargs="+",
+            choices=known.names(),
+            default=known.names(),
+            metavar="TASK",
+            help=f"tasks to {tasks}; `gallery list` names them (default: all)",
+        )
+    return arguments
+
+
+def add_numbers(arguments: argparse.ArgumentParser, **options: tuple[int, str]) -> None:
+    """Add options that are whole numbers from 1 on; each has a default and a help text."""
+    for name, (default, text) in options.items():
+        arguments.add_argument(
+            f"--{name}", type=_from_1_on, default=default, help=f"{text} (default: {default})"
+        )
+
+
+def _from_1_on(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def out_file(text: str) -> Path:
+    """Return the path of a file that may be written, and make its folder: the type of `--out`."""
+    path = Path(text)
+    reason = "it is a folder" if path.is_dir() else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            reason = "its folder may not be written to"
+    except OSError as error:
+        reason = f"its folder cannot be made: {error.strerror}"
+    if reason:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {reason}. Name another file")
+    return path
 
 
 def conditions() -> dict[str, Any]:
@@ -36,34 +100,26 @@ def conditions() -> dict[str, Any]:
 
     The host's name is left out; paths in the command are relative.
     """
-    environment = hardware.machine_facts()
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python3 benchmarks/" + shlex.join(words),
-        "environment": environment,
+        "command": "python3 benchmarks/" + shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "environment": hardware.machine_facts(),
         "load_average_before": _LOAD_AVERAGE,
     }
 
 
-def comparison_figures(outcome: Comparison) -> dict[str, Any]:
-    """Return the figures of a comparison, without folders and without the loss of each step."""
-    values = outcome.as_json()
-    for results in values["variants"].values():
-        results["config"].pop("run_dir")
-        results["loss"].pop("curve")
-    return values
+def write(path: Path | None, values: dict[str, Any], heading: str, table: Any) -> None:
+    """Write the figures with their conditions, atomically; do nothing without a path.
 
-
-def results_file(machine: str, name: str) -> Path:
-    """Return the path of published figures of a machine: `results/MACHINE/NAME`.
-
-    `page_kinds.py` lists the names.
+    The machine's page shows the `table` (rows of text, the header first) under the `heading`.
+    `values` may replace conditions of the same name.
     """
-    return RESULTS / machine / name
+    if path is not None:
+        shown = {"heading": heading, "table": table}
+        write_json(path, {**conditions(), **values, "shown": shown})
 
 
-def measured_before(path: Path | None, key: str) -> Any:
+def earlier(path: Path | None, key: str) -> Any:
     """Return what an earlier run wrote under `key`, to continue; None where there is no file.
 
     Raises:
@@ -73,7 +129,7 @@ def measured_before(path: Path | None, key: str) -> Any:
         return None
     try:
         return json.loads(path.read_text())[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} cannot be continued ({type(error).__name__}: {error}). "
             "Delete it, or name another file.",
@@ -81,35 +137,19 @@ def measured_before(path: Path | None, key: str) -> Any:
         ) from error
 
 
-def writable(path: Path) -> Path:
-    """Return `path` if a file may be written there, and make its folder.
-
-    Call it before anything is measured.
-
-    Raises:
-        InputError: where the file may not be written.
-    """
-    reason = "it is a folder" if path.is_dir() else ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(path.parent, os.W_OK):
-            reason = "its folder may not be written to"
-    except OSError as error:
-        reason = f"its folder cannot be made: {error.strerror}"
-    if reason:
-        raise InputError(
-            f"the figures cannot be written to {path}: {reason}. Name another file with --out.",
-            parameter="out",
-        )
-    return path
+def ratio_text(values: dict[str, float] | None) -> str:
+    """Return a ratio of a file with its interval; `–` for none."""
+    return str(Ratio(values["ratio"], values["low"], values["high"])) if values else "–"
 
 
-def out_file(text: str) -> Path:
-    """Return a writable path; the argparse type of `--out`."""
-    try:
-        return writable(Path(text))
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error).removesuffix(".")) from error
+def sizes_text(sizes: dict[str, Any]) -> str:
+    """Return the sizes of a task in words: `batch size 4, image size 64`."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sizes.items())
+
+
+def show(table: Sequence[Sequence[str]]) -> None:
+    """Print the rows, aligned."""
+    print(text_table(table), flush=True)
 
 
 def exit_code(body: Callable[[], int]) -> int:
@@ -122,8 +162,3 @@ def exit_code(body: Callable[[], int]) -> int:
         error_prefix="error",
         interrupted="interrupted; the file of --out has what was measured before, if anything was",
     )
-
-
-def write_result(path: Path, values: dict[str, Any]) -> None:
-    """Write the figures, atomically."""
-    write_json(writable(path), values)

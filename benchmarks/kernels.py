@@ -1,87 +1,321 @@
-"""Check and time the own CUDA kernels on a GPU, in less than eight minutes.
+"""Time the own CUDA kernels on a GPU, beside torch and a copy of as many bytes.
 
     python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
+    python3 benchmarks/kernels.py --only "AdamW, ResNet-50"
 
-First come the tests marked `gpu`, then some of them again under compute-sanitizer's memcheck and
-racecheck where it is installed. Then each kernel takes turns with torch eager, torch.compile and a
-copy of as many bytes as the kernel has to move, which is the floor. What there was no time for is
-named as not measured. Without a CUDA device the exit code is 2.
+Each kernel takes turns with torch eager, torch.compile where it is a rival, and a copy of as many
+bytes as the kernel has to move, which is the floor. Whether they are right is what the tests marked
+`gpu` check, also under compute-sanitizer: `compute-sanitizer --tool memcheck python -m pytest -n 0
+-m gpu tests/kernels`. Without a CUDA device the exit code is 2.
+
+A case is built where it is to run, and at a small size for the tests. Two calls with the same state
+give the same values on all sides (tests/project/test_kernel_benchmark.py). The sizes are those of
+training on a large device.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
-import shutil
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-# A checkout works without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from gallery_lib.system.prepared_python import run_in_prepared_environment
-
-if __name__ == "__main__":
-    run_in_prepared_environment()
-
-import gpu_programs
+import figures_file
 import torch
-from figures_file import conditions, out_file, write_result
-from kernel_cases import CASES
-from kernel_cases.case import Call, Case
+from torch import Tensor
+from torch.nn import functional
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
-from gallery_lib.console import table
-from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.runtime import fallback
+from gallery_lib.kernels import compression, gradient_statistics
+from gallery_lib.kernels.batch_norm import batch_norm_relu
+from gallery_lib.kernels.compression import WIRES
+from gallery_lib.kernels.cross_entropy import cross_entropy
+from gallery_lib.kernels.image_batch import prepare_images
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.optim import sync_free
 from gallery_lib.stats import percentiles, ratio_of_medians, turn_order
 
-BUDGET_SECONDS = 470
-TESTS_SECONDS, SANITIZER_SECONDS, COMPILATION_SECONDS = 120, 45, 40
-"""Limits in seconds: for the tests, for each tool, and kept free before a compilation begins."""
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work in several implementations, each of which returns tensors to compare."""
+
+    ours: Call
+    eager: Call
+    compiled: Call | None  # compiles at its first call
+    bytes_moved: int  # least that the kernels have to read and write
+    aim: float | None  # intended speed-up over eager
+
+
+Build = Callable[[torch.device, bool], Case]
+"""Function that builds a case on a device, at a small size or at full size."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers, loss and batches of images
+
+
+def _there_and_back(
+    function: Callable[..., Tensor], leaves: Sequence[Tensor], of_result: Tensor | None = None
+) -> Call:
+    """Return a call of forward and backward: the result and the gradients of `leaves`."""
+
+    def call() -> tuple[Tensor, ...]:
+        result = function(*leaves)
+        return (result.detach(), *torch.autograd.grad(result, leaves, of_result))
+
+    return call
+
+
+def batch_norm(
+    channels: int, size: int, with_residual: bool, device: torch.device, small: bool
+) -> Case:
+    """Return the case of BatchNorm (+ add) + ReLU, forward and backward, on 128 images in bf16.
+
+    The baseline is eager in channels_last.
+    """
+    torch.manual_seed(0)
+    shape = (2, channels, min(size, 7), 7) if small else (128, channels, size, size)
+    x, residual, of_result = (
+        torch.randn(shape, device=device).bfloat16().to(memory_format=torch.channels_last)
+        for _ in range(3)
+    )
+    weight = torch.rand(channels, device=device) + 0.5
+    bias = torch.randn(channels, device=device)
+    leaves = [x, weight, bias, *([residual] if with_residual else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    zeros, ones = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+    running = [(zeros.clone(), ones.clone()) for _ in range(2)]
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        return batch_norm_relu(x, *running[0], weight, bias, residual=residual)
+
+    def eager(x: Tensor, weight: Tensor, bias: Tensor, *residual: Tensor) -> Tensor:
+        result = functional.batch_norm(x, *running[1], weight, bias, True)
+        return functional.relu(result + residual[0] if residual else result)
+
+    return Case(
+        _there_and_back(ours, leaves, of_result),
+        _there_and_back(eager, leaves, of_result),
+        _there_and_back(torch.compile(eager), leaves, of_result),
+        (11 if with_residual else 8) * x.numel() * 2,
+        1.3,
+    )
+
+
+def cross_entropy_loss(device: torch.device, small: bool) -> Case:
+    """Return the case of 2048 rows of 50257 classes in bf16, with label smoothing.
+
+    The baseline is torch in fp32, as autocast does it.
+    """
+    torch.manual_seed(0)
+    rows, classes = (8, 50) if small else (2048, 50257)
+    leaves = [torch.randn(rows, classes, device=device).bfloat16().requires_grad_()]
+    labels = torch.randint(0, classes, (rows,), device=device)
+
+    def ours(logits: Tensor) -> Tensor:
+        return cross_entropy(logits, labels, label_smoothing=0.1)
+
+    def eager(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.float(), labels, label_smoothing=0.1)
+
+    return Case(
+        _there_and_back(ours, leaves),
+        _there_and_back(eager, leaves),
+        _there_and_back(torch.compile(eager), leaves),
+        3 * 2 * rows * classes,
+        2.0,
+    )
+
+
+def images(device: torch.device, small: bool) -> Case:
+    """Return the case of 256 images of 224² that become a normalised batch in bf16.
+
+    The baseline is what the loader does without the kernel.
+    """
+    shape = (2, 8, 8, 3) if small else (256, 224, 224, 3)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    labels = torch.zeros(len(images), dtype=torch.int64, device=device)
+
+    def ours() -> Tensor:
+        return prepare_images(
+            images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=torch.bfloat16
+        )
+
+    def eager() -> Tensor:
+        return finish_batch((images, labels), torch.channels_last, torch.bfloat16)[0]
+
+    return Case(ours, eager, torch.compile(eager), 3 * images.numel(), 3.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Optimizers
+
+
+def _parameters(architecture: str, device: torch.device, small: bool) -> list[Tensor]:
+    import timm
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    shapes = [parameter.shape for parameter in model.parameters()][: 12 if small else None]
+    parameters = [torch.randn(shape, device=device) * 0.05 for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    return parameters
+
+
+def _lamb(parameters: list[Tensor], **arguments: Any) -> torch.optim.Optimizer:
+    from timm.optim import Lamb  # torch has none
+
+    return Lamb(parameters, max_grad_norm=None, **arguments)
+
+
+_FUSED, _FOREACH = {"fused": True}, {"foreach": True}
+_MOMENTUM, _DECAY = {"lr": 0.01, "momentum": 0.9}, {"lr": 0.01, "weight_decay": 0.01}
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": (torch.optim.AdamW, _DECAY, _FUSED, 32, 1.2),
+    "SGD": (torch.optim.SGD, {**_MOMENTUM, "nesterov": True}, _FUSED, 24, 1.2),
+    "RMSprop": (torch.optim.RMSprop, _MOMENTUM, _FOREACH, 32, 3.0),
+    "RAdam": (torch.optim.RAdam, {"lr": 0.01}, _FOREACH, 32, 3.0),
+    "LAMB": (_lamb, _DECAY, {}, 44, 1.2),
+}
+"""Form of torch, arguments of both forms and of torch's, bytes moved per element, aim."""
+
+
+def optimizer_step(name: str, architecture: str, device: torch.device, small: bool) -> Case:
+    """Return the case of a whole optimizer step on scaled gradients.
+
+    The baseline is torch's fused or foreach form with GradScaler (LAMB: timm's).
+    """
+    torchs_form, arguments, torchs_arguments, bytes_per_element, aim = OPTIMIZERS[name]
+    mine, theirs = (_parameters(architecture, device, small) for _ in range(2))
+    optimizer = getattr(sync_free, name)(mine, **arguments)
+    torchs = torchs_form(theirs, **arguments, **torchs_arguments)
+    optimizer.grad_scale = torch.ones((), device=device)
+
+    def ours() -> list[Tensor]:
+        gradients = [parameter.grad for parameter in mine]
+        optimizer.found_inf = gradient_statistics.gradient_statistics(gradients)[1]
+        optimizer.step()
+        return mine
+
+    scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=10**9)
+    scaler.scale(torch.ones((), device=device))
+
+    def eager() -> list[Tensor]:
+        scaler.step(torchs)
+        scaler.update()
+        return theirs
+
+    bytes_moved = bytes_per_element * sum(parameter.numel() for parameter in mine)
+    return Case(ours, eager, None, bytes_moved, aim)
+
+
+def statistics(device: torch.device, small: bool) -> Case:
+    """Return the case of norm and overflow flag of ResNet-50's gradients.
+
+    The baseline is torch's norm and the scaler's check.
+    """
+    gradients = [parameter.grad for parameter in _parameters("resnet50", device, small)]
+    one = torch.ones((), device=device)
+
+    def eager() -> tuple[Tensor, Tensor]:
+        found_inf = torch.zeros((), device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, one)
+        return torch.nn.utils.get_total_norm(gradients), found_inf
+
+    bytes_moved = 4 * sum(gradient.numel() for gradient in gradients)
+    ours = gradient_statistics.gradient_statistics
+    return Case(lambda: ours(gradients), eager, None, bytes_moved, None)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients on the wire
+
+
+def pack(wire: str, device: torch.device, small: bool) -> Case:
+    """Return the case of packing 25 million fp32 gradients for the wire, with error feedback.
+
+    The baseline is the same in plain torch.
+    """
+    torch.manual_seed(0)
+    # The packed size is a multiple of 16 bytes, since padding may hold any values.
+    gradient = torch.randn(1008 if small else 25_000_000, device=device)
+    ours, eager = (torch.zeros_like(gradient) for _ in range(2))
+    size = compression.packed_bytes(gradient.numel(), wire)
+
+    def by_reference() -> tuple[Tensor, Tensor]:
+        packed = torch.empty(size, dtype=torch.uint8, device=device)
+        compression.pack_reference(gradient, eager, wire, packed)
+        return packed, eager
+
+    return Case(
+        lambda: (compression.pack(gradient, wire, ours), ours),
+        by_reference,
+        None,
+        (13 if wire == "int8" else 14) * gradient.numel(),
+        None,
+    )
+
+
+def accumulate(wire: str, device: torch.device, small: bool) -> Case:
+    """Return the case of averaging what 8 ranks sent of 25 million gradients.
+
+    The baseline is the same in plain torch.
+    """
+    torch.manual_seed(0)
+    gradient = torch.randn(1000 if small else 25_000_000, device=device)
+    packed = torch.stack([compression.pack(gradient * (rank + 1), wire) for rank in range(8)])
+    sums = [torch.zeros_like(gradient) for _ in range(2)]
+
+    def ours() -> Tensor:
+        compression.accumulate_(sums[0], packed, wire, factor=1 / 8, add=False)
+        return sums[0]
+
+    def eager() -> Tensor:
+        compression.accumulate_reference(sums[1], packed, wire, 1 / 8, False)
+        return sums[1]
+
+    return Case(ours, eager, None, packed.numel() + 4 * gradient.numel(), None)
+
+
+CASES: dict[str, Build] = {
+    "gradientstatistics, ResNet-50": statistics,
+    **{
+        f"{name}, {title}": partial(optimizer_step, name, architecture)
+        for name in OPTIMIZERS
+        for title, architecture in (
+            ("ResNet-50", "resnet50"),
+            ("ViT-S/16", "vit_small_patch16_224"),
+        )
+    },
+    "batch_norm_relu, 64×112²": partial(batch_norm, 64, 112, False),
+    "batch_norm_relu, 256×56²": partial(batch_norm, 256, 56, False),
+    "batch_norm_relu + add, 256×56²": partial(batch_norm, 256, 56, True),
+    "batch_norm_relu + add, 2048×7²": partial(batch_norm, 2048, 7, True),
+    "cross_entropy, 2048×50257": cross_entropy_loss,
+    "prepare_images, 256×224²": images,
+    **{f"pack {wire}": partial(pack, wire) for wire in WIRES},
+    **{f"accumulate {wire}, 8 ranks": partial(accumulate, wire) for wire in WIRES},
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Turns
+
 CALLS = 5
 """Calls of each candidate in a round."""
-
-
-def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> dict[str, Any]:
-    began = time.monotonic()
-    code, output = gpu_programs.run([*before, *gpu_programs.pytest_command(*arguments)], seconds)
-    if code is None:
-        return {"outcome": f"not finished within {seconds:.0f} s"}
-    lines = [line for line in output.splitlines() if line.strip()]
-    telling = ("ERROR SUMMARY", " passed", " failed", "SKIPPED", "FAILED")
-    wanted = [line for line in lines if any(word in line for word in telling)]
-    return {
-        "outcome": "passed" if code == 0 else f"exit code {code}",
-        "seconds": round(time.monotonic() - began, 1),
-        "lines": wanted or lines[-10:],
-    }
-
-
-def correctness() -> dict[str, Any]:
-    """Run the tests marked `gpu`, and those of the kernels under compute-sanitizer."""
-    files = gpu_programs.gpu_tests()
-    outcomes = {"pytest -m gpu": _pytest(*files, seconds=TESTS_SECONDS)}
-    sanitizer = shutil.which("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
-        if sanitizer is None:
-            outcomes[tool] = {"outcome": "not run: compute-sanitizer is not installed"}
-        else:
-            before = (sanitizer, "--tool", tool, "--error-exitcode", "99")
-            outcomes[tool] = _pytest(
-                "tests/kernels",
-                "-x",
-                "-k",
-                gpu_programs.SANITIZED,
-                seconds=SANITIZER_SECONDS,
-                before=before,
-            )
-    return outcomes
 
 
 def _seconds(call: Call, device: torch.device) -> list[float]:
@@ -110,39 +344,15 @@ def _copy(bytes_moved: int, device: torch.device) -> Call:
     return lambda: target.copy_(source)
 
 
-def _peak_bytes(call: Call) -> int:
-    """Return how many bytes the call allocates at most, beyond what was allocated before."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> dict[str, Any]:
-    """Return the seconds of each candidate over the rounds, with ratios and peak memory.
+def timed(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
+    """Return the seconds of each candidate over the rounds, with ratios.
 
     The order of candidates reverses from round to round.
     """
-    candidates: dict[str, Call] = {
-        "ours": case.ours,
-        "eager": case.eager,
-        "copy": _copy(case.bytes_moved, device),
-    }
-    left_out = {} if case.compiled else {"compiled": "not compared"}
-    if case.compiled and not may_compile:
-        left_out["compiled"] = "not measured: no time left"
-    elif case.compiled:
-        try:
-            candidates["compiled"] = case.compiled()
-            candidates["compiled"]()
-        # Whatever the compiler raises, the other candidates are measured all the same.
-        except Exception as error:
-            candidates.pop("compiled", None)
-            left_out["compiled"] = (
-                f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-            )
+    copy = _copy(case.bytes_moved, device)
+    candidates: dict[str, Call] = {"ours": case.ours, "eager": case.eager, "copy": copy}
+    if case.compiled:
+        candidates["compiled"] = case.compiled
     for call in candidates.values():
         for _ in range(3):
             call()
@@ -155,124 +365,42 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
         for name in rows
         if name != "ours"
     }
-    return {
-        "bytes_moved": case.bytes_moved,
-        "seconds": {
-            name: percentiles([seconds for turn in turns for seconds in turn])
-            for name, turns in rows.items()
-        },
-        "times_as_fast_as": ratios,
-        "peak_bytes": {name: _peak_bytes(call) for name, call in candidates.items()}
-        if device.type == "cuda"
-        else None,
-        "left_out": left_out,
-        "aim": case.aim,
-        "aim_met": None if case.aim is None else ratios["eager"]["ratio"] >= case.aim,
-    }
+    seconds = {name: percentiles(list(itertools.chain(*rows[name]))) for name in rows}
+    return {"seconds": seconds, "times_as_fast_as": ratios, "aim": case.aim}
 
 
-def _table(cases: dict[str, Any]) -> str:
-    rows = [
-        [
-            "kernel",
-            "ours",
-            "eager",
-            "compiled",
-            "× eager",
-            "interval",
-            "aim",
-            "× compiled",
-            "of copy rate",
-        ]
-    ]
+def rows_of(cases: dict[str, Any]) -> list[list[str]]:
+    """Return the table of all kernels."""
+    header = ["kernel", "ours", "eager", "over eager", "aim", "over compiled", "of copy rate"]
+    table = [header]
     for name, case in cases.items():
-        seconds, ratios = case["seconds"], case["times_as_fast_as"]
-        times = [
-            f"{seconds[key]['p50'] * 1e6:.0f} µs" if key in seconds else "–"
-            for key in ("ours", "eager", "compiled")
-        ]
-        eager, compiled = ratios["eager"], ratios.get("compiled")
-        aim = (
-            "–"
-            if case["aim"] is None
-            else f"{case['aim']:.1f} {'met' if case['aim_met'] else 'missed'}"
-        )
-        interval = f"{eager['low']:.2f} to {eager['high']:.2f}"
-        rest = [
-            f"{compiled['ratio']:.2f}" if compiled else "–",
-            f"{100 * ratios['copy']['ratio']:.0f} %",
-        ]
-        rows.append([name, *times, f"{eager['ratio']:.2f}", interval, aim, *rest])
-    return table.text_table(rows)
+        ratios = case["times_as_fast_as"]
+        times = [f"{case['seconds'][key]['p50'] * 1e6:.0f} µs" for key in ("ours", "eager")]
+        over = [figures_file.ratio_text(ratios.get(key)) for key in ("eager", "compiled")]
+        share = f"{100 * ratios['copy']['ratio']:.0f} %"
+        table.append([name, *times, over[0], str(case["aim"] or "–"), over[1], share])
+    return table
 
 
 def run() -> int:
-    """Test, time, print and write; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
-    )
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="TEXT",
-        help="time only cases with TEXT in their name, and skip the tests (default: all cases)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=20,
-        help="turns of each candidate; more narrow the intervals (default: 20)",
-    )
+    """Time, print and write; return the exit code."""
+    parser = figures_file.parser(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in their name")
+    figures_file.add_numbers(parser, rounds=(20, "turns of each; more narrow the intervals"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise InputError(
-            "this benchmark needs a CUDA device, and torch finds none here. Nothing was run."
-        )
-    began, device = time.monotonic(), torch.device("cuda")
+        raise InputError("this needs a CUDA device, and torch finds none here. Nothing was run.")
     os.environ.update({COMPILER_VARIABLE: "1", KERNELS_VARIABLE: "1"})
-    if reason := fallback.reason_not_used(device):
+    device, found = torch.device("cuda"), dict[str, Any]()
+    if reason := usage.reason_not_launched(device):
         raise InputError(f"own kernels do not run on this device: {reason}. Nothing was run.")
-    result: dict[str, Any] = {
-        **conditions(),
-        "correctness": {} if arguments.only else correctness(),
-        "kernels": {},
-        "not_measured": [],
-    }
-    for name, outcome in result["correctness"].items():
-        print(f"{name}: {outcome['outcome']}", *outcome.get("lines", []), sep="\n  ", flush=True)
-    for name, build in CASES.items():
-        left = BUDGET_SECONDS - (time.monotonic() - began)
-        if arguments.only not in name:
-            continue
-        if left < 10:
-            result["not_measured"].append(name)
-            continue
-        result["kernels"][name] = timed(
-            build(device, False), device, arguments.rounds, may_compile=left > COMPILATION_SECONDS
-        )
+    for name in (name for name in CASES if arguments.only in name):
+        found[name] = timed(CASES[name](device, False), device, arguments.rounds)
         torch.cuda.empty_cache()
-        if arguments.out:  # after each, so that an interrupted run keeps what it has
-            write_result(arguments.out, {**result, "seconds_in_all": time.monotonic() - began})
-    print(
-        _table(result["kernels"]),
-        *(f"not measured: {name}" for name in result["not_measured"]),
-        sep="\n",
-    )
-    return int(
-        any(
-            outcome["outcome"].startswith("exit code") for outcome in result["correctness"].values()
-        )
-    )
+        figures_file.show(rows_of({name: found[name]}))
+        figures_file.write(arguments.out, {"kernels": found}, "CUDA kernels", rows_of(found))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(
-        exit_code_of(
-            run,
-            error_prefix="kernels.py",
-            interrupted="interrupted; the file of --out has what was measured, if anything was",
-        )
-    )
+    sys.exit(figures_file.exit_code(run))

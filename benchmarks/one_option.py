@@ -1,6 +1,6 @@
 """Measure what one option of `accelerate()` changes of a training step, in turns.
 
-    python3 benchmarks/one_option.py compute.batch_norm_kernels --model resnet50 --image_size 224
+    python3 benchmarks/one_option.py compiler.large_batch_norms --model resnet50 --image_size 224
     python3 benchmarks/one_option.py compiler.vector_dropout --model hf_Bert --sequence_length 128
 
 Two trainings of the same task in one process differ in the option alone, one with it and one
@@ -21,17 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# A checkout works without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import figures_file
 
-from gallery_lib.system.prepared_python import run_in_prepared_environment
-
-if __name__ == "__main__":
-    run_in_prepared_environment()
-
-from figures_file import exit_code
-
-from gallery_lib.config import Config, TrainConfig
+from gallery_lib.config import Config, TrainConfig, switches
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.stats import ratio_of_medians, turn_order
 
@@ -50,13 +42,26 @@ def switches_of_config() -> list[str]:
     ]
 
 
-def session_with(option: str, on: bool, config: TrainConfig) -> Any:
-    """Return a run of `config` in progress whose option `section.name` is `on`."""
-    from gallery_lib.config import switches
+def open_training(config: TrainConfig) -> Any:
+    """Return a run of `config` in progress; its folder is `config.run_dir`."""
     from gallery_lib.console.phases import PhaseLog
-    from gallery_lib.train import recipe
+    from gallery_lib.train.recipe import Recipe
     from gallery_lib.train.resolved import resolve
     from gallery_lib.train.session import Observer, open_session
+
+    folder = str(config.run_dir)
+    resolved = resolve(config, local_processes=1, run_dir=folder)
+    with switches.of_run(config):
+        phases = PhaseLog(Path(folder), enabled=False)
+        session = open_session(resolved, phases, Observer(), Recipe())
+    session.model.train()
+    session.clock.start()
+    return session
+
+
+def training_with(option: str, on: bool, config: TrainConfig) -> Any:
+    """Return a run of `config` in progress whose option `section.name` is `on`."""
+    from gallery_lib.train import recipe
 
     section, name = option.split(".")
     if option == "compute.kernels":  # the tasks' losses ask the switches of the run
@@ -70,21 +75,13 @@ def session_with(option: str, on: bool, config: TrainConfig) -> Any:
 
     recipe.backend_config = changed
     try:
-        resolved = resolve(config, local_processes=1, run_dir=str(config.run_dir))
-        phases = PhaseLog(Path(str(config.run_dir)), enabled=False)
-        with switches.of_run(config):
-            session = open_session(resolved, phases, Observer(), recipe.Recipe())
+        return open_training(config)
     finally:
         recipe.backend_config = backend_config
-    session.model.train()
-    session.clock.start()
-    return session
 
 
 def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
     """Train some steps; return each one's seconds, and those of processors, but the first's."""
-    from gallery_lib.config import switches
-
     times = []
     with switches.of_run(session.config):
         for _ in range(steps):
@@ -95,25 +92,17 @@ def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
 
 
 def _arguments() -> argparse.Namespace:
-    """Return the arguments.
-
-    Raises:
-        InputError: for what cannot be measured.
-    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("option", metavar="OPTION", help="section.name of an option of Config")
     parser.add_argument("--model", default="resnet50", help="task to train (default: resnet50)")
     parser.add_argument("--amp_level", default="O1", help="O0 or O1 (default: O1)")
-    for name, what in (
-        ("batch_size", "samples of a step"),
-        ("image_size", "pixels of an image's side"),
-        ("sequence_length", "tokens of a sample"),
-    ):
-        parser.add_argument(f"--{name}", type=int, help=f"{what} (default: the task's)")
-    parser.add_argument("--rounds", type=int, default=8, help="blocks of each form (default: 8)")
-    parser.add_argument("--block_steps", type=int, default=3, help="steps of a block (default: 3)")
+    for name in ("batch_size", "image_size", "sequence_length"):
+        parser.add_argument(f"--{name}", type=int, help="default: the task's")
+    figures_file.add_numbers(
+        parser, rounds=(8, "blocks of each form"), block_steps=(3, "steps of a block")
+    )
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.block_steps < 2:
         raise InputError("--rounds and --block_steps must be at least 2.")
@@ -133,7 +122,7 @@ def main() -> int:
     config = TrainConfig(**arguments, compiler_opt=True, evaluate=False)
     with TemporaryDirectory() as folder:
         sessions = {
-            form: session_with(
+            form: training_with(
                 option, form == "with", dataclasses.replace(config, run_dir=f"{folder}/{form}")
             )
             for form in FORMS
@@ -159,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(figures_file.exit_code(main))

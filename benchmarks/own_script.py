@@ -4,34 +4,28 @@
 
 docs/examples/plain.py and accelerated.py differ in the lines of README's diff and in nothing else.
 Each run is a process of its own with fresh weights, in the order plain accelerated, accelerated
-plain, …. The first steps of each run compile; they are left out of the speed-up and given as
-start-up. The losses of the first steps have to agree before a speed-up is printed: those of two
-steps in float32, where an optimizer's step is seen exactly, and the first in the precision that is
-measured. It takes about five minutes.
+plain, …. The first steps of each run compile; they are left out. The losses of the first steps have
+to agree before a speed-up is measured: those of two steps in float32, where an optimizer's step is
+seen exactly, and the first in the precision that is measured. It takes about five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-# A checkout works without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import figures_file
 
-from gallery_lib.system.prepared_python import run_in_prepared_environment
-
-if __name__ == "__main__":
-    run_in_prepared_environment()
-
-from figures_file import conditions, exit_code, out_file, write_result
-
+from gallery_lib.console.table import seconds
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 from gallery_lib.stats import ratio_of_medians, turn_order
@@ -50,11 +44,7 @@ bf16 it turns many.
 
 
 def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:
-    """Run one form of the script; return the seconds and the loss of each step.
-
-    Raises:
-        GalleryError: when the script fails.
-    """
+    """Run one form of the script; return the seconds and the loss of each step."""
     log = folder / "log.json"
     environment = {**os.environ, "OMP_NUM_THREADS": str(hardware.cores())}
     command = [sys.executable, str(EXAMPLES / f"{form}.py"), f"--log={log}", *options]
@@ -67,52 +57,19 @@ def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float
     return values
 
 
-def losses_differ(plain: Sequence[float], accelerated: Sequence[float], amp_level: str) -> float:
-    """Return how far apart the first losses are, as a multiple of the allowed rounding.
-
-    A value above 1 is too much.
-    """
-    pairs = list(zip(plain, accelerated, strict=True))[: COMPARED_LOSSES[amp_level]]
-    return max(abs(a - b) / (LOSS_TOLERANCE[amp_level] * abs(a)) for a, b in pairs)
-
-
 def _arguments() -> argparse.Namespace:
-    """Return the arguments.
-
-    Raises:
-        InputError: for what cannot be measured.
-    """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = figures_file.parser(__doc__)
     parser.add_argument(
         "--data",
         default=str(data_dir("imagenet-small") / "train"),
         help="folder with a folder of images for each class (default: the mock ImageNet)",
     )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="runs of each form; more narrow the interval, and take longer (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=50,
-        help=f"steps of a run; the first {WARMUP_STEPS} do not count (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch_size", type=int, default=16, help="images of a step (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--image_size",
-        type=int,
-        default=64,
-        help="height and width of an image in pixels (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    figures_file.add_numbers(
+        parser,
+        rounds=(5, "runs of each form; more narrow the interval"),
+        steps=(50, f"steps of a run; the first {WARMUP_STEPS} do not count"),
+        batch_size=(16, "images of a step"),
+        image_size=(64, "height and width of an image in pixels"),
     )
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.steps <= WARMUP_STEPS:
@@ -125,71 +82,51 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _run_in_turns(rounds: int, options: Sequence[str]) -> dict[str, list[dict[str, list[float]]]]:
-    """Run both forms in turns; return seconds and losses of each run, by form."""
-    runs: dict[str, list[dict[str, list[float]]]] = {form: [] for form in FORMS}
+def _run_in_turns(rounds: int, options: Sequence[str]) -> dict[str, list[list[float]]]:
+    """Run both forms in turns; return the seconds of each run's steady steps, by form."""
+    steady: dict[str, list[list[float]]] = {form: [] for form in FORMS}
     with TemporaryDirectory() as folder:
         run("accelerated", options, Path(folder))  # fills the compiler's cache
         for number in range(rounds):
             for form in turn_order(FORMS, number):
-                runs[form].append(run(form, options, Path(folder)))
-                steady = sorted(runs[form][-1]["seconds"][WARMUP_STEPS:])
-                print(
-                    f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step",
-                    flush=True,
-                )
-    return runs
+                steps = run(form, options, Path(folder))["seconds"][WARMUP_STEPS:]
+                steady[form].append(steps)
+                print(f"{form}: {seconds(statistics.median(steps))} a step", flush=True)
+    return steady
 
 
-def _first_losses_in_float32(options: Sequence[str]) -> dict[str, list[float]]:
-    """Return the losses of the first steps of both forms, without autocast."""
-    steps = f"--steps={COMPARED_LOSSES['O0']}"
+def _losses(options: Sequence[str], amp_level: str) -> list[list[float]]:
+    """Return the losses of the first steps of both forms."""
+    words = [*options, f"--steps={COMPARED_LOSSES[amp_level]}"]
+    words += ["--bf16"] if amp_level == "O1" else []
     with TemporaryDirectory() as folder:
-        return {form: run(form, [*options, steps], Path(folder))["losses"] for form in FORMS}
+        return [run(form, words, Path(folder))["losses"] for form in FORMS]
 
 
 def main() -> int:
     """Run both forms, print and write the figures, and return the exit code."""
     arguments = _arguments()
     bf16 = hardware.device_type() == "cuda" or hardware.computes_in_bf16("cpu")
-    amp_level = "O1" if bf16 else "O0"
     names = ("data", "steps", "batch_size", "image_size")
     options = [f"--{name}={getattr(arguments, name)}" for name in names]
-    first_losses = {"O0": _first_losses_in_float32(options)}
-    runs = _run_in_turns(arguments.rounds, [*options, "--bf16"] if bf16 else options)
-    if bf16:
-        first_losses["O1"] = {form: runs[form][0]["losses"] for form in FORMS}
-    result: dict[str, Any] = {
-        "amp_level": amp_level,
-        "batch_size": arguments.batch_size,
-        "image_size": arguments.image_size,
-        "warmup_steps": WARMUP_STEPS,
-        "runs": runs,
-        "losses_in_float32": first_losses["O0"],
-    }
-    share = max(
-        losses_differ(losses["plain"], losses["accelerated"], level)
-        for level, losses in first_losses.items()
-    )
-    if share > 1:
-        print(
-            f"not comparable: the first losses differ by {share:.1f} times what rounding is "
-            "allowed, so no speed-up is given"
-        )
-    else:
-        plain, accelerated = (
-            [values["seconds"][WARMUP_STEPS:] for values in runs[form]] for form in FORMS
-        )
-        ratio = ratio_of_medians(plain, accelerated)
-        result["speedup"] = {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
-        print(
-            f"the same training (first losses within {share:.2f} of what rounding is allowed); "
-            f"{amp_level}: {ratio}, {ratio.verdict}"
-        )
-    if arguments.out:
-        write_result(arguments.out, {**conditions(), **result})
-    return 0 if share <= 1 else 1
+    losses = {level: _losses(options, level) for level in ("O0", "O1")[: 1 + bf16]}
+    for level, (plain, accelerated) in losses.items():
+        pairs = zip(plain, accelerated, strict=True)
+        if any(abs(one - other) > LOSS_TOLERANCE[level] * abs(one) for one, other in pairs):
+            print(f"not comparable: the first losses are {losses}, so no speed-up is given")
+            return 1
+    steady = _run_in_turns(arguments.rounds, [*options, "--bf16"] if bf16 else options)
+    ratio = ratio_of_medians(*(steady[form] for form in FORMS))
+    print(f"the same training: {ratio}, {ratio.verdict}")
+    medians = [statistics.median(itertools.chain(*steady[form])) for form in FORMS]
+    size = f"batch {arguments.batch_size}, {arguments.image_size} pixels, {'bf16' if bf16 else ''}"
+    table = [["ResNet-18", "plain step", "accelerated", "speed-up"]]
+    table.append([size.removesuffix(", "), *map(seconds, medians), str(ratio)])
+    heading = "The lines of README in a script of one's own"
+    values = {"seconds": steady, "losses": losses, "speedup": dataclasses.asdict(ratio)}
+    figures_file.write(arguments.out, values, heading, table)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(figures_file.exit_code(main))

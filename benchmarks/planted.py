@@ -27,34 +27,22 @@ CLASSES = 10
 
 
 class Noise(Dataset[Any]):
-    """Random images [3, 64, 64] with random labels: what is learned does not matter here."""
+    """512 random images [3, 64, 64] with random labels: what is learned does not matter here."""
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return 512
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image and its label; `index` is the seed of the image."""
         generator = torch.Generator().manual_seed(index)
         return torch.randn(3, 64, 64, generator=generator), index % CLASSES
 
 
 def _build_model() -> nn.Module:
-    def block(channels_in: int, channels: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(channels_in, channels, 3, stride=2, padding=1),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-        ]
-
-    return nn.Sequential(
-        *block(3, 64),
-        *block(64, 128),
-        *block(128, 128),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(128, CLASSES),
-    )
+    layers: list[nn.Module] = []
+    for before, after in ((3, 64), (64, 128), (128, 128)):
+        convolution = nn.Conv2d(before, after, 3, stride=2, padding=1)
+        layers += [convolution, nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

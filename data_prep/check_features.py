@@ -13,6 +13,7 @@ Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.console.exit_code import Parser, exit_code_of
-from gallery_lib.data.folder_walk import printable
-from gallery_lib.data.speech.feature_check import check_features
-from gallery_lib.data.speech.feature_manifest import KaldiLabels
+from gallery_lib.data.commands import check
+from gallery_lib.data.folders import printable
+from gallery_lib.data.speech.check import check_features
+from gallery_lib.data.speech.features import KaldiLabels
 
 # Kaldi's file of labels, values a frame, the command that makes mock data, and the number of tokens
 # that the model has for transcripts
@@ -38,35 +39,20 @@ TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
 
 
 def main() -> int:
-    """Parse the command line, check the folder, and return the exit code."""
-    parser = Parser(description="Check folders of acoustic features.")
-    parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
-    parser.add_argument(
-        "--task", choices=list(TASKS), required=True, help="what is to be trained on it"
-    )
-    parser.add_argument(
-        "--dims", type=int, help="values a frame, instead of what the task's own model takes"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="read the values of every utterance instead of some"
-    )
-    args = parser.parse_args()
-    labels, dims, make, vocabulary = TASKS[args.task]
-    make = f"{make} --out {printable(args.folder)}"
-    return exit_code_of(
-        lambda: print(
-            check_features(
-                args.folder,
-                labels,
-                args.dims or dims,
-                make,
-                full=args.full,
-                vocabulary_size=vocabulary,
-            )
-        ),
-        error_prefix="check_features",
-        interrupted="check_features: interrupted",
-    )
+    """Check the folder and return the exit code."""
+
+    def summary(args: argparse.Namespace) -> object:
+        labels, dims, make, vocabulary = TASKS[args.task]
+        make = f"{make} --out {printable(args.folder)}"
+        return check_features(
+            *(args.folder, labels, args.dims or dims, make),
+            full=args.full,
+            vocabulary_size=vocabulary,
+        )
+
+    task = {"choices": list(TASKS), "required": True, "help": "what is to be trained on it"}
+    dims = {"type": int, "help": "values a frame, instead of what the task's own model takes"}
+    return check("Check folders of acoustic features.", summary, ("--task", task), ("--dims", dims))
 
 
 if __name__ == "__main__":

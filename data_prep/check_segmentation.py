@@ -24,22 +24,15 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.console.exit_code import Parser, exit_code_of
-from gallery_lib.data.images.segmentation_check import check_segmentation_folder
+from gallery_lib.data.commands import check
+from gallery_lib.data.images.check import check_segmentation_folder
 
 
 def main() -> int:
-    """Parse the command line, check the folder, and return the exit code."""
-    parser = Parser(description="Check a folder of images and masks.")
-    parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
-    parser.add_argument(
-        "--full", action="store_true", help="read every image and mask instead of some"
-    )
-    args = parser.parse_args()
-    return exit_code_of(
-        lambda: print(check_segmentation_folder(args.folder, args.full)),
-        error_prefix="check_segmentation",
-        interrupted="check_segmentation: interrupted",
+    """Check the folder and return the exit code."""
+    return check(
+        "Check a folder of images and masks.",
+        lambda args: check_segmentation_folder(args.folder, args.full),
     )
 
 

@@ -27,9 +27,9 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.console.exit_code import Parser, exit_code_of
+from gallery_lib.console.exit_code import Parser
 from gallery_lib.console.progress import busy
-from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 
 
@@ -47,24 +47,11 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    def body() -> None:
+    def body() -> object:
         with busy("reading the text and making its vocabulary", patience=1.0):
-            done = prepare(args.data_dir, args.out)
-        counts = "; ".join(
-            f"{kind}: {count['train']:,} + {count['held_out']:,}"
-            for kind, count in done.tokens.items()
-        )
-        state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
-        print(
-            f"{printable(done.root)}: {done.source}; "
-            f"training and held-out tokens, {counts}; {state}",
-            *done.notices,
-            sep="\n",
-        )
+            return prepare(args.data_dir, args.out)
 
-    return exit_code_of(
-        body, error_prefix="text", interrupted="text: interrupted; nothing was left behind"
-    )
+    return run(body, "interrupted; nothing was left behind")
 
 
 if __name__ == "__main__":

@@ -32,19 +32,18 @@ if __name__ == "__main__":
 from PIL import Image
 
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.console.table import duration, markdown_table
+from gallery_lib.console.table import duration
+from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.evidence import without_escapes
-from gallery_lib.notebooks.batch.record import Report, read_report
-from gallery_lib.notebooks.site.notebooks import Source, machine_of, sources
+from gallery_lib.notebooks.batch.record import Record, Report, read_report
+from gallery_lib.system import hardware
 
 GALLERY = ROOT / "docs" / "gallery"
-NOTEBOOKS = ROOT / "notebooks"
 MOST_BYTES = 400_000
 """Size of a page with its figures that is not exceeded."""
 MARK = "**Run on "
 """Beginning of the note of each page on when and where it was run."""
-_COLOURS, _WIDTH = 64, 900
+_COLOURS, _WIDTH = 64, 1400
 _LINES = 30
 _UNASKED = "GPUs not asked about"
 _PATH = re.compile(r"[=\s\"'(](/(?:home|root|tmp|work|Users|mnt|var)/\S+)")
@@ -74,7 +73,7 @@ def _outputs(cell: dict[str, Any], name: str, counted: Iterator[int]) -> Iterato
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         if output["output_type"] == "stream":
-            lines = without_escapes("".join(output["text"])).splitlines()
+            lines = visible("".join(output["text"])).splitlines()
             printed += [line.rstrip() for line in lines if line.strip()]
         elif "image/png" in data:
             file = f"{name}-{next(counted)}.png"
@@ -89,9 +88,28 @@ def _outputs(cell: dict[str, Any], name: str, counted: Iterator[int]) -> Iterato
         yield _text(printed)
 
 
-def page(source: Source, run: Path) -> str:
+def machine_of(report: Report, record: Record) -> str:
+    """Return the machine that a notebook of a batch ran on, in words."""
+    devices = [comparison["device"] for comparison in record.comparisons]
+    return hardware.describe({**report.machine, "device": next(iter(devices), _UNASKED)})
+
+
+def _note(report: Report, record: Record, name: str) -> str:
+    """Return the quoted paragraph that says where and when a notebook was run."""
+    values = ", ".join(f"`{key}={value}`" for key, value in record.parameters.items())
+    return (
+        f"> {MARK}{(record.date or '')[:10]}** in {duration(record.seconds)} with "
+        f"{values or 'its own parameters'}, on {machine_of(report, record)}. Every figure on this "
+        "page is of that run; on your machine they will be others.\n>\n"
+        f"> The notebook: [{name}.ipynb](../../notebooks/{name}.ipynb)."
+    )
+
+
+def page(run: Path, report: Report, name: str) -> str:
     """Return the page of a notebook of the batch in `run`; its figures are written beside it."""
-    notebook = json.loads(source.path.read_text(encoding="utf-8"))
+    record = report.notebooks[name]
+    path = run / (record.folder or "") / f"{name}.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
     counted = iter(range(1, 1000))
     parts: list[str] = []
     for cell in notebook["cells"]:
@@ -100,12 +118,8 @@ def page(source: Source, run: Path) -> str:
             parts.append(_NOTEBOOK_LINK.sub(r"](\1.md)", text))
             continue
         parts.append(f"```python\n{text}\n```")
-        parts += _outputs(cell, source.name, counted)
-    parts.insert(
-        1,
-        f"> {source.note}\n>\n> The notebook: [{source.name}.ipynb]"
-        f"(../../notebooks/{source.name}.ipynb).",
-    )
+        parts += _outputs(cell, name, counted)
+    parts.insert(1, _note(report, record, name))
     text = "\n\n".join(parts).replace(f"{run.resolve()}/", "")
     return _without_paths(text) + "\n"
 
@@ -116,27 +130,22 @@ def _without_paths(text: str) -> str:
     return text.replace(f"{Path.home()}/", "~/")
 
 
-def index(shown: list[tuple[Report, Source]]) -> str:
-    """Return the page that lists the others: how long each notebook took, where and when."""
-    rows = [["notebook", "took", "day"]]
-    for report, source in shown:
-        record = report.notebooks[source.name]
-        link = f"[{source.title}]({source.name}.md)"
-        rows.append([link, duration(record.seconds), (record.date or "")[:10]])
-    machines = {machine_of(report, report.notebooks[source.name]) for report, source in shown}
+def index(shown: dict[str, tuple[Path, Report]]) -> str:
+    """Return the page that lists the others, with the machine; generated.py writes its table."""
+    records = {name: report.notebooks[name] for name, (_, report) in shown.items()}
+    machines = {machine_of(report, records[name]) for name, (_, report) in shown.items()}
     # A notebook that measures nothing does not look for GPUs.
     machines = {machine for machine in machines if _UNASKED not in machine} or machines
-    total = sum(report.notebooks[source.name].seconds for report, source in shown)
+    total = sum(record.seconds for record in records.values())
     return (
         "\n\n".join(
             [
                 "# The notebooks, as they ran on one machine",
-                f"{MARK}{'; '.join(sorted(machines))}**, all in {duration(total)}. These are the "
-                "figures of that machine. Your own run says what acceleration gives you: "
-                "`bash prepare.sh --run resnet50`.",
-                markdown_table(rows),
+                f"{MARK}{'; '.join(sorted(machines))}**, all in {duration(total)}. Your own run "
+                "says what acceleration gives you: `bash prepare.sh --run resnet50`.",
+                "<!-- generated: gallery -->\n\n<!-- end -->",
                 "The pages are made by `python3 docs/gallery_pages.py --of FOLDER` from batches of "
-                "`gallery run --profile quick`.",
+                "`gallery run --profile quick`, the table by `python3 docs/generated.py`.",
             ]
         )
         + "\n"
@@ -149,24 +158,21 @@ def write(runs: list[Path]) -> int:
     Raises:
         InputError: for a folder without a batch, and for one in which nothing passed.
     """
-    found: dict[str, tuple[Report, Source]] = {}
-    folders: dict[str, Path] = {}
+    found: dict[str, tuple[Path, Report]] = {}
     for run in runs:
         report = read_report(run)
-        executed = [source for source in sources(NOTEBOOKS, run) if source.executed]
-        if not executed:
+        passed = [name for name, one in report.notebooks.items() if one.status == "passed"]
+        if not passed:
             raise InputError(f"{run} holds no notebook that passed.", parameter=str(run))
-        found |= {source.name: (report, source) for source in executed}
-        folders |= {source.name: run for source in executed}
-    shown = [found[name] for name in sorted(found)]
+        found |= {name: (run, report) for name in passed if name != "index"}
+    shown = {name: found[name] for name in sorted(found)}
     GALLERY.mkdir(exist_ok=True)
     for old in GALLERY.iterdir():
         old.unlink()
-    for _, source in shown:
-        text = page(source, folders[source.name])
-        (GALLERY / f"{source.name}.md").write_text(text, encoding="utf-8")
+    for name, (run, report) in shown.items():
+        (GALLERY / f"{name}.md").write_text(page(run, report, name), encoding="utf-8")
     (GALLERY / "README.md").write_text(index(shown), encoding="utf-8")
-    print(f"wrote {len(shown)} page(s) to {GALLERY}")
+    print(f"wrote {len(shown)} page(s) to {GALLERY}; now: python3 docs/generated.py")
     return check()
 
 

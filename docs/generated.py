@@ -3,8 +3,7 @@
     python3 docs/generated.py            write them
     python3 docs/generated.py --check    exit code 1, and their names, when a page is not up to date
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of `PARTS`. The
-notebooks take their copy of the diff from here as well (notebooks/build.py).
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of `PARTS`.
 """
 
 from __future__ import annotations
@@ -23,24 +22,12 @@ PICTURES = DOCS / "images"
 PAGES = (
     DOCS.parent / "README.md",
     DOCS / "architecture.md",
+    DOCS / "gallery" / "README.md",
     *sorted((DOCS / "guides").glob("*.md")),
 )
-MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-zen5-2core"
-"""Machine whose figures README shows: all tasks, small and large, beside every peer at its best."""
+RESULTS = DOCS.parent / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
-RESULTS_HEAD = [
-    "model",
-    "small input",
-    "eager",
-    "best peer",
-    "ours",
-    "over eager",
-    "over best peer",
-    "large input",
-    "over eager",
-    "over best peer",
-]
 
 
 def diff() -> str:
@@ -57,94 +44,90 @@ def diff() -> str:
 
 
 def _bench(size: str) -> Any:
-    """Return the machine's run of small or of large inputs with the most variants.
+    """Return the published bench of small or of large inputs."""
+    from gallery_lib.notebooks.batch import latest
 
-    Of several it is the latest.
-    """
-    from gallery_lib.measure.bench.result import read_bench
-
-    def worth(bench: Any) -> tuple[int, str]:
-        outcomes = bench.tasks.values()
-        return min(len(one.rows) for one in outcomes), max(one.date for one in outcomes)
-
-    return max((read_bench(path) for path in MACHINE.glob(f"bench-{size}*.json")), key=worth)
-
-
-def _input(task: Any, sizes: dict[str, Any]) -> str:
-    """Return batch and size of an input: `16 × 64×64 pixels`."""
-    from gallery_lib.config import TrainConfig, options
-
-    own = {name: size for name, size in sizes.items() if name in task.quick}
-    return (
-        f"{own['batch_size']} × "
-        f"{task.input_size(options.from_mapping(TrainConfig, {'model': task.name, **own}))}"
-    )
+    shown = latest.published(RESULTS, size)
+    assert shown, f"{latest.PUBLISHED} has no bench of {size} inputs"
+    return shown.bench
 
 
 def _ratios(bench: Any, name: str) -> list[str]:
     """Return ours over eager, and over the best peer, in a task."""
     from gallery_lib.measure.bench.result import OURS
-    from gallery_lib.report.bench.leads import over_best
+    from gallery_lib.report.bench_tables import over_best
 
     outcome, best = bench.tasks[name], over_best(bench, name)
     return [str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"]
 
 
-def _means(bench: Any) -> list[str]:
-    """Return the geometric means of ours over eager, and over the best peer of each task."""
-    from gallery_lib.report.bench.leads import mean_over_best, mean_over_tasks
-
-    return [str(mean_over_tasks(bench, bench.baseline)[0]), str(mean_over_best(bench)[0])]
-
-
 def _result_row(name: str, small: Any, large: Any) -> list[str]:
-    """Return the row of a task: its speeds with small inputs, and ratios with small and large."""
+    """Return the row of a task: ratios with small and large inputs, rates with small ones."""
     from gallery_lib import tasks
     from gallery_lib.console.table import number
     from gallery_lib.measure.bench.result import OURS
-    from gallery_lib.report.bench.leads import over_best
 
-    task, outcome, best = tasks.get(name), small.tasks[name], over_best(small, name)
-    speed = {
-        variant: number(row.samples_per_second["global"])
-        for variant, row in outcome.rows.items()
-        if row.reason is None
-    }
+    outcome = small.tasks[name]
+    eager, ours = (
+        number(outcome.rows[variant].samples_per_second["global"])
+        for variant in (outcome.baseline, OURS)
+    )
     return [
-        task.title,
-        _input(task, outcome.sizes),
-        speed[outcome.baseline],
-        f"{speed[best[0]]} ({best[0]})" if best else "–",
-        speed[OURS],
+        tasks.get(name).title,
         *_ratios(small, name),
-        _input(task, large.tasks[name].sizes),
-        *_ratios(large, name),
+        _ratios(large, name)[0],
+        f"{eager} → {ours}",
     ]
 
 
 def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
     from gallery_lib.console.table import markdown_table
-    from gallery_lib.system import hardware
+    from gallery_lib.notebooks.batch import latest
+    from gallery_lib.report.bench_tables import mean_over_best, mean_over_tasks
 
-    small, large = _bench("small"), _bench("large")
-    day = max(outcome.date for outcome in small.tasks.values())[:10]
-    precision = "fp32" if small.baseline == "eager-fp32" else "mixed precision (bfloat16)"
-    about = f"Samples a second in {precision} on {hardware.describe(small.environment)}, {day}."
+    shown, small, large = latest.published(RESULTS), _bench("small"), _bench("large")
+    over_eager, over_eager_large = (
+        str(mean_over_tasks(bench, bench.baseline)[0]) for bench in (small, large)
+    )
     rows = [
-        RESULTS_HEAD,
+        ["model", "over eager", "over best peer", "large: over eager", "samples/s, eager → ours"],
         *(_result_row(name, small, large) for name in small.tasks),
-        ["geometric mean", "", "", "", "", *_means(small), "", *_means(large)],
+        ["geometric mean", over_eager, str(mean_over_best(small)[0]), over_eager_large, ""],
     ]
-    return f"{about}\n\n{markdown_table(rows)}"
+    # A narrow page breaks a line before an interval, and nowhere else.
+    rows[1:] = [
+        [
+            re.sub(r" (?!\()", "\N{NO-BREAK SPACE}", cell) if "×" in cell or "→" in cell else cell
+            for cell in row
+        ]
+        for row in rows[1:]
+    ]
+    about = shown.described if shown else ""
+    return f"{about[:1].upper()}{about[1:]}.\n\n{markdown_table(rows)}"
+
+
+def notebooks() -> str:
+    """Return README's table of notebooks; their small pictures are written."""
+    import notebook_tables
+
+    return notebook_tables.for_readme()
+
+
+def gallery() -> str:
+    """Return the table of docs/gallery."""
+    import notebook_tables
+
+    return notebook_tables.for_gallery()
 
 
 def picture() -> str:
     """Draw README's picture; return the Markdown that shows it."""
-    from gallery_lib.report.bench.figure import figure
+    from gallery_lib.report import style
+    from gallery_lib.report.bench_chart import chart
 
     PICTURES.mkdir(exist_ok=True)
-    figure(_bench("small")).savefig(PICTURES / "speed-ups.png", dpi=110)
+    style.save(chart(_bench("small")).draw(), PICTURES / "speed-ups.png")
     words = (
         "A bar with its interval for each model, and a tick for the best peer; "
         "the table under Results has the figures"
@@ -163,18 +146,11 @@ def floors() -> str:
     return "\n".join(rows)
 
 
-def cuda_paths() -> str:
-    """Return the table of what of the GPU side ran, and where."""
-    import runpy
-
-    table: Callable[[], str] = runpy.run_path(str(DOCS / "cuda_paths.py"))["table"]
-    return table()
-
-
 PARTS: dict[str, Callable[[], str]] = {
-    "cuda-paths": cuda_paths,
     "diff": diff,
     "floors": floors,
+    "gallery": gallery,
+    "notebooks": notebooks,
     "results": results,
     "picture": picture,
 }

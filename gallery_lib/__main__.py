@@ -7,13 +7,22 @@ A Python that cannot run the gallery is replaced by that of the environment of p
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from gallery_lib.system.prepared_python import run_in_prepared_environment
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run the `gallery` command and return its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends it at once
+    from gallery_lib.system.prepared_python import run_in_prepared_environment
+
     run_in_prepared_environment()
 
-    from gallery_lib.cli.main import main
+    from gallery_lib.cli.main import main as command
 
+    return command()
+
+
+if __name__ == "__main__":
     sys.exit(main())

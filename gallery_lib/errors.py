@@ -7,6 +7,7 @@ exit code 2 on bad input and 1 on a run that failed. A notebook shows the same t
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -23,6 +24,9 @@ class GalleryError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+_LONG_WORD = re.compile(r"\S{1000,}")
+
+
 class InputError(GalleryError, ValueError):
     """A wrong value, name, file or folder was given: nothing has been started or written.
 
@@ -33,7 +37,9 @@ class InputError(GalleryError, ValueError):
     exit_code = 2
 
     def __init__(self, message: str, *, parameter: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(
+            _LONG_WORD.sub(lambda word: f"{word[0][:80]}… ({len(word[0]):,} characters)", message)
+        )
         self.parameter = parameter
 
 
@@ -55,7 +61,7 @@ class Diverged(RunFailed):
 
 
 class SilentRank(RunFailed):
-    """A rank of a run of several processes hangs, was stopped, or cannot be reached."""
+    """A rank hangs, was stopped, or cannot be reached, or its loader stands still."""
 
 
 class GoOnLater(GalleryError):
@@ -72,14 +78,17 @@ class LoaderKilled(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """A run that did not fit into the memory of a GPU or of its host."""
+    """A run that did not fit: memory of a GPU or the host, disk, or open files ran out."""
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, while processes of this package were at work.
 
-    These processes have been ended. A notebook shows the message alone.
+    These processes have been ended. A notebook shows the message alone; a command prints `so_far`,
+    what was measured until then.
     """
+
+    so_far = ""
 
     def _render_traceback_(self) -> list[str]:
         return [f"Interrupted: {self}"]

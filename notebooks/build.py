@@ -13,28 +13,33 @@ runs.
 from __future__ import annotations
 
 import argparse
+import json
 import string
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 # A checkout works without being installed.
-sys.path[:0] = [
-    str(FOLDER),
-    str(FOLDER.parent),
-    str(FOLDER.parent / "docs"),
-]
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-import generated
-import jupytext
 import nbformat
+
+try:
+    import jupytext
+except ImportError:
+    from gallery_lib.system.extras import install_command
+
+    print(
+        "error: notebooks are built with jupytext, one of the tools for development. "
+        f"Install them: {install_command('dev')}",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 import task_cells
 
 from gallery_lib import tasks
@@ -47,9 +52,8 @@ from gallery_lib.config import (
 )
 from gallery_lib.config.documentation import parameters_source
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.batch.latest import Committed
-from gallery_lib.notebooks.batch.measured_code import newest_results
-from gallery_lib.notebooks.batch.shares import CPU_ONLY
+from gallery_lib.notebooks.batch import latest
+from gallery_lib.notebooks.batch.plan import CPU_ONLY
 from gallery_lib.notebooks.cells.visible_code import LOOP
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
@@ -77,34 +81,39 @@ def sections(page: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in result.items()}
 
 
-def _duration(run: Mapping[str, Any] | None) -> str:
-    return "not measured" if run is None or run["problem"] else f"{run['seconds'] / 60:.1f} min"
+def minutes() -> dict[str, str]:
+    """Return how long each committed run of a notebook took, in words."""
+    batches = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/gallery.json"))]
+    runs = max(batches, key=lambda batch: batch["date"])["notebooks"] if batches else {}
+    return {
+        name: f"{run['seconds'] / 60:.1f} min" for name, run in runs.items() if not run["problem"]
+    }
 
 
 def index() -> dict[str, str]:
     """Return the index's table of notebooks, and the conditions of its figures."""
-    newest = newest_results(RESULTS)
-    committed = Committed(*newest) if newest else None
-    runs = committed.content["notebooks"] if committed else {}
+    shown, took = latest.published(RESULTS), minutes()
     pages_by_name = {page.stem: page for page in pages() if page.stem != "index"}
     titles = {name: title_of(page) for name, page in pages_by_name.items()}
-    speedups = committed.speedups(titles) if committed else {}
+    speedups = shown.speedups(titles) if shown else {}
     rows = [["notebook", "domain", "hardware", "took", "speed-up (99 % interval)"]]
     for name in pages_by_name:
         domain = tasks.get(name).domain if name in tasks.names() else "any"
         needs = "2 CPU cores" if name in CPU_ONLY else "2 CPU cores, or GPUs"
-        one, took = speedups.get(name), _duration(runs.get(name))
-        speedup = (
-            f"{one.in_words}, {one.conditions}"
-            if one
-            else "compares nothing"
-            if took != "not measured"
-            else "not measured"
+        one = speedups.get(name)
+        speedup = one.in_words if one else "not measured" if name in tasks.names() else "–"
+        rows.append(
+            [
+                f"[{titles[name]}]({name}.ipynb)",
+                domain,
+                needs,
+                took.get(name, "not measured"),
+                speedup,
+            ]
         )
-        rows.append([f"[{titles[name]}]({name}.ipynb)", domain, needs, took, speedup])
     conditions = (
-        f"Figures of this table: {committed.described}."
-        if committed
+        f"Speed-ups of this table, which README shows too: {shown.described}."
+        if shown
         else "No figures are committed yet."
     )
     return {"table": markdown_table(rows), "conditions": conditions}
@@ -123,11 +132,13 @@ def text_of(page: Path) -> str:
         return string.Template(page.read_text()).substitute(index())
     if page.parent.name == "whole":
         options = OPTIONS.get(page.stem, NotebookConfig)
+        any_optimizer = "return torch.optim.AdamW(parameters)"
         return string.Template(page.read_text()).substitute(
-            parameters=parameters_source(options), diff=generated.diff()
+            parameters=parameters_source(options), diff=task_cells.diff_of_script(any_optimizer)
         )
     template = string.Template((FOLDER / "template.md").read_text())
     task = tasks.get(page.stem)
+    optimizer = task_cells.optimizer_cell(task.optimizer)
     try:
         return template.substitute(
             sections(page),
@@ -135,9 +146,9 @@ def text_of(page: Path) -> str:
             parameters=parameters_source(NotebookConfig),
             build_model_cell=task_cells.function_cell(task.build_model),
             loss_cell=task_cells.function_cell(task.loss),
-            optimizer_cell=task_cells.optimizer_cell(task.optimizer),
+            optimizer_cell=optimizer,
             loop=LOOP,
-            diff=generated.diff(),
+            diff=task_cells.diff_of_script(optimizer),
         )
     except KeyError as missing:
         raise SystemExit(f"{page}: the template needs a section named {missing}") from None

@@ -1,15 +1,12 @@
 """Check the conventions of the notebooks, which readers, papermill and other machines rely on.
 
-    python notebooks/conventions.py [FOLDER [RESULTS]]
+    python notebooks/conventions.py [FOLDER]
 
 Every notebook in FOLDER (default: this one) is checked; the exit code is 1 when one breaks a rule.
-RESULTS (default: benchmarks/results) has the figures.
 
 The check reads the files and executes nothing. It takes figures to have alternative text where
 gallery_lib's functions draw them, since these add it. The tests that execute the notebooks look at
-the figures themselves. Links into the network are not followed. Measured figures that are older
-than the code are named in a note, which is no breach: they are what was measured, and measuring
-again takes an hour, not a commit.
+the figures themselves. Links into the network are not followed.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ if __name__ == "__main__":
 from gallery_lib import tasks
 from gallery_lib.config.documentation import parameters_source
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.measured_code import is_stale, newest_results
 from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
 from gallery_lib.notebooks.batch.parameters import options_class
 
@@ -244,41 +240,15 @@ def _readable(paths: Iterable[Path]) -> Iterator[tuple[str, NotebookFile]]:
             yield path.stem, read_notebook(path)
 
 
-def stale_figures(folder: Path, results: Path) -> list[str]:
-    """Return a note where an index in the folder shows figures that other code has measured."""
-    newest = newest_results(results) if (folder / "index.ipynb").exists() else None
-    if newest is None:
-        return []
-    path, content = newest
-    notebooks = {
-        name: folder / f"{name}.ipynb"
-        for name, run in content["notebooks"].items()
-        if not run["problem"]
-    }
-    stale = [
-        name
-        for name, notebook in notebooks.items()
-        if notebook.exists() and is_stale(content["notebooks"][name], notebook)
-    ]
-    if not stale:
-        return []
-    return [
-        f"note: {path.parent.name}/{path.name} was measured with other code than this for "
-        f"{', '.join(stale)}"
-    ]
-
-
-def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
+def main(folder: Path) -> int:
     """Print what is broken in any notebook of the folder, and return the exit code."""
     notebooks = sorted(folder.glob("*.ipynb"))
     messages = [message for path in notebooks for message in broken(path)]
     messages += same_reasons(dict(_readable(notebooks)))
-    notes = stale_figures(folder, results)
     print(
         "\n".join(
             [
                 *messages,
-                *notes,
                 f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)",
             ]
         )
@@ -287,4 +257,4 @@ def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(Path, sys.argv[1:])) if len(sys.argv) > 1 else main(ROOT / "notebooks"))
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks"))

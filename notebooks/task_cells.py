@@ -113,3 +113,30 @@ def _literal(value: Any) -> str:
         digits, _, exponent = f"{value:e}".partition("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
     return repr(value)
+
+
+def diff_of_script(optimizer: str) -> str:
+    """Return what changes in a training script with this optimizer, as fenced Markdown.
+
+    Args:
+        optimizer: the cell that defines `build_optimizer`.
+    """
+    call = optimizer.rpartition("return ")[2].strip().replace("(parameters", "(model.parameters()")
+    lines = [
+        "+from gallery_lib import Config, accelerate",
+        "+",
+        "-model = build_model().to(device)",
+        "+model = build_model()",
+        f" optimizer = {call}",
+        "+config = Config()",
+        "+config.compute.bf16 = True  # as autocast below",
+        "+model, loader, optimizer = accelerate(model, loader, optimizer, config)",
+        " for batch in loader:",
+        "-    batch = to_device(batch, device)",
+        "     optimizer.zero_grad()",
+        "     with torch.autocast(device.type, torch.bfloat16):",
+        "         value = loss(model, batch)",
+        "     value.backward()",
+        "     optimizer.step()",
+    ]
+    return "\n".join(["```diff", *lines, "```"])

@@ -3,7 +3,8 @@
 The folder of runs is thrown away. pytest-xdist runs the tests in two processes (`-n 2` in
 pyproject.toml; `-n 0` turns it off), those of a file one after another. Each process is pinned to a
 core: two that use both at once would wait for each other's threads many times longer than one after
-the other takes. A test marked `whole_machine` has all cores, and nothing runs beside it.
+the other takes. A test marked `several_cores` may use all of them: it starts several processes. One
+marked `whole_machine` has them for itself: it asserts a time or a ratio.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _wants_all(item: pytest.Item) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Wait until the test may have its cores, before the clock of its timeout starts."""
-    with SHARE.taken(whole=_wants_all(item)):
+    several = item.get_closest_marker("several_cores") is not None
+    with SHARE.taken(several=several, whole=_wants_all(item)):
         return (yield)
 
 

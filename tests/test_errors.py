@@ -10,7 +10,7 @@ import pytest
 
 from gallery_lib.cluster.requirements import LabUnavailable
 from gallery_lib.errors import InputError, closest, did_you_mean
-from gallery_lib.kernels.runtime.cpu_tensors import UNALIGNED, Refused
+from gallery_lib.kernels.runtime.cpp import UNALIGNED, Refused
 
 ERRORS = [
     InputError("batch_size=0 must be at least 1.", parameter="batch_size"),

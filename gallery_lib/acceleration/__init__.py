@@ -1,7 +1,7 @@
 """The whole backend in one call: `accelerate(model, loader, optimizer, scheduler, config)`.
 
 `one_call` does it, from the other packages of the backend. `arguments` sorts the arguments of the
-call, `checks` refuses what cannot be accelerated, and `layout` brings the model to its device.
+call and refuses what cannot be accelerated; `precision` says what autocast does to the model.
 `techniques(model)` returns what was done.
 """
 

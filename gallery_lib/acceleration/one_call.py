@@ -23,20 +23,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.acceleration import arguments, checks, precision
-from gallery_lib.acceleration.layout import Layout, lay_out
+from gallery_lib.acceleration import arguments, precision
 from gallery_lib.comm import process_group
-from gallery_lib.comm.ddp import distribute, laid_out_anew
-from gallery_lib.compiler import background
-from gallery_lib.compiler.calls import go_through
-from gallery_lib.compiler.fusion.batch_norm import fuse_batchnorm
+from gallery_lib.comm.ddp import distribute
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.calls import wrap_calls
+from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
 from gallery_lib.config.switches import kernels_enabled
+from gallery_lib.console.progress import note
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import batch_norm_cpp
-from gallery_lib.kernels.runtime import fallback, usage
-from gallery_lib.memory import allocator, layout_guard
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.memory import allocator
+from gallery_lib.memory.layout import convert_images, memory_format, takes_any_layout
 from gallery_lib.optim.adoption import accelerate_optimizer
 from gallery_lib.tune.candidates import Candidate
 from gallery_lib.tune.first_batch import tune_at_first_step
@@ -48,7 +48,7 @@ _records: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see __signature__
     """Accelerate the parts of a training; return them in the order given, without the config.
 
-    The model is placed, laid out, compiled and distributed, in place. Batches arrive on its device.
+    The model is placed, compiled and distributed, in place. Batches arrive on its device.
     Parts may be given in any order, since their types tell them apart.
 
     Args:
@@ -79,25 +79,19 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     config, optimizers = parts.config, parts.of_kind("optimizer")
     precision.check(config)
     model = _plain_module(parts.model)
-    checks.check_optimizers(model, optimizers)
+    arguments.check_optimizers(model, optimizers)
     device = _join_run(model)
     record: dict[str, str] = {}
-    layout = lay_out(model, optimizers, config, device, record)
+    model.to(device)
+    channels_last = memory_format(model, config.memory, device.type) is torch.channels_last
     _use_allocator(config, device, record)
-    _use_kernels(model, config, device, layout, record)
+    _use_kernels(config, device, record)
     _let_cudnn_measure(config, device, record)
-    batches = _on_device(parts.of_kind("loader"), config, device, layout, record)
+    batches = _on_device(parts.of_kind("loader"), config, device, record)
     for optimizer in optimizers if config.compute.optimizer else ():
         record["optimizer"] = accelerate_optimizer(optimizer, scaled=config.compute.fp16)
     result: Any = model
-
-    def follow_layout(memory_format: torch.memory_format) -> None:
-        """Let batches and DDP's buckets follow the model into another layout."""
-        for loader in batches.values():
-            loader.memory_format = memory_format
-        laid_out_anew(result)
-
-    _compile(model, config, device, record, layout, follow_layout)
+    _compile(model, config, device, channels_last, record)
     precision.note(model, config, device, record)
     result = _distribute(model, config, device)
     _records[model] = _records[result] = record
@@ -127,17 +121,17 @@ def _plain_module(model: nn.Module) -> nn.Module:
             "returned.",
             parameter="model",
         )
-    checks.check_model(model)
+    arguments.check_model(model)
     return model
 
 
 def _join_run(model: nn.Module) -> torch.device:
     """Join the run's process group, if there is one to join; return this process's device."""
-    if process_group.world_size() > 1 or not checks.has_synchronized_norm(model):
+    if process_group.world_size() > 1 or not arguments.has_synchronized_norm(model):
         process_group.ensure_initialized()
     device = process_group.device()
     if process_group.world_size() > 1:
-        checks.check_for_several_processes(model, device)
+        arguments.check_for_several_processes(model, device)
     return device
 
 
@@ -148,40 +142,12 @@ def _use_allocator(config: Config, device: torch.device, record: dict[str, str])
         )
 
 
-def _use_kernels(
-    model: nn.Module,
-    config: Config,
-    device: torch.device,
-    layout: Layout,
-    record: dict[str, str],
-) -> None:
-    """Let own kernels carry out batch norms where they are asked for, or note why none are."""
-    reason: str | None = "config.compute.kernels is off"
+def _use_kernels(config: Config, device: torch.device, record: dict[str, str]) -> None:
+    """Note why own kernels are not used, where they are asked for and are not."""
     if config.compute.kernels and (reason := usage.reason_not_used(device)):
         record["kernels"] = f"not used, {reason}"
         if device.type == "cuda" and kernels_enabled():
-            fallback.announce(reason)
-    if config.compute.batch_norm_kernels:
-        record["batch norm"] = _fused_batch_norms(model, config, device, layout, reason)
-
-
-def _fused_batch_norms(
-    model: nn.Module, config: Config, device: torch.device, layout: Layout, reason: str | None
-) -> str:
-    """Fuse batch norms with what follows; return how many were, or why none.
-
-    `reason` is why own CUDA kernels are not used; C++ has reasons of its own.
-    """
-    if config.compute.kernels and device.type == "cpu" and reason:
-        reason = None if batch_norm_cpp.available() else "their C++ could not be built here"
-    if reason is None and layout.memory_format is not torch.channels_last:
-        reason = "the model is not in channels_last"
-    if reason is None:
-        fusion = fuse_batchnorm(model)
-        if fusion.relu + fusion.add_relu:
-            return str(fusion)
-        reason = "no batch norm has a ReLU right behind it"
-    return f"own kernels not used: {reason}"
+            usage.announce(reason)
 
 
 def _let_cudnn_measure(config: Config, device: torch.device, record: dict[str, str]) -> None:
@@ -197,12 +163,12 @@ def _on_device(
     loaders: list[Any],
     config: Config,
     device: torch.device,
-    layout: Layout,
     record: dict[str, str],
 ) -> dict[int, DeviceLoader]:
     """Return, by the id of each loader, one that yields its batches on the device."""
     batches = {
-        id(loader): DeviceLoader(loader, device, layout.now, config.loader) for loader in loaders
+        id(loader): DeviceLoader(loader, device, torch.contiguous_format, config.loader)
+        for loader in loaders
     }
     for niceness in {loader.niceness for loader in batches.values() if loader.niceness}:
         record["loader"] = f"processes that load data at niceness {niceness}"
@@ -213,36 +179,42 @@ def _compile(
     model: nn.Module,
     config: Config,
     device: torch.device,
+    channels_last: bool,
     record: dict[str, str],
-    layout: Layout,
-    follow_layout: Callable[[torch.memory_format], None],
 ) -> None:
-    """Set up compilation or tuning at the first call of `model`, and guard its layout."""
-
-    def guard(late: bool) -> None:
-        go_through(model, layout_guard.LayoutGuard(model, record, follow_layout, late=late))
+    """Set up compilation or tuning at the first call of `model`, and the layout inside it."""
 
     def follow(candidate: Candidate) -> None:
-        """Apply the candidate that tuning has chosen to what depends on it."""
+        """Note the layout and the compiler that tuning has chosen for the model."""
         record.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
-        if candidate.memory_format is torch.channels_last:
-            guard(late=False)
-        follow_layout(candidate.memory_format)
 
     if config.tune.enabled:
         tune_at_first_step(model, config, device, record, follow)
         return
     if config.compiler.enabled:
-        background.compile_now_or_later(model, config.compiler, device, record)
-    if layout.memory_format is torch.channels_last:
-        guard(layout.late)
+        record["compiler"] = compile_model(
+            model, config.compiler, device, channels_last=channels_last
+        )
+        announce_first_call(model, record)
+        if channels_last:
+            record["layout"] = "channels_last"
+    elif config.memory.layout == "channels_last" and takes_any_layout(model):
+        convert_images(model)
+        record["layout"] = "channels_last"
+    elif config.memory.layout == "channels_last":
+        record["layout"] = "contiguous: uncompiled code of one's own may look at strides"
+        if process_group.rank() == 0:
+            note(
+                f"config.memory.layout: {type(model).__name__} stays contiguous, since code of "
+                "one's own may look at strides. Compiled, it has the layout inside its graph."
+            )
 
 
 def _distribute(model: nn.Module, config: Config, device: torch.device) -> Any:
     """Return the model's twin on several processes; on one, the model itself."""
     if process_group.world_size() > 1:
         return distribute(model, device, config.comm)
-    go_through(model, _call_alone)
+    wrap_calls(model, _call_alone)
     return model
 
 

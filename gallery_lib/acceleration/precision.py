@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gallery_lib.comm import process_group
-from gallery_lib.compiler.calls import go_through
+from gallery_lib.compiler.calls import wrap_calls
 from gallery_lib.config import Config
 from gallery_lib.errors import InputError
 
@@ -79,7 +79,7 @@ def _check_first_step(
                 )
         return result
 
-    go_through(model, check)
+    wrap_calls(model, check)
 
 
 def _level_of_user() -> int:

@@ -1,9 +1,9 @@
 """Checkpoints of a training: saved in the background, found whole, gone on from exactly.
 
-- `training_state`: the parts of a training, taken apart and put back. `optimizers`: one format for
-  every implementation of an optimizer.
-- `saver`: when to save, agreed by all ranks. `writing`: by torch.distributed.checkpoint, in a
-  thread. `staging`: the copy that is written.
+- `training_state`: the parts of a training, taken apart and put back, with one format for every
+  implementation of an optimizer.
+- `saver`: when to save, agreed by all ranks; torch.distributed.checkpoint writes, in a thread.
+  `staging`: the copy that is written.
 - `folders`, `manifest`: a checkpoint is whole or not there; each file has its digest (`digests`).
 - `choice`: the newest that is whole, or the one that was named. `reading`: files are data.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.

@@ -15,6 +15,8 @@ from gallery_lib.console.exit_code import refusal
 from gallery_lib.errors import InputError
 
 COMMON_FILE = "training.pt"
+BESIDE = "beside"
+"""Fact of a script's checkpoint: folders, relative to its own, that are to hold the same step."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,31 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
     refused: list[str] = []
     for path in folders.newest_first(folder):
         try:
-            return Choice(path, _whole(path), refused)
+            found = _whole(path)
+            if not (lacking := _lacking(folder, found)):
+                return Choice(path, found, refused)
+            reason, word = f"{path} is left behind: {lacking} has no such step.", folders.LEFT
         except Unusable as error:
             if not error.damaged:
                 raise
-            refused.append(str(error))
-            if set_aside:
-                with contextlib.suppress(OSError):  # a folder that may only be read
-                    refused[-1] += (
-                        f" It is kept as {folders.set_aside(path, folders.DAMAGED).name}."
-                    )
+            reason, word = str(error), folders.DAMAGED
+        if set_aside:
+            with contextlib.suppress(OSError):  # a folder that may only be read
+                reason += f" It is kept as {folders.set_aside(path, word).name}."
+        refused.append(reason)
     if refused:
         raise InputError(
             f"{folder} has no whole checkpoint. {' '.join(refused)}", parameter="resume"
         )
+    return None
+
+
+def _lacking(folder: Path, found: Manifest) -> Path | None:
+    """Return a folder that was to hold the same step, holds checkpoints, and not that one."""
+    for name in found.facts.get(BESIDE, ()):
+        other = folder / name
+        if folders.newest_first(other) and not folders.of_step(other, found.step).is_dir():
+            return other
     return None
 
 

@@ -53,23 +53,36 @@ class Notice:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-
-        def note(number: int, frame: FrameType | None) -> None:
-            again = self._signal and time.monotonic() - self._since > _ONE_NOTICE_SECONDS
-            if again and number == signal.SIGTERM:
-                signal.signal(number, before[number] or signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            if not self._signal:
-                self._signal, self._since = signal.Signals(number).name, time.monotonic()
-
         for number in SIGNALS:
-            signal.signal(number, note)
+            if (before := signal.getsignal(number)) is not _note:
+                _BEFORE[number] = before or signal.SIG_DFL
+            signal.signal(number, _note)
+        _LISTENING.append(self)
         try:
             yield
         finally:
-            for number in SIGNALS:
-                signal.signal(number, before[number] or signal.SIG_DFL)
+            _LISTENING.remove(self)
+            for number in () if _LISTENING else SIGNALS:
+                signal.signal(number, _BEFORE[number])
+
+    def _note(self, number: int) -> bool:
+        """Note a signal; return whether an earlier one was noted long ago."""
+        again = self._signal and time.monotonic() - self._since > _ONE_NOTICE_SECONDS
+        if not self._signal:
+            self._signal, self._since = signal.Signals(number).name, time.monotonic()
+        return bool(again)
+
+
+_LISTENING: list[Notice] = []
+"""Several where a script has several Checkpoints: all of them hear of a signal."""
+_BEFORE: dict[int, Any] = {}
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    again = [notice._note(number) for notice in _LISTENING]
+    if any(again) and number == signal.SIGTERM:
+        signal.signal(number, _BEFORE[number])
+        os.kill(os.getpid(), number)
 
 
 def request(folder: Path, host: int, name: str) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gallery_lib.checkpoint.direct_files import DirectFile
 from gallery_lib.checkpoint.manifest import FileFacts
-from gallery_lib.errors import InputError
 
 _NAMES = {
     "float64": "F64",
@@ -28,25 +29,46 @@ _NAMES = {
     "int32": "I32",
     "int16": "I16",
     "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
     "complex64": "C64",
 }
 _ALIGNED = 8
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is memory of its own with a dtype that the format has.
+
+    Sparse, quantised, nested and expanded tensors are not, and neither are subclasses that wrap
+    other tensors.
+    """
+    return not (
+        is_lazy(tensor)
+        or is_traceable_wrapper_subclass(tensor)
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_meta
+        or _name(tensor.dtype) not in _NAMES  # of quantised ones too
+        or any(
+            not step and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+    )
+
+
 def write(path: Path, weights: Mapping[str, Tensor]) -> FileFacts:
-    """Write contiguous weights on the CPU to a new file; return its length and digest.
+    """Write contiguous plain weights on the CPU to a new file; return its length and digest.
 
     Raises:
         OSError: the disk is full, or fails.
-        InputError: the format has no name for a weight's dtype; nothing is written.
     """
-    for name, weight in weights.items():
-        if _name(weight.dtype) not in _NAMES:
-            raise InputError(f"weight {name} is {weight.dtype}, which safetensors does not have.")
     # Wide elements first, so that each tensor begins at a multiple of its element's size.
     order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -7,18 +7,24 @@ consists of are allowed. All else is read with `weights_only=True`.
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
+import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.utils import _pytree as pytree
 
 from gallery_lib.checkpoint.manifest import Unusable
+from gallery_lib.checkpoint.staging import copied
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": (
@@ -126,7 +132,58 @@ def load_into(folder: Path, tensors: dict[str, Tensor]) -> None:
         dcp.load(flat, storage_reader=Reader(folder), no_dist=True)
 
 
+def _numpys() -> list[Any]:
+    """Return what pickles of numpy's numbers and arrays name, in numpy 1 and 2."""
+    makers: list[Any] = [value.__reduce__()[0] for value in (np.float64(0), np.empty(0))]
+    kinds = [np.ndarray, np.dtype, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+    return [
+        *((kind, f"{kind.__module__}.{kind.__name__}") for kind in kinds),
+        *(
+            (f, f"numpy.{core}.multiarray.{f.__name__}")
+            for f in makers
+            for core in ("core", "_core")
+        ),
+        (bytes, "builtins.bytes"),  # of an array without elements
+    ]
+
+
+_NUMPYS = _numpys()
+
+
+def _loaded(file: Path | io.BytesIO) -> Any:
+    with torch.serialization.safe_globals(_NUMPYS):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def plain_state(path: Path) -> dict[str, Any]:
-    """Return a file of plain values and small tensors."""
+    """Return a file of plain values, numpy's among them, and small tensors."""
     with _damage_named(path.parent):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return _loaded(path)
+
+
+def unreadable(value: Any) -> str:
+    """Return which part of a nested value could not be read back, and why; "" where all could."""
+    if not (reason := _reason_against(value)):
+        return ""
+    plain = (dict, list, tuple, OrderedDict)
+    parts, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: type(part) not in plain)
+    for path, part in parts:
+        if why := _reason_against(part):
+            kind = f"{type(part).__module__}.{type(part).__qualname__}"
+            if isinstance(part, Tensor):
+                kind += f" of {part.dtype}, {part.layout} ({why})"
+            return f"its {pytree.keystr(path)} is a {kind}"
+    return reason
+
+
+def _reason_against(value: Any) -> str:
+    file = io.BytesIO()
+    try:
+        torch.save(copied(value), file)
+        file.seek(0)
+        _loaded(file)
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        called = re.search(r"GLOBAL (\S+)", text)
+        return f"reading it would execute {called[1]}" if called else text[:150]
+    return ""

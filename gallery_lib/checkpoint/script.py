@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.exit_codes import GO_ON_LATER
+from gallery_lib.system.standard_error import tell
 
 _SEVERAL_GRAPHS = (
     "the compiler has made graphs for batches of several shapes. A new process sees another shape "
@@ -37,12 +39,19 @@ _SEVERAL_GRAPHS = (
 )
 
 
+_OPEN: list[weakref.ref[Checkpoint]] = []
+"""The Checkpoints of this process that are not closed, in the order in which they were made."""
+
+
 class Checkpoint:
     """Checkpoints of a training, which goes on from the newest whole one. A collective call.
 
     Make it after `accelerate()`, `DistributedDataParallel` and the like, right before the loop.
     SIGTERM and SIGUSR1, by which schedulers announce the end, then save a checkpoint at the end of
     the step and end the script with exit code 75 (EX_TEMPFAIL: go on later).
+
+    Several in one script, for a generator and its critic say, save the same steps and go on from
+    the same step, if `step()` of all is called in each turn of the loop.
 
     Args:
         folder: the folder of this training's checkpoints. Several hosts share it.
@@ -112,13 +121,16 @@ class Checkpoint:
         self._ends = contextlib.ExitStack()
         self._first_step, self._several_graphs = True, False
         self._heard = Notice()
+        self._ending, self._awaited = False, -1
         self._go_on(None if resume is None else str(resume))
-        check_plain(self._parts.state())
+        state = self._parts.state()
+        check_plain({**state.common, **state.of_rank})
         self._ends.enter_context(self._heard.listening())
         self._saver = Saver(self.folder, interval, keep, say, self._heard)
         # Python would end the thread in the middle of a write.
         self._at_exit = _finishing(self)
         atexit.register(self._at_exit)
+        _OPEN.append(weakref.ref(self))
 
     @property
     def epoch(self) -> int:
@@ -142,27 +154,53 @@ class Checkpoint:
             self._first_step = False
             self._ends.enter_context(self._watching_compiler())
         save, end = self._saver.due(self.steps)
-        if save:
+        others = self._beside()
+        if save or self._awaited == self.steps:
             self.save()
-        if end and self._exit_on_notice:
-            self._saver.finish()
-            reason = self.notice or "another process's notice"
-            failed = self._saver.failure
-            how = f"without a new checkpoint ({failed})" if failed else "with a checkpoint"
-            say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
-            if process_group.world_size() > 1:
-                process_group.all_ranks(None)  # the first rank that ends has the others ended
-            raise SystemExit(GO_ON_LATER)
+            for other in others:
+                if other.steps < self.steps:
+                    other._awaited = self.steps
+                elif other._saver.saved_at != other.steps:
+                    other.save()
+        # One that has not had this step yet is waited for, but not for longer than a step.
+        waits = any(other.steps < self.steps for other in others) and not self._ending
+        self._ending |= end and self._exit_on_notice
+        if self._ending and not waits:
+            self._end()
+
+    def _beside(self) -> list[Checkpoint]:
+        """Return the other open Checkpoints of this script that keep step with this one."""
+        made = [reference() for reference in _OPEN]
+        others = [one for one in made if one is not None and one is not self]
+        return [other for other in others if other.steps in (self.steps, self.steps - 1)]
+
+    def _end(self) -> None:
+        """Raise SystemExit once all checkpoints are whole."""
+        open_ones = [self, *self._beside()]
+        for one in open_ones:
+            one._saver.finish()
+        reason = self.notice or "another process's notice"
+        failed = next(filter(None, (one._saver.failure for one in open_ones)), "")
+        how = f"without a new checkpoint ({failed})" if failed else "with a checkpoint"
+        say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
+        if process_group.world_size() > 1:
+            process_group.all_ranks(None)  # the first rank that ends has the others ended
+        raise SystemExit(GO_ON_LATER)
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
         state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
         state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
+        if others := self._beside():
+            state.facts[choice.BESIDE] = [
+                os.path.relpath(other.folder, self.folder) for other in others
+            ]
         self._saver.save(self.steps, state)
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
         self._saver.finish()
+        _OPEN[:] = [one for one in _OPEN if one() not in (self, None)]
         self._ends.close()
         atexit.unregister(self._at_exit)
 
@@ -210,7 +248,7 @@ class Checkpoint:
 def say(line: str) -> None:
     """Print a line on rank 0's standard error."""
     if process_group.rank() == 0:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
 
 
 def _make(folder: Path) -> None:

@@ -16,24 +16,21 @@ from gallery_lib.cli.commands import (
     bench,
     compare,
     doctor,
-    jobs,
     lab,
     list_tasks,
     pack,
     plot,
     run,
     show,
-    site,
-    submit,
 )
 from gallery_lib.comm import scheduler
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.signals import importing
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
-from gallery_lib.system.prepared_python import read_files_as_utf8
 from gallery_lib.system.version import version_text
 
 
@@ -107,9 +104,10 @@ _COMPLETION = CommandLine(
 
 def _completion(arguments: Sequence[str]) -> None:
     (namespace,) = _COMPLETION.parse(arguments)
-    from gallery_lib import tasks
-    from gallery_lib.cli import completion
-    from gallery_lib.notebooks.batch import plan
+    with importing():
+        from gallery_lib import tasks
+        from gallery_lib.cli import completion
+        from gallery_lib.notebooks.batch import plan
 
     notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
     known = {
@@ -158,15 +156,6 @@ _COMMANDS: dict[str, Command] = {
         _MEASURE,
         "several hosts on this machine, with emulated links, to run distributed training on",
     ),
-    "submit": Command(
-        submit.main,
-        submit.LINE,
-        _MEASURE,
-        "a training as a job of Slurm, or as a TrainJob for Kubernetes",
-    ),
-    "jobs": Command(
-        jobs.main, jobs.LINE, _READ, "the jobs that `gallery submit slurm` has in the queue"
-    ),
     "show": Command(
         show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"
     ),
@@ -180,12 +169,6 @@ _COMMANDS: dict[str, Command] = {
         "what this machine offers; where a step went, and how near its limits it is",
     ),
     "list": Command(list_tasks.main, list_tasks.LINE, _TAKE, "the tasks of the gallery"),
-    "site": Command(
-        site.main,
-        site.LINE,
-        _READ,
-        "the gallery as pages for a browser, with guides and a reference",
-    ),
     "pack": Command(
         pack.main, pack.LINE, _TAKE, "one task as an archive that runs by itself on another machine"
     ),
@@ -207,10 +190,6 @@ EXAMPLES = {
     "gallery doctor --roofline resnet50 --compiler-opt": "how near the machine's limits a step is",
     "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
     "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
-    "gallery submit slurm resnet50 --nodes 2 --time 4:00:00": (
-        "a job on two nodes, which goes on after its time limit"
-    ),
-    "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
 }
 
@@ -260,8 +239,6 @@ def help_page() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `gallery` command and return its exit code."""
-    if arguments is None:
-        read_files_as_utf8()
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def body() -> int | None:

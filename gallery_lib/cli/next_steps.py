@@ -1,86 +1,73 @@
 """Three commands to paste once `prepare.sh` has ended.
 
-    python -m gallery_lib.cli.next_steps FOLDER [--into-current]
+    python -m gallery_lib.cli.next_steps FOLDER [NOTEBOOK [NAME VALUE]…]
 
 The commands open the notebooks, train a task, and compare it with PyTorch as it comes. They work as
-they stand in a plain shell in FOLDER, where `prepare.sh` was called. Their sizes suit a few cores.
+they stand in a plain shell in FOLDER, where `prepare.sh` was called. After a task's notebook, they
+are of what it has measured. Else their sizes suit a few cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import tasks
 from gallery_lib.system import paths
 
 _SIZES = ("batch_size", "image_size", "sequence_length")
+_SAME = (*_SIZES, "amp_level", "amp_dtype", "data_dir", "seed")
+"""Parameters of a notebook that are options of a training, too."""
 
 
-def commands(root: Path, folder: Path, *, into_current: bool) -> list[str]:
+def commands(
+    root: Path, folder: Path, python: Path, notebook: str = "", words: Sequence[str] = ()
+) -> list[str]:
     """Return the commands for the checkout at `root`.
 
     Args:
         root: the checkout.
         folder: the folder of the shell; paths are absolute unless this is the checkout.
-        into_current: whether prepare.sh installed into the active environment.
+        python: the Python of the environment.
+        notebook: name of the notebook that was run.
+        words: names and values of its parameters.
     """
 
-    def here(file: str) -> str:
-        return file if folder == root else shlex.quote(str(root / file))
+    def here(path: Path) -> str:
+        short = folder == root and path.is_relative_to(root)
+        return shlex.quote(str(path.relative_to(root) if short else path))
 
     # A packed task has its own notebook alone.
     model = next(
         name
-        for name in ["resnet50", *tasks.names()]
-        if (root / "notebooks" / f"{name}.ipynb").is_file()
+        for name in [notebook, "resnet50", *tasks.names()]
+        if name in tasks.names() and (root / "notebooks" / f"{name}.ipynb").is_file()
     )
+    values = {name: value for name, value in tasks.get(model).quick.items() if name in _SIZES}
+    if model == notebook:
+        pairs = zip(words[::2], words[1::2], strict=True)
+        values |= {name: value for name, value in pairs if name in _SAME}
     options = " ".join(
-        [
-            f"--model {model}",
-            *(
-                f"--{name} {value}"
-                for name, value in tasks.get(model).quick.items()
-                if name in _SIZES
-            ),
-        ]
+        ["--model", model, *(f"--{name} {shlex.quote(str(v))}" for name, v in values.items())]
     )
-    programs = paths.environment_dir(root) / "bin"
-
-    def program(name: str) -> str:
-        return (
-            here(f".venv/bin/{name}")
-            if programs == root / ".venv" / "bin"
-            else shlex.quote(str(programs / name))
-        )
-
-    python = "python3" if into_current else program("python")
-    gallery = "python3 -m gallery_lib" if into_current else program("gallery")
+    own = python.parents[1].resolve() == paths.environment_dir(root).resolve()
+    gallery = python.parent / "gallery"
+    compare = here(gallery) if own or gallery.exists() else f"{here(python)} -m gallery_lib"
     return [
-        f"bash {here('prepare.sh')} --lab{' --into-current' if into_current else ''}",
-        f"{python} {here('launch_single_task.py')} {options} --compiler-opt",
-        f"{gallery} compare {options}",
+        f"bash {here(root / 'prepare.sh')} --lab{'' if own else ' --into-current'}",
+        f"{here(python)} {here(root / 'launch_single_task.py')} {options} --compiler-opt",
+        f"{compare} compare {options}",
     ]
 
 
-def main() -> None:
-    """Print the commands."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--into-current", action="store_true")
-    arguments = parser.parse_args()
-    print(
-        "Ready. The notebooks in JupyterLab; one task, accelerated; "
-        "the same beside PyTorch as it comes:"
-    )
-    for command in commands(
-        Path(__file__).resolve().parents[2],
-        arguments.folder.resolve(),
-        into_current=arguments.into_current,
-    ):
-        print(f"  {command}")
-
-
 if __name__ == "__main__":
-    main()
+    print(
+        "\nNext: the notebooks in JupyterLab; one training, accelerated; "
+        "the same training beside PyTorch as it comes:"
+    )
+    folder, notebook, *words = [*sys.argv[1:], ""] if len(sys.argv) == 2 else sys.argv[1:]
+    root, python = Path(__file__).resolve().parents[2], Path(sys.executable)
+    for command in commands(root, Path(folder).resolve(), python, notebook, words):
+        print(f"  {command}")

@@ -18,7 +18,7 @@ import time
 from gallery_lib.cluster import cleanup, namespaces, requirements, state
 from gallery_lib.cluster.state import State
 from gallery_lib.errors import RunFailed
-from gallery_lib.system.processes import search_path
+from gallery_lib.system.processes import PYTHON, search_path
 
 _KEEP = b"keep\n"
 _LOOK_SECONDS = 2.0
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 2.0
 def start(name: str) -> subprocess.Popen[str]:
     """Start the keeper of the lab of that name, which is described in its file; return it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.cluster.keeper", name],
+        [*PYTHON, "-m", "gallery_lib.cluster.keeper", name],
         env={**os.environ, "PYTHONPATH": search_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -34,7 +34,7 @@ def bits_per_second(text: str) -> int:
     Raises:
         InputError: for anything else, and for rates outside 100kbit to 100gbit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).lower(), re.ASCII)
     if not match:
         raise InputError(
             f"rate={text!r} must be a number with kbit, mbit or gbit behind it, "

@@ -17,7 +17,6 @@ from gallery_lib.cluster.requirements import NEEDED, LabUnavailable, tool
 from gallery_lib.cluster.state import State
 
 INTERFACE = "eth0"
-MOST_HOSTS = 64
 
 
 def address(host: int) -> str:

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from gallery_lib.cluster.network import INTERFACE
 from gallery_lib.cluster.state import Host
 from gallery_lib.config import LabRunConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.system.processes import Relay, end_supervised
+from gallery_lib.system.processes import PYTHON, Relay, end_supervised
 
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
@@ -80,7 +79,7 @@ def host_variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]
 def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
     """Return the words before a script that torchrun is to start on `host`."""
     return [
-        *[sys.executable, "-m", "gallery_lib.cluster.torchrun"],
+        *[*PYTHON, "-m", "gallery_lib.cluster.torchrun"],
         *[
             f"--nnodes={len(lab.hosts)}",
             f"--node-rank={host.number}",

@@ -5,21 +5,19 @@
   `scheduler` has what the variables of Slurm and Kubeflow Trainer say.
 - `ddp`, `distribution`: what `accelerate()` returns for several processes. A twin of the model has
   the user's type, names and state dict; its calls go through a DDP kept beside it. An optimizer
-  step on gradients that are not averaged yet is refused (`unfinished`).
+  step on gradients that are not averaged yet is refused.
 - `accelerate_ddp`: other strategies to average the gradients of any DDP. `preconditions` checks
   model and options. `strategy` switches: a new C++ reducer (`rebuild`) and, where needed, a
-  communication hook (`reducer`) for each `bucket`. `auto` does this to every DDP. `watch` notices
-  the user's own hooks without standing among them; the user's hook wins.
-- `non_finite`: says whose gradients are infinite or not a number, and stops or skips the step.
+  communication hook (`reducer`) for each `bucket`. It also names the ranks
+  whose gradients are infinite or not a number. `auto` does this to every DDP. `watch` notices the
+  user's own hooks without standing among them; the user's hook wins.
 - `channel`: a thread, on CUDA a stream, with process groups of its own that averages buckets in
   order. `topology` says which ranks share a host; `shared_memory` adds up within a host.
-- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback. `power_sgd`: low-rank
-  gradients with error feedback.
-- `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged,
-  with a `partial_optimizer`.
-- `tuner`: `candidates` take turns over the first steps. One that is certainly faster stays,
-  and `choice_cache` keeps it. `backward_pass` tells where a step ends. At a `store_barrier` ranks
-  meet before a turn changes.
+- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback. PowerSGD:
+  low-rank gradients with error feedback.
+- `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged.
+- `tuner`: candidates take turns over the first steps. One that is certainly faster stays, and is
+  kept for the next run.
 - `heartbeat`: each rank beats in the run's store, so that an error names the silent rank.
 - `gather`: tensors of all ranks as one, with gradients.
 

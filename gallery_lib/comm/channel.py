@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gallery_lib.comm import topology, wire_formats
-from gallery_lib.comm.power_sgd import PowerSGD
 from gallery_lib.comm.shared_memory import SharedSlots
+from gallery_lib.comm.wire_formats import PowerSGD
 from gallery_lib.config import Comm
 
 

@@ -104,16 +104,6 @@ def plain_module(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DDP) else model
 
 
-def laid_out_anew(model: nn.Module) -> None:
-    """Tell a twin that its parameters may have new strides.
-
-    Call it last in the code that a call of the model runs.
-    """
-    distribution = _distribution(model)
-    if distribution is not None:
-        distribution.call_again_if_changed()
-
-
 def exposed_communication(model: nn.Module) -> dict[str, float]:
     """Return the seconds of a backward pass in which communication was not hidden by computation.
 

@@ -13,13 +13,17 @@ import functools
 import operator
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn.parallel.distributed import _find_tensors
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from gallery_lib.comm import topology, unfinished
+from gallery_lib.comm import averages, topology
 from gallery_lib.comm.strategy import gradient_reducer, use_strategy
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
@@ -40,10 +44,6 @@ class OneGraphDDP(DDP):
 
     def _inside_ddp_forward(self) -> Any:
         return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
-
-
-class _CallAgain(Exception):
-    """Signal that ends a call of the model, which is then made once more."""
 
 
 def _layout(parameters: list[nn.Parameter]) -> list[Any]:
@@ -69,12 +69,13 @@ class Distribution:
         self._watches: list[Any] = []
         self._look_at_parameters = True
         self._layout: list[Any] = []
-        self._calling = False
         self.synchronizes = True
         self._local = False  # the last call was made in no_sync
         self._expecting = False  # DDP is going to average the gradients that come next
         self._in_backward = False
         self._missing = 0  # gradients that DDP has not had since it was prepared
+        self._arrived: list[nn.Parameter] = []  # those that it has had
+        self._earlier: set[nn.Parameter] = set()  # and had in a backward pass before this one
         # Parameters of a compiled graph that got no gradient.
         self._without: list[nn.Parameter] = []
         self._refresh()
@@ -92,11 +93,8 @@ class Distribution:
         if ddp is None:
             return self.model(*args, **kwargs)
         ddp.training, ddp.require_backward_grad_sync = self.model.training, self.synchronizes
-        self._calling = True
         try:
             output = ddp(*args, **kwargs)
-        except _CallAgain:
-            return self(*args, **kwargs)
         except RuntimeError as error:
             if "find_unused_parameters" not in str(error):
                 raise
@@ -106,8 +104,6 @@ class Distribution:
                     "out of step. Mend that error: the training cannot go on after it."
                 ) from error
             raise self.unused() from error
-        finally:
-            self._calling = False
         if torch.is_grad_enabled():
             self._in_backward, self._local, self._expecting = (
                 False,
@@ -115,8 +111,12 @@ class Distribution:
                 self.synchronizes,
             )
             if self.synchronizes:
-                self._missing, self._without = len(self.trained), []
+                averages.trains_here()
+                self._prepared()
+                self._without = []
                 self._watch(output)
+            else:
+                averages.note_local()
         return output
 
     @contextlib.contextmanager
@@ -135,14 +135,6 @@ class Distribution:
     def look_at_parameters(self) -> None:
         """Have the next call look for added or replaced parameters; on the CPU every call does."""
         self._look_at_parameters = True
-
-    def call_again_if_changed(self) -> None:
-        """End a call of the model and make it once more if DDP no longer fits the parameters.
-
-        Does nothing outside a call.
-        """
-        if self._calling and self._layout != _layout(self.trained):
-            raise _CallAgain
 
     def _refresh(self) -> None:
         """Rebuild DDP if other parameters ask for gradients than it knows. Then a collective call.
@@ -167,7 +159,7 @@ class Distribution:
                 use_strategy(self.ddp, Comm())  # ends its threads and groups
             self.ddp.reducer._remove_autograd_hooks()
         self._watches, self.ddp, self._expecting = [], None, False
-        unfinished.note(self, False)
+        note_unfinished(self, False)
         if not trained:
             return
         known = self._synchronized
@@ -203,10 +195,18 @@ class Distribution:
         if self.ddp.reducer._rebuild_buckets():  # as before each forward pass
             self.ddp._has_rebuilt_buckets = True
         self.ddp.reducer.prepare_for_backward(alive if search else [])
-        self._expecting, self._missing = True, len(self.trained)
+        self._expecting = True
+        self._prepared()
+
+    def _prepared(self) -> None:
+        """Note that DDP waits for a gradient of every parameter."""
+        self._missing, self._arrived, self._earlier = len(self.trained), [], set()
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
+        if parameter in self._earlier:  # a second backward pass, and DDP waits for others
+            raise self.unused()
         self._missing -= 1
+        self._arrived.append(parameter)
         # A compiled graph runs all its parameters' hooks; DDP takes a missing gradient as zeros.
         nothing = parameter.grad is None
         if nothing or self._without:
@@ -232,9 +232,11 @@ class Distribution:
 
         Such a loss has parameters of its own.
         """
+        averages.note()
         finds = self.options.find_unused_parameters
         self._in_backward, self._expecting = False, self._missing > 0 and not finds
-        unfinished.note(self, self._expecting or (bool(self._without) and not finds))
+        self._earlier = set(self._arrived) if self._expecting else set()
+        note_unfinished(self, self._expecting or (bool(self._without) and not finds))
 
     def unused(self) -> InputError:
         """Return the error for parameters that got no gradient in the last backward pass."""
@@ -255,3 +257,56 @@ def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
     alive = method()
     if alive is not None:
         alive(*arguments)
+
+
+# --------------------------------------------------------------------------------------------------
+# Refuse optimizer steps on gradients whose averaging has not ended.
+#
+# A bucket is averaged once all its parameters have a gradient. Where one gets none, torch says so
+# at the next forward pass. Until then the gradients of its bucket are each rank's own. A step in
+# between, the last of a training say, would use those gradients. So every optimizer is checked
+# before its step, and after it for optimizers that call a closure.
+
+
+class AveragedGradients(Protocol):
+    """Owner of averaged gradients: `trained` are its parameters.
+
+    `unused()` returns the error for those that got no gradient.
+    """
+
+    trained: list[nn.Parameter]
+
+    def unused(self) -> InputError:
+        """Return the error for parameters that got no gradient."""
+        ...
+
+
+_unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def note_unfinished(averages: AveragedGradients, unfinished: bool) -> None:
+    """Note whether the last backward pass left gradients that wait for others of their bucket."""
+    if unfinished:
+        _ask_before_steps()
+        _unfinished.add(averages)
+    else:
+        _unfinished.discard(averages)
+
+
+@functools.cache
+def _ask_before_steps() -> None:
+    """Register the check with every optimizer of this process, from its next step on."""
+    register_optimizer_step_pre_hook(_refuse)
+    register_optimizer_step_post_hook(_refuse)
+
+
+def _refuse(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Raise InputError where the optimizer has a parameter whose gradient may not be averaged."""
+    for gradients in list(_unfinished):
+        trained = set(map(id, gradients.trained))
+        if any(
+            id(parameter) in trained
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
+            raise gradients.unused()

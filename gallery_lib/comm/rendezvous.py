@@ -1,7 +1,8 @@
 """Rendezvous of a run's processes, out of reach of anybody else. Needs no torch outside torchrun.
 
 torch's stores listen on every interface and ask nobody for a secret, and torchrun unpickles what it
-finds in one. So a run on one host meets in a file of its own folder. Where a script needs a store,
+finds in one. So a run on one host meets in a file of a private folder, which lies in memory: a full
+disk would cut the file off, and no process could read it any more. Where a script needs a store,
 the store listens on the loopback address. A run on several hosts uses the address that was given
 (docs/guides/several_machines.md says what its port can do).
 """
@@ -18,9 +19,9 @@ from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 MEETING_FILE = "torchrun-rendezvous"
-"""File in a run's folder in which torchrun has its own rendezvous."""
+"""File in which torchrun has its own rendezvous."""
 RENDEZVOUS_FILE = "rendezvous"
-"""File in a run's folder in which the processes of a run on one host meet."""
+"""File in which the processes of a run on one host meet."""
 _SIGN_OF_LIFE_SECONDS = 600
 """Interval of torchrun's keep-alive in its rendezvous file.
 
@@ -56,23 +57,16 @@ def meeting_arguments(folder: Path | str | None) -> list[str]:
     return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
 
 
-def meeting_environment(run_dir: Path | str) -> dict[str, str]:
-    """Return the variables for processes on one host that meet in a file of `run_dir`.
+def meeting_environment(folder: Path) -> dict[str, str]:
+    """Return the variables for processes on one host that meet in a file of `folder`.
 
     They need no port.
     """
     return {
-        RENDEZVOUS_VARIABLE: str((Path(run_dir) / RENDEZVOUS_FILE).absolute()),
+        RENDEZVOUS_VARIABLE: str(folder / RENDEZVOUS_FILE),
         # torchrun has no TCP store to share with them
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-
-
-def forget_meeting(run_dir: Path | str) -> None:
-    """Remove the rendezvous files of an earlier run; a new run would take its data for its own."""
-    (Path(run_dir) / MEETING_FILE).unlink(missing_ok=True)
-    for path in Path(run_dir).glob(f"{RENDEZVOUS_FILE}*"):  # with the number of a restart
-        path.unlink(missing_ok=True)
 
 
 def listening_on(host: str, port: int) -> socket.socket:

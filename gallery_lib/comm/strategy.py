@@ -7,7 +7,6 @@ precedence for good, whether it is registered before or after.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.comm.watch import Watch, watch_of
 from gallery_lib.config import Comm
+from gallery_lib.system.standard_error import tell
 
 
 def needs_hook(options: Comm) -> bool:
@@ -106,4 +106,4 @@ def stop_watching_steps(model: DDP) -> None:
 def say(text: str) -> None:
     """Print `text` to standard error on rank 0."""
     if dist.get_rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+        tell(text)

@@ -13,10 +13,18 @@ come to it. If one does not come, plain DDP is used from then on.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import hashlib
 import itertools
+import json
+import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,16 +32,16 @@ import torch.distributed as dist
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.comm.backward_pass import BackwardPass, expect_backward_pass
-from gallery_lib.comm.candidates import PLAIN, candidates_with_room
-from gallery_lib.comm.choice_cache import choice_path, read_choice, write_choice
 from gallery_lib.comm.preconditions import check_same_on_all_ranks
 from gallery_lib.comm.rebuild import DDP, SETTLING_STEPS
-from gallery_lib.comm.store_barrier import all_ranks_arrive
+from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.comm.strategy import say, stop_watching_steps, use_strategy, watched
+from gallery_lib.comm.topology import Topology
 from gallery_lib.config import Comm
 from gallery_lib.console.table import seconds, text_table
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
 
 _OVERWRITTEN = (
     "; they may lie in DDP's buckets, "
@@ -216,3 +224,194 @@ def apply(model: DDP, options: Comm) -> Tuner | None:
         return None
     check_same_on_all_ranks(model, options, "comm.tune")
     return Tuner(model, candidates_with_room(model, options, topology.find()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Notice when a reducer has averaged the gradients of a backward pass, and order its buckets then.
+#
+# The reducer holds a sentinel until that moment. DDP would order the buckets of a new reducer in
+# the next forward pass, as a collective call. A rank may make a forward pass that others do not,
+# and every change of strategy makes a new reducer.
+
+
+class BackwardPass:
+    """Sentinel that lives until the reducer of `model` has averaged the gradients."""
+
+    def __init__(self, model: DDP) -> None:
+        self._model = weakref.ref(model)
+
+    def __del__(self) -> None:
+        # Outside a backward pass the reducer itself is being deleted.
+        with contextlib.suppress(RuntimeError):
+            engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            # runs when the reducer is done
+            engine.queue_callback(functools.partial(_order_buckets, self._model))
+
+
+def expect_backward_pass(model: DDP) -> weakref.ref[BackwardPass]:
+    """Return a reference to the sentinel of the next backward pass; dead once that has ended."""
+    sentinel = BackwardPass(model)
+    future: torch.futures.Future[BackwardPass] = torch.futures.Future()
+    future.set_result(sentinel)
+    # The reducer drops the sentinel at the end of the backward pass.
+    model.reducer._install_post_backward_futures([future])
+    return weakref.ref(sentinel)
+
+
+def _order_buckets(reference: weakref.ref[DDP]) -> None:
+    model = reference()
+    if model is not None and model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
+
+
+# --------------------------------------------------------------------------------------------------
+# Candidates of the tuner: strategies for averaging gradients on these hosts.
+
+
+PLAIN = "ddp"
+"""Name of the candidate that is plain DDP."""
+
+
+def candidates(options: Comm, hosts: Topology) -> dict[str, Comm]:
+    """Return the candidates by name, plain DDP first.
+
+    They are lossless, unless `options.wire` asks for another wire format.
+    """
+    options = dataclasses.replace(options, tune=False)
+    # These options decide what training does, not how fast it is.
+    fixed = ("static_graph", "find_unused_parameters", "non_finite")
+    strategies = {
+        PLAIN: Comm(**{name: getattr(options, name) for name in fixed}),
+        "views": dataclasses.replace(options, bucket_views=True),
+    }
+    if options.wire != "powersgd":
+        strategies["views, 2 streams"] = dataclasses.replace(options, bucket_views=True, streams=2)
+        strategies["small buckets, 2 streams"] = dataclasses.replace(
+            options, bucket_views=True, streams=2, bucket_mb=8
+        )
+        if hosts.uniform and len(hosts.hosts[0]) > 1:
+            both = dataclasses.replace(options, bucket_views=True, hierarchical=True)
+            strategies |= {
+                "hierarchical": both,
+                "hierarchical, 2 streams": dataclasses.replace(both, streams=2, bucket_mb=8),
+            }
+    return strategies
+
+
+def candidates_with_room(model: DDP, options: Comm, hosts: Topology) -> dict[str, Comm]:
+    """Return the candidates for which every host has shared memory. A collective call."""
+    strategies = candidates(options, hosts)
+    room = process_group.all_ranks(
+        {name: _has_room(strategy, hosts, model) for name, strategy in strategies.items()}
+    )
+    return {
+        name: strategy
+        for name, strategy in strategies.items()
+        if all(on_rank[name] for on_rank in room)
+    }
+
+
+def _has_room(strategy: Comm, hosts: Topology, model: DDP) -> bool:
+    """Return whether this host has twice the shared memory that a hierarchical strategy may need.
+
+    Other strategies, and models on CUDA, need none: the result is True.
+    """
+    if not strategy.hierarchical or model.device.type == "cuda":
+        return True
+    sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
+    cap = int(strategy.bucket_mb * 2**20) if strategy.bucket_mb else model.bucket_bytes_cap
+    rows = (len(hosts.local(dist.get_rank())) + 1) * strategy.streams
+    try:
+        folder = os.statvfs(FOLDER)
+    except OSError:
+        return False
+    return 2 * rows * min(sum(sizes), 3 * cap // 2) < folder.f_bavail * folder.f_frsize
+
+
+# --------------------------------------------------------------------------------------------------
+# Cache of the tuner's choices: a JSON file for each model, hosts, candidates, device and torch.
+
+
+def choice_path(model: DDP, hosts: Topology, strategies: Mapping[str, Comm]) -> Path:
+    """Return the file for the choice between `strategies`; other circumstances have another."""
+    facts = [
+        [
+            (name, tuple(parameter.shape), str(parameter.dtype))
+            for name, parameter in model.module.named_parameters()
+        ],
+        hosts.hosts,
+        {name: dataclasses.asdict(strategy) for name, strategy in strategies.items()},
+        torch.cuda.get_device_name() if model.device.type == "cuda" else hardware.processor(),
+        torch.__version__,
+    ]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    return paths.cache_dir() / "comm" / f"{digest}.json"
+
+
+def read_choice(path: Path, names: Sequence[str]) -> str | None:
+    """Return the choice that rank 0 has in its file, or None. A collective call.
+
+    A file that cannot be read is set aside.
+
+    Raises:
+        InputError: for a choice that is none of `names`.
+    """
+    choice, problem = process_group.from_rank_0(_choice_and_problem(path, names))
+    if problem:
+        raise InputError(problem, parameter=str(path))
+    return choice
+
+
+def _choice_and_problem(path: Path, names: Sequence[str]) -> tuple[str | None, str]:
+    """Return the choice or None, and what is wrong with its file or ''."""
+    try:
+        choice = converted(
+            read_json(path, dict[str, object], again="").get("chosen"), str, "chosen"
+        )
+    except FileNotFoundError:
+        return None, ""
+    except (InputError, Misfit) as error:
+        if process_group.rank() == 0:
+            set_aside(path, error)
+        return None, ""
+    if choice not in names:
+        return (
+            None,
+            f"{path} chooses {choice!r}, which is no candidate.{did_you_mean(choice, names)} "
+            f"Known: {', '.join(names)}.",
+        )
+    return choice, ""
+
+
+def write_choice(path: Path, choice: str, hosts: Topology, table: list[list[str]]) -> None:
+    """Write the choice, with the figures that led to it.
+
+    Raises:
+        OSError: where that fails.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"chosen": choice, "hosts": str(hosts), "table": table})
+
+
+# --------------------------------------------------------------------------------------------------
+# Barrier with a time limit in the run's store, for ranks that may be waited for elsewhere.
+
+
+def all_ranks_arrive(key: str, limit_seconds: float) -> bool:
+    """Return whether each rank has come to the barrier `key` in time; same on all ranks.
+
+    Ranks that come later get the same verdict.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    here, verdict = f"{key}/here", f"{key}/verdict"
+    try:
+        if store.add(here, 1) == dist.get_world_size():
+            store.compare_set(verdict, "", "all")
+        else:
+            try:
+                store.wait([verdict], timedelta(seconds=limit_seconds))
+            except RuntimeError:  # timed out
+                store.compare_set(verdict, "", "not all")
+        return bool(store.get(verdict) == b"all")
+    except RuntimeError:  # the store has gone; what communicates next says so
+        return False

@@ -7,18 +7,19 @@ starts in seconds. An adapter for another compiler registers itself with `regist
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Callable
+import threading
+import types
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from gallery_lib.compiler import cache, cuda_graphs, repeated_blocks
-from gallery_lib.compiler.calls import go_through
-from gallery_lib.compiler.frozen_weights import compile_anew_when_frozen
-from gallery_lib.compiler.fusion.batch_norm import is_fused
-from gallery_lib.compiler.in_place import compile_calls
+from gallery_lib.compiler import cache, cuda_graphs
+from gallery_lib.compiler.calls import compile_inside, compiled_call, set_compiled, wrap_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -26,8 +27,9 @@ from gallery_lib.system import hardware
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-Backend = Callable[[nn.Module, Compiler, torch.device], str]
-"""Function that compiles the module in place for the device; returns one line on what it did."""
+Backend = Callable[[nn.Module, Compiler, torch.device, bool], str]
+"""Function that compiles the module in place for the device, with images in channels_last or not;
+returns one line on what it did."""
 
 _BACKENDS: dict[str, Backend] = {}
 
@@ -37,19 +39,30 @@ def register_backend(name: str, backend: Backend) -> None:
     _BACKENDS[name] = backend
 
 
-def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> str:
+def compile_model(
+    model: nn.Module,
+    options: Compiler,
+    device: torch.device,
+    *,
+    channels_last: bool | None = None,
+) -> str:
     """Compile `model` in place with the configured backend; return a line for the run's results.
 
-    Compilation itself happens at the first call.
+    Compilation itself happens at the first call. With `channels_last`, convolutions run in that
+    layout inside the compiled graph; by default where the device gains from it.
 
     Raises:
         InputError: as `check_compiler` does.
     """
     check_compiler(options, device)
-    done = _BACKENDS[options.backend](model, options, device)
+    if channels_last is None:
+        channels_last = hardware.prefers_channels_last(device.type)
+    backend, with_layout = _BACKENDS[options.backend], bool(channels_last)
+    done = compile_inside(model, lambda: backend(model, options, device, with_layout))
     if cuda_graphs.captured(options, device):
-        cuda_graphs.keep_what_callers_keep(model)
-    go_through(model, _with_guards_on_hooks)
+        cuda_graphs.clone_graph_outputs(model)
+    if (compiled := compiled_call(model)) is not None:
+        set_compiled(model, functools.partial(_with_guards_on_hooks, compiled))
     compile_anew_when_frozen(model)
     return done
 
@@ -64,8 +77,12 @@ def check_compiler(options: Compiler, device: torch.device) -> None:
             parameter="backend",
         )
     if options.backend == "inductor" and device.type == "cpu" and hardware.cpp_compiler() is None:
+        cxx = os.environ.get("CXX")
         raise InputError(
-            "compiling for the CPU needs a C++ compiler, and none was found. "
+            f"compiling for the CPU needs a C++ compiler, and CXX={cxx} names none that is there. "
+            "Unset it, or name another."
+            if cxx
+            else "compiling for the CPU needs a C++ compiler, and none was found. "
             "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX.",
             parameter="CXX",
         )
@@ -84,7 +101,9 @@ def read_ahead() -> None:
             prefetch()
 
 
-def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
+def _inductor(
+    model: nn.Module, options: Compiler, device: torch.device, channels_last: bool
+) -> str:
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
     # Imported here, since the import takes a second of every start.
@@ -99,17 +118,20 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
-    if device.type == "cpu" and (passes := _passes_of_both_ways(model, options)):
-        compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
-    if device.type == "cpu" and (passes := _passes_of_the_model_as_written(options)):
-        compile_options["pre_grad_custom_pass"] = OneAfterAnother(passes)
+    batch_norms, said = _batch_norms(options, device, channels_last)
+    done += said
+    if joint := _passes_of_both_ways(options, device, channels_last, bool(batch_norms)):
+        compile_options["joint_custom_pre_pass"] = OneAfterAnother(joint)
+    passes = _passes_of_the_model_as_written(options, channels_last) if device.type == "cpu" else []
+    if passes or batch_norms:
+        compile_options["pre_grad_custom_pass"] = OneAfterAnother([*passes, *batch_norms])
     last = _passes_of_one_way(options) if device.type == "cpu" else []
     compile_options["post_grad_custom_post_pass"] = OneAfterAnother(
         [kept_graphs.KeptGraphs(), *last]
     )
-    if not hardware.prefers_channels_last(device.type):
-        # Inductor would otherwise lay convolutions out in channels_last.
-        compile_options["layout_optimization"] = False
+    # Where it is off Inductor would lay convolutions out by rules of its own.
+    compile_options["layout_optimization"] = channels_last
+    compile_options["force_layout_optimization"] = channels_last
     if device.type == "cpu" and options.any_threads:
         compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
@@ -119,26 +141,20 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         done += ", CUDA graphs where shapes are static"
     name = "inductor"
     if options.keep_activations < 1.0:
-        from gallery_lib.compiler.activation_checkpointing import inductor_keeping
-
         name = inductor_keeping(options.keep_activations)
         done += f", {options.keep_activations:.0%} of the activations kept"
-    regions = repeated_blocks.find(model) if options.repeated_blocks_once else None
-    if regions is None:
-        if options.repeated_blocks_once:
-            done += ", most of the model is not repeated: compiled as a whole"
-        compile_calls([model], backend=name, options=compile_options)
-        return done
-    repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options)
-    return (
-        f"{done}, {regions.blocks} repeated blocks compiled once for each of {len(regions.groups)} "
-        "kinds"
-    )
+    compile_calls([model], backend=name, options=compile_options)
+    return done
 
 
-def _with_guards_on_hooks(
-    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+_guards_lock = threading.Lock()
+_calls_under_way = 0
+"""Calls of compiled models in all threads."""
+_skipped_outside = True
+"""Dynamo's setting outside these calls."""
+
+
+def _with_guards_on_hooks(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call with Dynamo's guards on module hooks enabled.
 
     A hook that is added or removed later then makes Dynamo compile the graph again. By default
@@ -148,38 +164,56 @@ def _with_guards_on_hooks(
     # Imported here, since the import takes a second of every start.
     from torch._dynamo import config as dynamo_config
 
-    before = dynamo_config.skip_nnmodule_hook_guards
-    dynamo_config.skip_nnmodule_hook_guards = False
+    global _calls_under_way, _skipped_outside
+    with _guards_lock:
+        if not _calls_under_way:
+            _skipped_outside = dynamo_config.skip_nnmodule_hook_guards
+            dynamo_config.skip_nnmodule_hook_guards = False
+        _calls_under_way += 1
     try:
         return call(*args, **kwargs)
     finally:
-        dynamo_config.skip_nnmodule_hook_guards = before
+        with _guards_lock:
+            _calls_under_way -= 1
+            if not _calls_under_way:
+                dynamo_config.skip_nnmodule_hook_guards = _skipped_outside
 
 
-def _passes_of_the_model_as_written(options: Compiler) -> list[CustomGraphPass]:
+def _passes_of_the_model_as_written(
+    options: Compiler, channels_last: bool
+) -> list[CustomGraphPass]:
     """Return the graph passes for CPUs that replace functions before their gradients are known."""
     passes: list[CustomGraphPass] = []
     if options.whole_upsampling:
         from gallery_lib.compiler.passes.upsampling import Upsampling
 
         passes.append(Upsampling())
-    if options.max_pooling:
+    if options.max_pooling and channels_last:
         from gallery_lib.compiler.passes.max_pooling import MaxPooling
         from gallery_lib.kernels import max_pool
 
         if max_pool.available():
             passes.append(MaxPooling())
-    if _takes_large_batch_norms(options):
-        from gallery_lib.compiler.passes.large_batch_norms import LargeBatchNorms
-
-        passes.append(LargeBatchNorms())
     return passes
 
 
-def _takes_large_batch_norms(options: Compiler) -> bool:
+def _batch_norms(
+    options: Compiler, device: torch.device, channels_last: bool
+) -> tuple[list[CustomGraphPass], str]:
+    """Return the graph pass for own batch norms, if any, and what to say about those asked for."""
     from gallery_lib.compiler.passes import large_batch_norms
 
-    return options.large_batch_norms and large_batch_norms.reason_not_applied() is None
+    if options.all_batch_norms:
+        reason: str | None = "the model is not in channels_last"
+        if channels_last:
+            reason = large_batch_norms.reason_not_there(device)
+        if reason:
+            return [], f", own batch norms not used: {reason}"
+        return [large_batch_norms.LargeBatchNorms(every=True)], ", own batch norms of every size"
+    asked = device.type == "cpu" and options.large_batch_norms and channels_last
+    if asked and large_batch_norms.reason_not_applied() is None:
+        return [large_batch_norms.LargeBatchNorms()], ""
+    return [], ""
 
 
 def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
@@ -198,25 +232,33 @@ def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
     return passes
 
 
-def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGraphPass]:
-    """Return the graph passes for CPUs that rewrite forward and backward in one graph."""
+def _passes_of_both_ways(
+    options: Compiler, device: torch.device, channels_last: bool, batch_norms: bool
+) -> list[CustomGraphPass]:
+    """Return the graph passes that rewrite forward and backward in one graph."""
+    from gallery_lib.compiler.passes.channels_last import ChannelsLast
+
+    layout: list[CustomGraphPass] = [ChannelsLast()] if channels_last else []
+    if device.type != "cpu":
+        return layout
     passes: list[CustomGraphPass] = []
     if options.short_attention:
         from gallery_lib.compiler.passes.short_attention import ShortAttention
 
         passes.append(ShortAttention())
-    if options.small_convolutions:
+    if options.small_convolutions and channels_last:
         from gallery_lib.compiler.passes import small_convolutions
 
         if small_convolutions.reason_not_applied() is None:
             passes.append(small_convolutions.SmallConvolutions())
+    passes += layout
     if options.mixed_products:
         from gallery_lib.compiler.passes.mixed_products import MixedProducts
         from gallery_lib.kernels import mixed_product
 
         if mixed_product.reason_not_available() is None:
             passes.append(MixedProducts())
-    if is_fused(model) or _takes_large_batch_norms(options):
+    if batch_norms:
         from gallery_lib.compiler.passes.two_gradients import TwoGradients
 
         passes.append(TwoGradients())
@@ -224,3 +266,96 @@ def _passes_of_both_ways(model: nn.Module, options: Compiler) -> list[CustomGrap
 
 
 register_backend("inductor", _inductor)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compile what calls of modules do, in place: `compile_calls(modules, backend=…, options=…)`.
+#
+# It is `Module.compile`, and works where that compiles nothing:
+#
+# - Dynamo skips functions in torch's own files. A module whose `forward` is torch's (Sequential,
+#   TransformerEncoderLayer) has no other, and torch 2.11 leaves such a call as it is, in silence.
+# - Dynamo counts compilations by function, not by model, and stops at eight. Models of one
+#   class share a function. All models whose `forward` is torch's share one. The ninth in a process
+#   is left as it is, and so are all after it.
+#
+# Here the function around the calls belongs to these modules alone, and so does the count.
+
+
+def compile_calls(modules: Iterable[nn.Module], **options: Any) -> None:
+    """Compile the calls of `modules` in place, with torch.compile's options.
+
+    Modules that are alike share what is compiled. They share nothing with modules of another call.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        # Also counts the functions that are called after a graph break; torch 2.11 cannot.
+        options["isolate_recompiles"] = True
+    compiled = torch.compile(_function_of_its_own(), **options)
+    for module in modules:
+        set_compiled(module, functools.partial(compiled, module._call_impl))
+
+
+def _call(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def _function_of_its_own() -> types.FunctionType:
+    """Return a copy of `_call` with a code object of its own, by which Dynamo counts."""
+    return types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compile anew when weights are frozen or unfrozen, on releases of torch that do not notice.
+#
+# The compiled graph of torch 2.11 has gradients for the weights that were trained at its first
+# call. A layer that is unfrozen later would get none, in silence. torch 2.15 compiles another
+# graph by itself; releases between them are treated as 2.11 is.
+
+
+_NOTICED_SINCE = "2.15"
+
+
+def compile_anew_when_frozen(model: nn.Module) -> None:
+    """Route each call of `model` through a look at which of its weights are trained."""
+    if torch.__version__ >= _NOTICED_SINCE:
+        return
+    parameters = list(model.parameters())
+    before: list[bool] | None = None
+
+    def step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal before
+        now = [p.requires_grad for p in parameters]
+        if before not in (None, now):
+            torch._dynamo.reset()
+        before = now
+        return call(*args, **kwargs)
+
+    wrap_calls(model, step)
+
+
+# --------------------------------------------------------------------------------------------------
+# Activation checkpointing by the compiler, for models that do not fit into memory otherwise.
+#
+# A part of the activations is kept for the backward pass, the rest is recomputed. torch's
+# partitioner chooses the activations that are cheapest to recompute, graph by graph, from the
+# operations that each takes. Results change only by the order of operations.
+
+
+@functools.cache
+def inductor_keeping(part: float) -> str:
+    """Return the name of a torch.compile backend that keeps `part` (0 to 1) of the activations.
+
+    In all else the backend does what `inductor` does.
+    """
+    from torch._dynamo import register_backend
+
+    def backend(graph: Any, inputs: Any, *, options: dict[str, Any] | None = None) -> Any:
+        import torch._functorch.config as autograd_config
+        from torch._inductor.compile_fx import compile_fx
+
+        with autograd_config.patch(activation_memory_budget=part):
+            return compile_fx(graph, inputs, config_patches=options)
+
+    name = f"gallery_inductor_keeping_{part:g}"
+    register_backend(backend, name=name)
+    return name

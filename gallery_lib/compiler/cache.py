@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gallery_lib.errors import RunFailed
 from gallery_lib.system.json_files import set_aside
-from gallery_lib.system.paths import cache_dir, code_folder
+from gallery_lib.system.paths import cache_dir, code_folder, home
 
 T = TypeVar("T")
 
@@ -27,16 +27,20 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def folder() -> Path:
     """Return Inductor's cache folder: the user's own choice, else one in the project's cache.
 
-    The folder need not exist. Inductor's command lines for the C++ compiler cannot have spaces. For
-    a path with spaces the result is another folder of the same user, without them.
+    The folder need not exist. An import of torch's compiler sets the variable to a folder for
+    temporary files, under a name that everybody knows: nobody's choice. Inductor's command lines
+    for the C++ compiler cannot have spaces. For a path with spaces the result is another folder of
+    the same user, without them.
     """
     path = Path(os.environ.get(_VARIABLE) or cache_dir() / "inductor")
+    if path.parent == Path(tempfile.gettempdir()) and path.name.startswith("torchinductor_"):
+        path = cache_dir() / "inductor"
     if not any(letter.isspace() for letter in str(path)):
         return path
     name = f"inductor-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
-    home = Path.home() / ".cache" / "gallery_lib"
-    if not any(letter.isspace() for letter in str(home)):
-        return home / name
+    own = home() / ".cache" / "gallery_lib"
+    if not any(letter.isspace() for letter in str(own)):
+        return own / name
     return code_folder(Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}") / name
 
 

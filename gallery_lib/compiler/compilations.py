@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gallery_lib.kernels.runtime import builds
+from gallery_lib.kernels.runtime import kept_code
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def observed(
     callback_handler.register_start_callback(on_start)
     callback_handler.register_end_callback(on_end)
     try:
-        with builds.observed(build_began, ended):
+        with kept_code.observed(build_began, ended):
             yield
     finally:
         with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them

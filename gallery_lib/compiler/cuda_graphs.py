@@ -2,7 +2,7 @@
 
 Inductor captures each compiled graph once and replays it, so the host queues one launch in the
 place of hundreds. Shapes that change are left out. A replay writes its results, gradients included,
-to the memory of the last replay. `keep_what_callers_keep(model)` copies what would be lost:
+to the memory of the last replay. `clone_graph_outputs(model)` copies what would be lost:
 outputs, and gradients that add up over several backward passes.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gallery_lib.compiler.calls import go_through
+from gallery_lib.compiler.calls import wrap_calls
 from gallery_lib.config import Compiler
 
 _CAPTURED = {
@@ -47,7 +47,7 @@ def compile_options(options: Compiler, device: torch.device) -> dict[str, Any]:
     return {"triton.cudagraphs": False} if device.type == "cuda" else {}
 
 
-def keep_what_callers_keep(model: nn.Module) -> None:
+def clone_graph_outputs(model: nn.Module) -> None:
     """Copy outputs and accumulated gradients of a captured `model` before a replay takes them."""
     parameters = list(model.parameters())  # frozen ones may be trained later
     copies: list[Callable[[], Tensor | None]] = [lambda: None] * len(parameters)
@@ -60,7 +60,7 @@ def keep_what_callers_keep(model: nn.Module) -> None:
         result = call(*args, **kwargs)
         return _copied(result) if isinstance(result, Tensor) else pytree.tree_map(_copied, result)
 
-    go_through(model, step)
+    wrap_calls(model, step)
 
 
 def _copied(value: Any) -> Any:

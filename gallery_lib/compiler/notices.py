@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from gallery_lib.comm import process_group
-from gallery_lib.console.outlets import note
+from gallery_lib.compiler.calls import compiled_call, set_compiled
+from gallery_lib.console.progress import note
 
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
@@ -42,24 +43,21 @@ def say(message: str) -> None:
         note(message)
 
 
-def announce_first_call(
-    model: nn.Module, done: MutableMapping[str, str], *, the_wait: bool = True
-) -> None:
+def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
     """Make `model`, compiled in place, announce what its first call does.
 
     The call adds its graph breaks to `done["graph breaks"]`, and says in `done["compiler"]` where
-    nothing was compiled. Without `the_wait` it does not announce that it takes long.
+    nothing was compiled.
     """
-    compiled: Any = model._compiled_call_impl
+    compiled: Any = compiled_call(model)
     name = type(model).__name__
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         before, graphs, began = _breaks(), _graphs(), time.monotonic()
-        if the_wait:
-            say(f"compiling {name}; later starts take it from the cache")
+        say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
-        if model._compiled_call_impl is first_call:
-            model._compiled_call_impl = compiled
+        if compiled_call(model) is first_call:
+            set_compiled(model, compiled)
         seconds = time.monotonic() - began
         if _graphs() == graphs:
             done["compiler"] = f"none: the compiler made no graph of {name}"
@@ -74,7 +72,7 @@ def announce_first_call(
             done["graph breaks"] = f"{sum(breaks.values())}: {reason}" + (
                 " and others" if len(breaks) > 1 else ""
             )
-        if the_wait and seconds > PATIENCE_SECONDS:
+        if seconds > PATIENCE_SECONDS:
             say(f"compiled {name}'s forward pass in {seconds:.0f} s")
         if breaks:
             say(
@@ -83,4 +81,4 @@ def announce_first_call(
             )
         return result
 
-    model._compiled_call_impl = first_call
+    set_compiled(model, first_call)

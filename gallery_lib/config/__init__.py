@@ -22,7 +22,6 @@ from gallery_lib.config.commands import (
     BenchConfig,
     CompareConfig,
     RooflineConfig,
-    SiteConfig,
 )
 from gallery_lib.config.communication import (
     ConvergenceConfig,
@@ -37,7 +36,6 @@ from gallery_lib.config.notebooks import (
     WireConfig,
     YourModelConfig,
 )
-from gallery_lib.config.submit import KubernetesConfig, SlurmConfig
 from gallery_lib.config.training import LaunchConfig, TrainConfig
 
 __all__ = [
@@ -49,7 +47,6 @@ __all__ = [
     "Compute",
     "Config",
     "ConvergenceConfig",
-    "KubernetesConfig",
     "LabConfig",
     "LabNameConfig",
     "LabRunConfig",
@@ -61,8 +58,6 @@ __all__ = [
     "RecordConfig",
     "ReplayConfig",
     "RooflineConfig",
-    "SiteConfig",
-    "SlurmConfig",
     "TrainConfig",
     "Tune",
     "WalkConfig",

@@ -26,12 +26,6 @@ class Compute(Settable):
     kernels: bool = option(
         True, "Use own CUDA kernels. Switch them off to compare, or where one fails."
     )
-    batch_norm_kernels: bool = option(
-        False,
-        "Compute batch norms and the ReLU after them with own kernels. In C++ on a CPU they move "
-        "fewer bytes than the compiler's, and steps gain little. On CUDA they move as "
-        "many, and take more of the host.",
-    )
     optimizer: bool = option(
         True,
         "Give the optimizer its fastest form: one pass over memory or torch's fused one "
@@ -229,5 +223,4 @@ def backend_config(config: TrainConfig) -> Config:
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
     result.tune.enabled = config.compiler_opt and config.tune
-    result.compiler.background = config.compiler_opt and config.compile_in_background
     return result

@@ -1,8 +1,8 @@
 """Command lines of declared options: the parser, its errors, and the words of given options.
 
-LINE = CommandLine("gallery site", "Build the gallery as pages.", (SiteConfig,))
-(config,) = LINE.parse(["--out", "pages"])
-words_of(config)  # ["--out=pages"]
+LINE = CommandLine("gallery run", "Run notebooks headless.", (BatchConfig,))
+(config,) = LINE.parse(["--out", "night"])
+words_of(config)  # ["--out=night"]
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[
         if name in skip:
             continue
         default = declared.default
-        unit = f" [{declared.shown_unit}]" if declared.unit else ""
         default_text = "" if default is None else f" (default: {default})"
-        help_text = declared.help.replace("%", "%%") + unit + default_text
+        help_text = declared.help.replace("%", "%%") + declared.bracket + default_text
         flags = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
         if declared.type is bool and not declared.optional:
             group.add_argument(

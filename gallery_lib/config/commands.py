@@ -17,47 +17,19 @@ class BatchConfig:
         "Parameters from notebooks/profiles/, for the notebooks that have them. "
         "Default: the notebooks' own.",
     )
-    jobs: int = option(
-        1,
-        "Notebooks at a time, each on its share of the cores or GPUs. More finish "
-        "sooner, and disturb each other's figures.",
-        unit="notebooks",
-        minimum=1,
-    )
     deadline: float | None = option(
         None, "End a notebook that takes longer. Default: wait.", unit="seconds", minimum=1
     )
     retries: int = option(
         0, "How often a notebook that did not pass is run again.", unit="times", minimum=0
     )
-    memory_limit: float | None = option(
-        None,
-        "End a notebook whose processes together hold more. Default: no limit.",
-        unit="GiB",
-        minimum=0.01,
-    )
     resume: bool = option(
         False,
         "Continue the batch in --out. Keep what passed with the same notebook, "
-        "parameters, package and versions.",
+        "parameters and versions.",
     )
     out: str | None = option(
         None, "Folder of the executed notebooks and reports. Default: a new one below runs/."
-    )
-
-
-@dataclass(frozen=True)
-class SiteConfig:
-    """Options of `gallery site`, which builds the gallery as pages for a browser."""
-
-    run: str | None = option(
-        None,
-        "Folder of `gallery run` whose notebooks are shown with their outputs. Default: "
-        "no outputs.",
-    )
-    out: str | None = option(
-        None,
-        "Folder of the site. One that is there is replaced. Default: build/site in the checkout.",
     )
 
 

@@ -25,18 +25,6 @@ class Compiler(Settable):
             "Mode of torch.compile. max-autotune searches longer for faster kernels.",
         )
     )
-    background: bool = option(
-        False,
-        "On a CPU, begin uncompiled while the compiler works in a process of its own, and go over "
-        "when it is done. Steps are slower until then; losses differ by rounding from that step.",
-    )
-    background_nice: int = option(
-        5,
-        "Niceness of the compiler in the background. Lower it to go over sooner; on few cores "
-        "steps are slower until then. At 5 it takes a quarter of a core that the training uses.",
-        minimum=0,
-        maximum=19,
-    )
     cuda_graphs: bool = option(
         True,
         "On CUDA, capture each compiled graph whose shapes are static, and replay it. The host "
@@ -53,11 +41,6 @@ class Compiler(Settable):
         False,
         "Generate CPU code for any number of threads, so that runs of one and of "
         "several processes share compiled code. Steps may be slower.",
-    )
-    repeated_blocks_once: bool = option(
-        False,
-        "Compile blocks that a model repeats, such as a transformer's layers, once. "
-        "Halves the wait for the compiler; steps get somewhat slower.",
     )
     short_attention: bool = option(
         True,
@@ -94,6 +77,12 @@ class Compiler(Settable):
         "On a CPU with AVX-512, compute bfloat16 batch norms over images in channels_last of a MiB "
         "and more, with the residual and the ReLU behind them, in C++. Compiled code would go "
         "through memory in strides.",
+    )
+    all_batch_norms: bool = option(
+        False,
+        "Compute batch norms over images in channels_last of every size so, in fp32 too, and on "
+        "CUDA by own kernels. This is for measurements. On a CPU small ones gain nothing; on CUDA "
+        "own kernels move as many bytes as the compiler's, and take more of the host.",
     )
     mixed_products: bool = option(
         True,

@@ -17,10 +17,11 @@ def parameters_source(cls: type) -> str:
     for declared in options_of(cls).values():
         name = "str" if declared.choices else declared.type.__name__
         choices = f" ({', '.join(declared.choices)})" if declared.choices else ""
-        unit = f" [{declared.shown_unit}]" if declared.unit else ""
         default = declared.default
         value = json.dumps(default) if isinstance(default, str) else repr(default)
-        lines.append(f"{declared.name}: {name} = {value}  # {declared.help}{choices}{unit}")
+        lines.append(
+            f"{declared.name}: {name} = {value}  # {declared.help}{choices}{declared.bracket}"
+        )
     return "\n".join(lines)
 
 
@@ -29,8 +30,10 @@ def _may_be(declared: Option) -> str:
     if declared.choices:
         return ", ".join(f"`{value}`" for value in declared.choices)
     kind = {bool: "on, off", int: "whole number", float: "number"}.get(declared.type, "")
-    if declared.minimum is None or declared.maximum is None:
+    if declared.minimum is None or (declared.maximum is None and declared.minimum <= 1):
         return kind
+    if declared.maximum is None:
+        return f"{kind}, at least {shown(declared.minimum)}"
     return f"{kind}, {shown(declared.minimum)} to {shown(declared.maximum)}"
 
 

@@ -12,13 +12,19 @@ _WRITTEN = re.compile(
 )
 
 
+def check_plain(text: str) -> None:
+    """Raise ValueError for what Python reads as a number and few mean: `１２`, `1_000`, ` 8`."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError
+
+
 def seconds_of(text: str) -> float:
     """Return the seconds that `text` means: 5400 for `1h30m`.
 
     Raises:
         ValueError: for other text.
     """
-    text = text.strip()
+    check_plain(text)
     written = _WRITTEN.fullmatch(text)
     if not text or written is None:
         return float(text)

@@ -9,7 +9,7 @@ from gallery_lib.config import durations
 from gallery_lib.errors import InputError
 
 FORMS = "a number of steps such as 20, or a time such as 10min, 90s or 2h"
-_STEPS = re.compile(r"(\d+)\s*(?:steps?)?", re.IGNORECASE)
+_STEPS = re.compile(r"(\d+)\s*(?:steps?)?", re.IGNORECASE | re.ASCII)
 _LONGEST_SECONDS = 30 * 86_400.0
 _MOST_STEPS = 1_000_000_000
 
@@ -31,7 +31,7 @@ def interval_of(text: str | int, parameter: str = "checkpoint_every") -> Interva
     Raises:
         InputError: for other text, and for an interval of nothing or of more than a month.
     """
-    text = str(text).strip()
+    text = str(text)
     if steps := _STEPS.fullmatch(text):
         if 1 <= int(steps[1]) <= _MOST_STEPS:
             return Interval(steps=int(steps[1]))

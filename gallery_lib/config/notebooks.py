@@ -62,6 +62,10 @@ class NotebookConfig:
         True,
         "Measure one technique after another. Takes minutes the first time; the result is kept.",
     )
+    measure_again: bool = option(
+        False,
+        "Measure anew what was measured before with this code and these parameters.",
+    )
     data_dir: str | None = option(
         None, "Data folder. Default: the mock data that prepare.sh makes."
     )
@@ -99,6 +103,7 @@ class YourModelConfig:
     rounds: int | None = same_as(NotebookConfig, "rounds")
     starts: int = same_as(NotebookConfig, "starts")
     block_steps: int | None = same_as(NotebookConfig, "block_steps")
+    measure_again: bool = same_as(NotebookConfig, "measure_again")
     seed: int = same_as(NotebookConfig, "seed")
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -132,6 +133,17 @@ class Option:
         """Return the unit as help texts and tables name it."""
         return durations.FORMS if self.unit == _SECONDS else self.unit
 
+    @property
+    def bracket(self) -> str:
+        """Return unit and least value behind a help text, ` [seeds, at least 2]`, or "".
+
+        That 1 is the least of a number of things needs no word.
+        """
+        least = self.minimum if self.minimum is not None and self.minimum > 1 else None
+        words = [self.shown_unit, f"at least {shown(least)}" if least else ""]
+        text = ", ".join(word for word in words if word)
+        return f" [{text}]" if text else ""
+
 
 @functools.cache
 def options_of(cls: type) -> Mapping[str, Option]:
@@ -205,6 +217,8 @@ def _convert(value: Any, declared: Option) -> Any:
         raise ValueError
     if declared.type is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
+    if isinstance(value, str):
+        durations.check_plain(value)
     is_duration = declared.unit == _SECONDS and isinstance(value, str)
     return declared.type(durations.seconds_of(value) if is_duration else value)
 
@@ -230,6 +244,8 @@ def check_value(cls: type, name: str, value: Any) -> Any:
         )
     if result is not None and not isinstance(result, (str, bool)):
         low, high = declared.minimum, declared.maximum
+        if result == 0 and isinstance(value, str) and re.match(r"[^e]*[1-9]", value.lower()):
+            raise refuse(f"{name}={value!r} is so small that it would be 0{unit}.")
         if not math.isfinite(result):
             raise refuse(f"{name}={value!r} must be a finite number{unit}.")
         if low is not None and high is not None and not low <= result <= high:

@@ -37,15 +37,10 @@ class TrainConfig:
         "Inside the accelerated backend, choose layout and compiler by measurement at "
         "the first step. That step takes longer; the choice is kept.",
     )
-    compile_in_background: bool = option(
-        False,
-        "Inside the accelerated backend, on a CPU, begin uncompiled while the compiler works in a "
-        "process of its own, and go over when it is done. For runs whose first minutes matter: "
-        "the wait is gone, and steps are slower until then.",
-    )
-    amp_level: Literal["O0", "O1"] = option(
-        "O0",
-        "O0 is fp32. O1 is autocast, with gradient scaling where the dtype is fp16.",
+    amp_level: Literal["auto", "O0", "O1"] = option(
+        "auto",
+        "O0 is fp32. O1 is autocast, with gradient scaling where the dtype is fp16. auto is O1 "
+        "where the device computes in bf16 or fp16, else O0.",
         refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
     )
     amp_dtype: Literal["auto", "bf16", "fp16"] = option(
@@ -165,8 +160,8 @@ class TrainConfig:
     )
     rank_timeout: float = option(
         120.0,
-        "End a run of several processes when one of them gives no sign of life for so "
-        "long. Raise it where a step takes longer.",
+        "End a run when one of several processes gives no sign of life for so long, or when "
+        "no batch comes and nothing works on one. Raise it where a step takes longer.",
         unit="seconds",
         minimum=5.0,
     )
@@ -249,7 +244,7 @@ class LaunchConfig:
         """
         least, colon, most = self.nnodes.partition(":")
         numbers = [least, most] if colon else [least, least]
-        if all(number.strip().isdecimal() for number in numbers):
+        if all(number.isascii() and number.isdecimal() for number in numbers):
             low, high = map(int, numbers)
             if 1 <= low <= high <= _MOST_HOSTS:
                 return low, high

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from gallery_lib.console import signals
-from gallery_lib.errors import GalleryError, GoOnLater, did_you_mean
+from gallery_lib.console.visible import VisibleStream
+from gallery_lib.errors import GalleryError, GoOnLater, Interrupted, did_you_mean
 from gallery_lib.system.exit_codes import exit_code_of_signal
 
 INTERRUPTED, READER_GONE, TERMINATED = (
@@ -44,8 +45,8 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _prepare_streams() -> None:
-    """Make standard output and error exist, and accept any text.
+def prepare_streams() -> None:
+    """Make standard output and error exist, accept any text, and show control characters escaped.
 
     Where the shell has closed a stream, the next opened file would get the number of that stream.
     """
@@ -56,9 +57,12 @@ def _prepare_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
             if getattr(sys, name) is None:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
             stream.reconfigure(errors=_IN_ASCII)
+        if not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))
 
 
 _IN_ASCII = "gallery_lib.in_ascii"
@@ -131,7 +135,7 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
     becomes one line and exit code 1. Any other exception is a defect of this package, and keeps its
     traceback.
     """
-    _prepare_streams()
+    prepare_streams()
     try:
         try:
             return _ended(body, error_prefix, interrupted)
@@ -184,7 +188,7 @@ def refusal(error: OSError) -> str:
 def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code; an error or an interrupt becomes one line."""
     try:
-        with signals.raising():
+        with signals.raising(interrupted):
             return body() or 0
     except GalleryError as error:
         if signals.received() is None:
@@ -192,6 +196,9 @@ def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) 
             prefix = "" if isinstance(error, GoOnLater) else f"{error_prefix}: "
             print(f"{prefix}{error}", file=sys.stderr)
             return error.exit_code
+    except Interrupted as stopped:
+        if stopped.so_far:
+            print(stopped.so_far)
     except (KeyboardInterrupt, signals.Terminated):
         pass
     except Exception:

@@ -7,14 +7,12 @@ the processes are still importing their libraries.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.files import atomic_write
+from gallery_lib.system.files import atomic_write, written_if_possible
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import now
 
@@ -75,8 +73,7 @@ class PhaseLog:
         if not self._enabled:
             return
         self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, now(), number, count, total)]
-        # On a full disk, writing the results fails and reports it.
-        with contextlib.suppress(OSError):
+        with written_if_possible(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as file:
                 file.write(json.dumps([vars(phase) for phase in self._phases]))
@@ -106,15 +103,3 @@ def read_phases(run_dir: Path | str) -> list[Phase]:
         return read_json(Path(run_dir) / PHASES_FILE, list[Phase], again="")
     except (OSError, InputError):  # not written yet, or not a file of ours
         return []
-
-
-def seconds_by_phase(phases: Sequence[Phase], ended: float) -> dict[str, float]:
-    """Return the seconds of each phase, by its label, in a run that ended at `ended`.
-
-    A phase that came back later counts together with its first part.
-    """
-    seconds: dict[str, float] = {}
-    ends = [*(phase.began for phase in phases[1:]), ended]
-    for phase, end in zip(phases, ends, strict=True):
-        seconds[phase.label] = seconds.get(phase.label, 0.0) + end - phase.began
-    return seconds

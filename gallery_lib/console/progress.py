@@ -1,34 +1,115 @@
 """Progress display: a clock that ticks for each phase, and a bar where something is counted.
 
-The form suits the place (outlets.py): one output of a notebook, the last line of a terminal, plain
-lines elsewhere.
-
     with Progress() as progress:
         progress.show("data")
         progress.show("training", count=3, total=40)  # repeated calls let the clock tick
 
-shown_phase.py makes the line of a phase, with an estimate where there are grounds for one.
+The form suits the place. A notebook has one output that is updated, and needs neither JavaScript
+nor trust. A terminal has its last line drawn over. Elsewhere there are plain lines, which become
+rarer. A phase has an estimate once its own pace gives one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TextIO
 
-from gallery_lib.console.outlets import TICK_SECONDS, outlet
+from tqdm.std import Bar
+
+from gallery_lib.console import signals
 from gallery_lib.console.phases import IMPORTS
-from gallery_lib.console.shown_phase import ShownPhase
-from gallery_lib.console.signals import raise_if_interrupted
 from gallery_lib.console.table import duration
+from gallery_lib.console.visible import unescaped, visible
 from gallery_lib.system.processes import now
+from gallery_lib.system.standard_error import tell
 
 LINE_SECONDS = 10.0
 """Seconds between two plain lines of one part."""
+LINE_PART = 0.25
+"""Part of the time so far that passes between two plain lines."""
+_TICK_SECONDS = 1.0
+_BAR_WIDTH = 20
+_NOTEBOOK_WIDTH = 100
+_SHORTEST_ESTIMATE = 10.0
+"""Seconds. A shorter phase is over before its estimate is read."""
+_COUNTED_PART = 0.2
+"""Part of a phase that must be done before its own pace gives an estimate."""
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a Jupyter kernel."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return bool(shell and "IPKernelApp" in shell.config)
+
+
+def note(line: str) -> None:
+    """Print a line that is no result on standard error.
+
+    In a notebook it goes to standard output, since a notebook shows standard error as errors.
+    """
+    if in_notebook():
+        print(line, flush=True)
+    else:
+        tell(line)
+
+
+def redraws(stream: TextIO) -> bool:
+    """Return whether text that was written to the stream can be drawn over.
+
+    A terminal whose cursor moves allows that; a dumb terminal, a pipe and a file do not.
+    """
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def fit(text: str, width: int | None) -> str:
+    """Return the text, cut where it is longer than `width` columns; None allows any length."""
+    return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Phase on display; the arguments of `Progress.show` say what the fields mean."""
+
+    label: str
+    part: str
+    identity: tuple[str, Any]  # what makes it the same phase as before, under another label too
+    began: float
+    count: int
+    counted_at: float
+    total: int | None
+    unit: str
+    first: int
+    least: int
+
+    def about_seconds(self, elapsed: float) -> float | None:
+        """Return the estimated seconds of the whole phase; None without grounds."""
+        if self.total is None or self.total <= self.first:
+            return None
+        done, of = self.count - self.first, self.total - self.first
+        if done < max(self.least, _COUNTED_PART * of):
+            return None
+        estimate = (self.counted_at - self.began) / done * of
+        return estimate if max(_SHORTEST_ESTIMATE, elapsed) <= estimate else None
+
+    def text(self, now: float, seconds_in_all: float, width: int | None) -> str:
+        """Return the line, with a bar where `width` columns have room for one."""
+        elapsed = now - self.began
+        clock = duration(elapsed)
+        if about := self.about_seconds(elapsed):
+            clock += f" of about {duration(about)}"
+        counted = f"{self.count} of {self.total} {self.unit}, " if self.total is not None else ""
+        in_all = f"; {duration(seconds_in_all)} in all" if seconds_in_all >= elapsed + 1.0 else ""
+        text = f"{counted}{clock}{in_all}"
+        if width and self.total and len(self.label) + len(text) + _BAR_WIDTH + 3 <= width:
+            letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
+            bar = format(Bar(min(1.0, self.count / self.total)), f"{_BAR_WIDTH}{letters}")
+            text = f"{bar} {text}"
+        return fit(f"{self.label}: {text}", width)
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
@@ -48,13 +129,16 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
         Args:
             enabled: whether anything is shown at all.
-            line_seconds: seconds between two plain lines of one part.
+            line_seconds: seconds between two plain lines of one part; with 0, each state is a line.
             clock: function that returns the time in seconds.
         """
-        self.enabled, self._clock = enabled, clock
+        self.enabled, self._clock, self._line_seconds = enabled, clock, line_seconds
         self._lock = threading.RLock()
-        self._outlet = outlet(line_seconds)
-        self._shown: ShownPhase | None = None
+        self._in_notebook = in_notebook()
+        self._redraws = not self._in_notebook and sys.stderr is not None and redraws(sys.stderr)
+        self._output: Any = None  # of the notebook
+        self._drawn = ""  # on the terminal
+        self._shown: _Phase | None = None
         self._began = self._part_began = clock()
         self._parts: dict[str, float] = {}
         self._drawn_at = 0.0
@@ -70,7 +154,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         first: int = 0,
         least: int = 3,
         began: float | None = None,
-        expected: float | None = None,
     ) -> None:
         """Show a phase, or show again that it still goes on.
 
@@ -84,9 +167,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             least: how much must be done before the rest can be estimated.
             began: when the phase began, as returned by `processes.now()`; default: now, where the
                 label is new.
-            expected: seconds that the phase took in earlier runs.
         """
-        raise_if_interrupted()
+        signals.raise_if_interrupted()
         if not self.enabled:
             return
         with self._lock:
@@ -99,16 +181,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 began = old.began if old is not None and same else now
             if new_part:
                 self._end_part(max(self._part_began, min(began, now)))
-            self._shown = ShownPhase(
-                label, part, identity, began, count, counted_at, total, unit, first, least, expected
+            self._shown = _Phase(
+                label, part, identity, began, count, counted_at, total, unit, first, least
             )
-            self._draw(new_phase=not same, new_part=new_part)
-
-    def tick(self) -> None:
-        """Let the clock on display go on."""
-        with self._lock:
-            if self.enabled and self._shown is not None:
-                self._draw()
+            self._draw_if_due(at_once=new_part if self._plain else not same)
 
     @contextlib.contextmanager
     def ticking(
@@ -122,7 +198,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         began = self._clock()
         if not patience:
             self.show(label, part=part)
-        if not self.enabled or not self._outlet.own_thread:
+        if not self.enabled or self._in_notebook:
             yield
             return
         done = threading.Event()
@@ -132,8 +208,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 if done.wait(patience):
                     return
                 self.show(label, part=part, began=began)
-            while not done.wait(TICK_SECONDS):
-                self.tick()
+            while not done.wait(_TICK_SECONDS):
+                with self._lock:
+                    self._draw_if_due()
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
@@ -145,39 +222,20 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Context: show that the body imports libraries, in a command that has no threads yet.
+        """Context: show that the body imports libraries, in a command that has begun nothing.
 
-        A forked process draws. Loading a library can hold the interpreter's lock for seconds, in
-        which no thread could draw.
+        The clock stands while the load of a library holds the interpreter's lock.
         """
-        self.show(IMPORTS)
-        if not self.enabled or not self._outlet.own_thread:
+        with self.ticking(IMPORTS), signals.importing(self.clear):
             yield
-            return
-        ended, ends = os.pipe()
-        drawer = os.fork()
-        if drawer == 0:
-            try:
-                os.close(ends)
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                # The pipe is closed also when the command is killed.
-                while not select.select([ended], [], [], TICK_SECONDS)[0]:
-                    self.tick()
-            finally:
-                os._exit(0)
-        os.close(ended)
-        try:
-            yield
-        finally:
-            os.close(ends)
-            os.kill(drawer, signal.SIGKILL)
-            os.waitpid(drawer, 0)
-        raise_if_interrupted()
 
     def say(self, line: str) -> None:
         """Print a line to standard output, above the display."""
         with self._lock:
-            self._outlet.say(line)
+            if self._drawn:
+                self._write("\r\x1b[K")
+            print(line, flush=True)
+            self._write(self._drawn)
 
     def finish(self) -> None:
         """Show how long each part took, as the last state."""
@@ -200,25 +258,66 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         """Finish the display, or clear it after an error."""
         (self.finish if raised[0] is None else self.clear)()
 
+    @property
+    def _plain(self) -> bool:
+        return not (self._in_notebook or self._redraws)
+
     def _end_part(self, now: float) -> None:
         if self._shown is not None:
-            self._parts[self._shown.part] = (
-                self._parts.get(self._shown.part, 0.0) + now - self._part_began
-            )
+            before = self._parts.get(self._shown.part, 0.0)
+            self._parts[self._shown.part] = before + now - self._part_began
         self._part_began = now
 
     def _end(self, done: str | None) -> None:
-        if self._shown is not None:
-            self._outlet.end(done, self._shown.label)
-        self._shown = None
+        """Show `done` as the last state; without it, remove what is shown."""
+        shown, self._shown = self._shown, None
+        if shown is None:
+            return
+        if self._redraws:
+            self._drawn = ""
+            self._write(f"\r\x1b[K{visible(done)}\n" if done else "\r\x1b[K")
+        elif done or self._in_notebook:  # whose output cannot be removed
+            self._draw(done or f"ended during: {shown.label}")
 
-    def _draw(self, *, new_phase: bool = False, new_part: bool = False) -> None:
-        now = self._clock()
-        if self._shown is not None and self._outlet.due(
-            now - self._drawn_at, new_phase=new_phase, new_part=new_part
-        ):
-            self._outlet.draw(self._shown.text(now, now - self._began, self._outlet.width()))
+    def _draw_if_due(self, *, at_once: bool = False) -> None:
+        now, phase = self._clock(), self._shown
+        if phase is None:
+            return
+        seconds = _TICK_SECONDS
+        if self._plain:
+            rarer = max(self._line_seconds, LINE_PART * (now - self._began))
+            seconds = self._line_seconds and rarer
+        if at_once or now - self._drawn_at >= seconds:
+            self._draw(phase.text(now, now - self._began, self._width()))
             self._drawn_at = now
+
+    def _width(self) -> int | None:
+        if not self._redraws:
+            return _NOTEBOOK_WIDTH if self._in_notebook else None
+        with contextlib.suppress(OSError, ValueError):
+            return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+        return 79
+
+    def _draw(self, text: str) -> None:
+        if self._redraws:
+            self._drawn = f"\r{visible(text)}\x1b[K"
+            self._write(self._drawn)
+        elif not self._in_notebook:
+            with contextlib.suppress(OSError, ValueError):  # its reader may have gone
+                tell(text)
+        elif self._output is not None:
+            self._output.update({"text/plain": text}, raw=True)
+        else:
+            from IPython.display import display
+
+            self._output = display({"text/plain": text}, raw=True, display_id=True)
+
+    def _write(self, text: str) -> None:
+        """Write to the terminal, whose reader may have gone; the work goes on."""
+        if text:
+            with contextlib.suppress(OSError, ValueError):
+                unescaped(sys.stderr).write(text)
+                sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -1,31 +1,24 @@
-"""SIGINT and SIGTERM as exceptions of the command that runs, none of which gets lost.
+"""SIGINT and SIGTERM as exceptions of the command that runs.
 
-The handler raises at once, which ends a computation in the middle. But Python and libraries swallow
-such an exception in some places: imports, destructors, callbacks of a fork. So the command is told
-again, by a timer, until it is on its way out. In two places the first exception waits for the timer
-too. Half a start of a process would leave one that nobody owns, or a lock that nobody releases. And
-torch, while it is being imported, calls Python from C++ that ends the process at an exception. The
-module needs nothing but the standard library.
+The handler raises at once, which ends a computation in the middle. Python and libraries swallow an
+exception in some places, such as destructors. So what waits for something in a command asks now and
+then whether a signal has come (`raise_if_interrupted`). torch, while it is being imported, calls
+Python from C++ that aborts the process at an exception. The import takes seconds, so a command that
+has begun nothing yet declares it (`importing`), and ends at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
-_AGAIN_SECONDS = 0.1
-_STARTS_A_PROCESS = {
-    ("subprocess", "_execute_child"),
-    ("multiprocessing.popen_fork", "_launch"),
-    ("multiprocessing.popen_spawn_posix", "_launch"),
-    ("multiprocessing.util", "spawnv_passfds"),
-    ("logging", "_acquireLock"),  # callbacks of os.fork
-    ("logging", "_releaseLock"),
-}
+from gallery_lib.system.processes import end_descendants
 
 
 class Terminated(SystemExit):
@@ -33,6 +26,8 @@ class Terminated(SystemExit):
 
 
 _received: int | None = None
+_leave: tuple[Callable[[], None], ...] | None = None
+_line = ""
 
 
 def received() -> int | None:
@@ -46,19 +41,31 @@ def forget() -> None:
     _received = None
 
 
-def _has_to_wait(frame: FrameType | None) -> bool:
-    """Return whether nothing may be raised in this frame, because of it or of a caller.
+@contextlib.contextmanager
+def importing(*leave: Callable[[], None]) -> Iterator[None]:
+    """Context: the body imports libraries, for a command that has begun nothing yet.
 
-    A process is being started, or a module of torch is being imported.
+    A signal ends the process; `leave` clear its display before.
     """
-    while frame is not None:
-        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-        if (module, function) in _STARTS_A_PROCESS:
-            return True
-        if function == "<module>" and module.partition(".")[0] == "torch":
-            return True
-        frame = frame.f_back
-    return False
+    global _leave
+    _leave = leave
+    try:
+        yield
+    finally:
+        _leave = None
+
+
+def _end_at_once(number: int, leave: tuple[Callable[[], None], ...]) -> NoReturn:
+    """End this process and those that it has started ahead; say so."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        for clear in leave:
+            clear()
+        end_descendants()
+        os.write(2, f"{_line}\n".encode())
+    finally:
+        os._exit(128 + number)
 
 
 def _is_ending() -> bool:
@@ -78,57 +85,36 @@ def raise_if_interrupted() -> None:
     """
     if _received is None or threading.current_thread() is not threading.main_thread():
         return
-    if _is_ending():
-        return
-    raise KeyboardInterrupt if _received == signal.SIGINT else Terminated(128 + signal.SIGTERM)
+    if not _is_ending():
+        raise KeyboardInterrupt if _received == signal.SIGINT else Terminated(128 + signal.SIGTERM)
 
 
-def _tell(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     global _received
     _received = number
-    signal.signal(signal.SIGALRM, _tell_again)
-    _tell_again(number, frame)
-
-
-def _tell_again(number: int, frame: FrameType | None) -> None:
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-    if not _has_to_wait(frame):
-        raise_if_interrupted()
+    if _leave is not None:
+        _end_at_once(number, _leave)
+    raise_if_interrupted()
 
 
 @contextlib.contextmanager
-def raising() -> Iterator[None]:
+def raising(line: str) -> Iterator[None]:
     """Context: SIGINT and SIGTERM raise KeyboardInterrupt and `Terminated` in the body.
 
     A signal that is ignored, as in a background process, stays ignored. Nothing changes outside the
-    main thread.
+    main thread. `line` is said where a signal ends this process at once.
     """
-    global _received
+    global _received, _line
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _received = None
+    _received, _line = None, line
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # The timer stays whose it is until a signal comes.
-    alarm_before = signal.getsignal(signal.SIGALRM)
-    timer_before = signal.getitimer(signal.ITIMER_REAL)
-    hook_before = sys.unraisablehook
-
-    def unraisable(error: sys.UnraisableHookArgs) -> None:
-        """Say nothing of an exception of ours that Python ignores: the timer raises it again."""
-        if _received is None or not isinstance(error.exc_value, KeyboardInterrupt | Terminated):
-            hook_before(error)
-
-    sys.unraisablehook = unraisable
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, _tell)
+                signal.signal(number, _handle)
         yield
     finally:
-        if _received is not None:
-            signal.setitimer(signal.ITIMER_REAL, *timer_before)
-            signal.signal(signal.SIGALRM, alarm_before)
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.unraisablehook = hook_before

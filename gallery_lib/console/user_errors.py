@@ -1,9 +1,8 @@
 """Messages for errors in the reader's own code: one line, and the line of code.
 
-A message has no frame of this package or of a library. `message(error)` translates an exception
-that came out of the reader's code. `at_return(function, what)` reports a fault in the value that a
-function returned. `error_meanings` knows common mistakes, with what to do about each. For other
-errors the library's own sentence is kept.
+A message has no frame of this package or of a library. `message(error)` has the library's own
+sentence about an exception that came out of the reader's code, and a hint where HINTS knows one.
+`at_return(function, what)` reports a fault in the value that a function returned.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from gallery_lib.console.error_meanings import MEANINGS
 from gallery_lib.errors import InputError
 
 CELL_FILE = "your_cell.py"
@@ -28,6 +26,43 @@ CELL_FILE = "your_cell.py"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 _LONG = 50  # characters of a name that is a digest: what the compiler writes
+
+NO_GRADIENT = (
+    "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, "
+    "`no_grad` and `argmax` on the way to it."
+)
+HINTS = {
+    r"name '\w+' is not defined": "The training processes run this code as a file of its own: "
+    "import or define the name in it, and move lines for IPython (`%` or `!`) to another cell.",
+    r"No module named": "Install it in this environment, or put it beside the notebook.",
+    r"'NoneType' object has no attribute|must be Tensor, not NoneType": "Is a `return` missing?",
+    r"'(?:float|int)' object has no attribute|must be Tensor, not (?:float|int)": "Leave `.item()` "
+    "out, or use `torch.tensor(…)`.",
+    r"must be Tensor, not (?:numpy\.)?ndarray": "`torch.from_numpy(array)` makes it a tensor.",
+    r"'(?:list|tuple)' object has no attribute|must be Tensor, not (?:tuple|list)": "Take the "
+    "element that you mean: `[0]`, say.",
+    r"must be Tensor, not \w+|object has no attribute '(?:flatten|shape|size|view|reshape|float|"
+    r"argmax|mean|sum|squeeze|dim|backward|detach)'": "Take its tensor: `.logits` or `.loss`, say.",
+    r"not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs|No HIP GPUs": "Leave "
+    '`.cuda()` and `device="cuda"` out: model and batches are moved to where the training runs.',
+    r"to be on the same device|should be the same device|is on (?:cpu|cuda)[^.]* but expected": (
+        "Make new tensors with `device=x.device`, and fixed ones with `register_buffer`."
+    ),
+    r"device-side assert": "An index is out of its range. The kernel has to be restarted.",
+    r"out of memory|can't allocate memory|not enough memory": "Use a smaller batch or model.",
+    r"[Tt]arget -?\d+ is out of bounds": "Classes count from 0; the model needs as many outputs.",
+    r"index out of range in self": "An embedding needs as many rows as there are tokens.",
+    r"expected scalar type|must have the same dtype|[Ff]ound dtype|nput type|not implemented for '"
+    r"(?:Long|Int|Byte|Char|Short|Bool)'|scalar types: Long, Int|target dtype to be Long|infer "
+    r"output dtype|desired output type": "In make_batch, convert inputs with `.float()`, class "
+    "numbers and tokens with `.long()`. In the model, make new tensors with `dtype=x.dtype`.",
+    r"does not require grad and does not have a grad_fn": NO_GRADIENT,
+    r"grad can be implicitly created only for scalar": "The loss is one number: its `.mean()`.",
+    r"modified by an inplace operation": "Write `x = x + …` in the place of `x += …`.",
+    r"backward through the graph a second time": "Detach what the model keeps from step to step.",
+    r"empty parameter list": "Make the model's layers attributes of an `nn.Module`.",
+}
+"""Pattern in a library's message → what to do. The first match counts."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +77,16 @@ class Line:
         name = "your cell" if Path(self.path).name == CELL_FILE else Path(self.path).name
         linecache.checkcache(self.path)
         return f"{name}, line {self.number}: {linecache.getline(self.path, self.number).strip()}"
+
+
+def short_name(task: str) -> str:
+    """Return the name of a task as progress and verdict show it: without its file.
+
+    A model from a cell of `your_model` has the name of its class, which is that of its folder.
+    """
+    file, _, name = task.rpartition(":")
+    path = PurePath(file.replace(chr(92), "/"))
+    return path.parent.name if (path.name, name) == (CELL_FILE, "TASK") else name
 
 
 def is_own(path: str) -> bool:
@@ -85,18 +130,16 @@ def _own_sentence(error: BaseException) -> str:
     return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 
-def explanation(error: BaseException) -> str:
-    """Return in one line what is wrong and what to do."""
+def hint(error: BaseException) -> str:
+    """Return what to do about the error; "" where HINTS does not know."""
     text = str(error)
-    for pattern, meaning in MEANINGS:
-        if match := re.search(pattern, text):
-            return match.expand(meaning)
-    return _own_sentence(error)
+    return next((hint for pattern, hint in HINTS.items() if re.search(pattern, text)), "")
 
 
-def is_known(error: BaseException) -> bool:
-    """Return whether MEANINGS explains this error."""
-    return any(re.search(pattern, str(error)) for pattern, _ in MEANINGS)
+def explanation(error: BaseException) -> str:
+    """Return in one line what is wrong and, where it is known, what to do."""
+    sentence, known = _own_sentence(error), hint(error)
+    return f"{sentence.rstrip('.')}. {known[:1].upper()}{known[1:]}" if known else sentence
 
 
 def _with_line(what: str, line: Line | None) -> str:

@@ -6,6 +6,11 @@ anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64 in a
 
 - Forward: statistics of the batch (`batch_norm_statistics`), then `batch_norm_relu`.
 - Backward: `batch_norm_relu_sums`, which several processes add up, `batch_norm_relu_gradient`.
+- `batch_norm_relu_sums_of_two` is `batch_norm_relu_sums` of a gradient in two parts. A result that
+  two layers read has two gradients. Added up first, their sum is written and read once more. The
+  compiler's graph pass `compiler.passes.two_gradients` calls it, on CPUs.
+
+`mean` [C] and `inverse_deviation` [C], which is 1 / √(variance + eps), normalise each channel.
 """
 
 from __future__ import annotations
@@ -16,21 +21,25 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import (
-    batch_norm_cpp,
-    batch_norm_statistics,  # noqa: F401  registers its operators
-)
-from gallery_lib.kernels import batch_norm_launch as plan
-from gallery_lib.kernels import batch_norm_reference as rules
-from gallery_lib.kernels.batch_norm_buffers import (
+from gallery_lib.kernels.batch_norm_statistics import (
+    OVER,
+    TILE,
+    Shape,
+    arithmetic,
+    call_cpp,
     in_channels_last,
-    new_like,
     new_pair,
-    without_gaps,
+    rows_of,
+    slabs_of,
+    suits_cpp,
 )
-from gallery_lib.kernels.batch_norm_reference import Channels
-from gallery_lib.kernels.runtime import launch
+from gallery_lib.kernels.runtime.launch import INT, POINTER, each, enqueue, filled, structure
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
+
+_BACKWARD_SOURCE = "batch_norm_backward.cu"
+
+
+_Channels = structure(**each(POINTER, "mean inverse_deviation weight bias"))
 
 
 def batch_norm_relu(
@@ -89,10 +98,10 @@ def _check(x: Tensor, residual: Tensor | None, **channels: Tensor | None) -> Non
         )
     for name, tensor in channels.items():
         if tensor is not None and (
-            tensor.shape != x.shape[1:2] or tensor.dtype is not rules.arithmetic(x)
+            tensor.shape != x.shape[1:2] or tensor.dtype is not arithmetic(x)
         ):
             raise InputError(
-                f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got "
+                f"{name} must be {arithmetic(x)} [{x.shape[1]}] for this batch; got "
                 f"{tensor.dtype} {tuple(tensor.shape)}.",
                 parameter=name,
             )
@@ -103,24 +112,64 @@ def _check(x: Tensor, residual: Tensor | None, **channels: Tensor | None) -> Non
         )
 
 
-def _relu_reference(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tensor:
-    return rules.normalise(x, residual, Channels(*channels))
+def _new_like(x: Tensor) -> Tensor:
+    """Return a new tensor of x's shape and dtype, in channels_last."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _relu_kernel(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tensor:
+def _channels_last_or_none(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else in_channels_last(tensor)
+
+
+def _without_gaps(*values: Tensor | None) -> list[Any]:
+    return [None if value is None else value.contiguous() for value in values]
+
+
+def _column(values: Tensor) -> Tensor:
+    return values[:, None, None]
+
+
+def _scale(inverse_deviation: Tensor, weight: Tensor | None) -> Tensor:
+    return inverse_deviation if weight is None else inverse_deviation * weight
+
+
+_Relu = structure(shape=Shape, x=POINTER, residual=POINTER, channels=_Channels, result=POINTER)
+
+
+def _relu_reference(
+    x: Tensor,
+    residual: Tensor | None,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """Return relu((x − mean) · inverse deviation · weight + bias + residual).
+
+    The result is in channels_last and has x's dtype.
+    """
+    value = (x - _column(mean)) * _column(_scale(inverse_deviation, weight))
+    if bias is not None:
+        value = value + _column(bias)
+    if residual is not None:
+        value = value + residual
+    return in_channels_last(value.relu().to(x.dtype))
+
+
+def _relu_kernel(x: Tensor, residual: Tensor | None, *channels: Tensor | None) -> Tensor:
     # These names keep the copies alive until the launch.
-    x, residual, result = (
-        in_channels_last(x),
-        None if residual is None else in_channels_last(residual),
-        new_like(x),
-    )
-    c = without_gaps(*channels)
-    launch.run(plan.normalise(x, residual, c, result), x.device)
+    x, residual = in_channels_last(x), _channels_last_or_none(residual)
+    c, result = _without_gaps(*channels), _new_like(x)
+    slabs = slabs_of(x, residual, result)
+    values = (slabs.as_structure(), x, residual, filled(_Channels, *c), result)
+    enqueue("batch_norm.cu", "batch_norm_relu", x, slabs.blocks, _Relu, *values)
     return result
 
 
-def _relu_fake(x: Tensor, *_: Any) -> Tensor:
-    return new_like(x)
+def _relu_cpp(x: Tensor, residual: Tensor | None, *channels: Tensor | None) -> Tensor:
+    result, beside = _new_like(x), _channels_last_or_none(residual)
+    call_cpp("forward", in_channels_last(x), None, None, None, beside, result, *channels)
+    return result
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -162,40 +211,95 @@ register(
     reference=_relu_reference,
     kernel=_relu_kernel,
     device=kernel_device,
-    fake=_relu_fake,
-    cpp=Cpp(batch_norm_cpp.takes_relu, batch_norm_cpp.relu),
+    fake=lambda x, *_: _new_like(x),
+    cpp=Cpp(lambda x, residual, *channels: suits_cpp(x, (residual,), channels), _relu_cpp),
     autograd=Autograd(_keep, _backward),
+)
+
+_Sums = structure(
+    shape=Shape,
+    **each(POINTER, "gradient x result"),
+    channels=_Channels,
+    **each(POINTER, "masked products gradients"),
+)
+_Totals = structure(
+    **each(POINTER, "products gradients inverse_deviation"),
+    **each(INT, "slabs channels"),
+    **each(POINTER, "of_weight of_bias"),
 )
 
 
 def _sums_reference(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor
+    gradient: Tensor,
+    x: Tensor,
+    result: Tensor | None,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_weight, of_bias, masked = rules.sums(gradient, x, result, Channels(*channels))
-    return of_weight, of_bias, masked if result is not None else x.new_empty(0)
+    """Return the gradients of weight and bias [C], and the gradient behind ReLU.
+
+    The last one is in channels_last, and empty without `result`, which is what the forward pass
+    returned. When `result` is None, it is computed again, which is right only without a residual.
+    """
+    channels = (mean, inverse_deviation, weight, bias)
+    masked = _masked(gradient, x, result, *channels)
+    wide = masked.to(arithmetic(x))
+    of_weight = (wide * (x - _column(mean))).sum(OVER) * inverse_deviation
+    return of_weight, wide.sum(OVER), x.new_empty(0) if result is None else masked
+
+
+def _masked(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any) -> Tensor:
+    """Return the gradient behind ReLU."""
+    blocked = (_relu_reference(x, None, *channels) if result is None else result) <= 0
+    return in_channels_last(gradient.masked_fill(blocked, 0))
 
 
 def _sums_kernel(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor
+    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradient, x, result = (
         in_channels_last(gradient),
         in_channels_last(x),
-        None if result is None else in_channels_last(result),
+        _channels_last_or_none(result),
     )
-    c = without_gaps(*channels)
+    c = _without_gaps(*channels)
     of_weight, of_bias, masked = _sums_fake(gradient, x, result)
-    slabs = plan.slabs_of(x, gradient, result, masked if result is not None else None)
+    slabs = slabs_of(x, gradient, result, None if result is None else masked)
     parts = new_pair(x, slabs.count)
-    launch.run(plan.sums(gradient, x, result, c, masked, slabs, parts), x.device)
-    launch.run(plan.totals(*parts, c.inverse_deviation, of_weight, of_bias), x.device)
+    values = (slabs.as_structure(), gradient, x, result, filled(_Channels, *c), masked, *parts)
+    enqueue(_BACKWARD_SOURCE, "batch_norm_sums", x, slabs.blocks, _Sums, *values)
+    totals = (*parts, c[1], *parts[0].shape, of_weight, of_bias)
+    blocks = -(-x.shape[1] // TILE)
+    enqueue(_BACKWARD_SOURCE, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
+    return of_weight, of_bias, masked
+
+
+def _sums_cpp(
+    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _sums_of_parts_cpp(gradient, None, x, result, *channels)
+
+
+def _sums_of_parts_cpp(
+    gradient: Tensor,
+    more: Tensor | None,
+    x: Tensor,
+    result: Tensor | None,
+    *channels: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_weight, of_bias, masked = _sums_fake(gradient, x, result)
+    batches = [_channels_last_or_none(each) for each in (x, gradient, more, result)]
+    written = None if result is None else masked
+    call_cpp("sums", *batches, None, written, *channels, of_weight, of_bias)
     return of_weight, of_bias, masked
 
 
 def _sums_fake(
     gradient: Tensor, x: Tensor, result: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return *new_pair(x), new_like(x) if result is not None else x.new_empty(0)
+    return *new_pair(x), x.new_empty(0) if result is None else _new_like(x)
 
 
 register(
@@ -206,30 +310,84 @@ register(
     kernel=_sums_kernel,
     device=lambda gradient, x, *_: kernel_device(x),
     fake=_sums_fake,
-    cpp=Cpp(batch_norm_cpp.takes_sums, batch_norm_cpp.sums),
+    cpp=Cpp(
+        lambda gradient, x, result, *channels: suits_cpp(x, (gradient, result), channels),
+        _sums_cpp,
+    ),
 )
 
 
-def _gradient_reference(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    *channels, of_weight, of_bias, count = rest
-    c = Channels(*channels)
-    passed = gradient if masked else rules.sums(gradient, x, None, c)[2]
-    return rules.of_input(passed, x, c, of_weight, of_bias, count)
+def _added_first(first: Tensor, second: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.gallery.batch_norm_relu_sums(first + second, *rest)
+
+
+register(
+    "batch_norm_relu_sums_of_two",
+    "(Tensor first, Tensor second, Tensor x, Tensor result, Tensor mean, "
+    "Tensor inverse_deviation, Tensor? weight, Tensor? bias) -> (Tensor, Tensor, Tensor)",
+    reference=_added_first,
+    kernel=_added_first,
+    device=lambda first, *_: None,
+    fake=lambda first, second, *rest: _sums_fake(first, *rest),
+    cpp=Cpp(
+        lambda first, second, x, result, *channels: suits_cpp(x, (first, second, result), channels),
+        _sums_of_parts_cpp,
+    ),
+)
+
+_Input = structure(
+    shape=Shape,
+    **each(POINTER, "gradient x"),
+    channels=_Channels,
+    **each(POINTER, "of_weight of_bias count"),
+    masked=INT,
+    of_x=POINTER,
+)
+
+
+def _gradient_reference(
+    gradient: Tensor,
+    masked: bool,
+    x: Tensor,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    of_weight: Tensor,
+    of_bias: Tensor,
+    count: Tensor | None,
+) -> Tensor:
+    """Return the gradient of x, in channels_last.
+
+    `masked` says whether `gradient` has been through ReLU's mask. `of_weight`, `of_bias` and
+    `count` are those of all rows that were normalised together.
+    """
+    channels = (mean, inverse_deviation, weight, bias)
+    passed = gradient if masked else _masked(gradient, x, None, *channels)
+    n = max(rows_of(x), 1) if count is None else count.reshape(()).to(arithmetic(x))
+    standardised = (x - _column(mean)) * _column(inverse_deviation)
+    of_x = _column(_scale(inverse_deviation, weight)) * (
+        passed - _column(of_bias / n) - standardised * _column(of_weight / n)
+    )
+    return in_channels_last(of_x.to(x.dtype))
 
 
 def _gradient_kernel(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    gradient, x, of_x = in_channels_last(gradient), in_channels_last(x), new_like(x)
-    contiguous: list[Any] = [None if value is None else value.contiguous() for value in rest]
-    *channels, of_weight, of_bias, count = contiguous
-    launch.run(
-        plan.of_input(gradient, masked, x, Channels(*channels), of_weight, of_bias, count, of_x),
-        x.device,
-    )
+    gradient, x, of_x = in_channels_last(gradient), in_channels_last(x), _new_like(x)
+    *channels, of_weight, of_bias, count = _without_gaps(*rest)
+    slabs = slabs_of(x, gradient, of_x)
+    inputs = (slabs.as_structure(), gradient, x, filled(_Channels, *channels))
+    values = (of_weight, of_bias, count, masked, of_x)
+    enqueue(_BACKWARD_SOURCE, "batch_norm_input", x, slabs.blocks, _Input, *inputs, *values)
     return of_x
 
 
-def _gradient_fake(gradient: Tensor, masked: bool, x: Tensor, *_: Any) -> Tensor:
-    return new_like(x)
+def _gradient_cpp(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
+    *values, count = rest
+    of_x, number = _new_like(x), 0.0 if count is None else float(count)
+    batches = (in_channels_last(x), in_channels_last(gradient), None, None, None, of_x)
+    call_cpp("gradient", *batches, *values, flag=masked, number=number)
+    return of_x
 
 
 register(
@@ -239,6 +397,6 @@ register(
     reference=_gradient_reference,
     kernel=_gradient_kernel,
     device=lambda gradient, masked, x, *_: kernel_device(x),
-    fake=_gradient_fake,
-    cpp=Cpp(batch_norm_cpp.takes_gradient, batch_norm_cpp.gradient_of_input),
+    fake=lambda gradient, masked, x, *_: _new_like(x),
+    cpp=Cpp(lambda gradient, masked, x, *rest: suits_cpp(x, (gradient,), rest[:-1]), _gradient_cpp),
 )

@@ -10,6 +10,10 @@ next gradient. An infinity or NaN arrives as NaN in its whole group of 256 (int8
 
 `error` is in the gradient's own unit. Where a changing loss scale scales the gradients, `error` has
 to be multiplied by the same factor. Buffers are flat, of any size. Nothing waits for the device.
+
+On the wire int8 has scales, one for every GROUP elements, then codes; bf16 has the values. Each
+part is padded to a multiple of 16 bytes, and the padding may hold anything. C++
+(`cpu/compression.cpp`) takes fp32 gradients as int8.
 """
 
 from __future__ import annotations
@@ -18,13 +22,42 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import compression_cpp
-from gallery_lib.kernels.compression_launch import accumulate_launch, pack_launch
-from gallery_lib.kernels.compression_layout import ALIGNMENT, WIRES, packed_bytes
-from gallery_lib.kernels.compression_reference import reference_accumulate, reference_pack
-from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.launch import ELEMENTS
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import (
+    ELEMENTS,
+    FLOAT,
+    INT,
+    LONG,
+    POINTER,
+    THREADS,
+    enqueue,
+    structure,
+)
 from gallery_lib.kernels.runtime.operators import Cpp, kernel_device, register
+
+GROUP = 256
+"""Elements that share a scale in int8."""
+WIRES = ("int8", "bf16")
+ALIGNMENT = 16
+"""Bytes; packed gradients start at a multiple of them."""
+
+
+def _rounded_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def scale_bytes(size: int) -> int:
+    """Return how many bytes the scales of `size` elements take in front of their codes."""
+    return _rounded_up(-(-size // GROUP) * 4, ALIGNMENT)
+
+
+def packed_bytes(size: int, wire: str) -> int:
+    """Return how many bytes `size` elements take on the wire, which is `int8` or `bf16`."""
+    return (
+        scale_bytes(size) + _rounded_up(size, ALIGNMENT)
+        if wire == "int8"
+        else _rounded_up(2 * size, ALIGNMENT)
+    )
 
 
 def pack(
@@ -124,43 +157,117 @@ def _check(buffer: Tensor, name: str, wire: str) -> None:
         )
 
 
-def _pack_reference(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
-    out.copy_(reference_pack(gradient, error, wire))
+CPP = cpp.Functions("compression.cpp", flag=LONG, factor=FLOAT)
+_Pack = structure(gradient=POINTER, error=POINTER, size=LONG, scales=POINTER, packed=POINTER)
+_Accumulate = structure(
+    sum=POINTER,
+    size=LONG,
+    add=INT,
+    factor=FLOAT,
+    ranks=INT,
+    bytes_of_rank=LONG,
+    packed=POINTER,
+    codes_from=LONG,
+)
+_ELEMENTS_OF_THREAD = 8
+
+
+def _blocks(size: int) -> int:
+    return -(-size // (THREADS * _ELEMENTS_OF_THREAD))
+
+
+def _takes_cpp(buffer: Tensor, wire: str) -> bool:
+    return wire == "int8" and buffer.dtype is torch.float32 and CPP.available()
+
+
+def pack_reference(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+    """Pack the gradient into `out` in plain torch; update `error`."""
+    values = gradient.float() if error is None else gradient.float() + error
+    size = values.numel()
+    packed = torch.zeros_like(out)
+    if wire == "bf16":
+        rounded = values.bfloat16()
+        lost = values - rounded.float()
+        packed[: 2 * size].view(torch.bfloat16).copy_(rounded)
+        keep = ~lost.isfinite()
+    else:
+        groups = torch.nn.functional.pad(values, (0, -size % GROUP)).view(-1, GROUP)
+        finite = groups.isfinite().all(1)
+        scales = (groups.abs().amax(1) / 127).where(finite, torch.nan)[:, None]
+        codes = torch.where(scales > 0, (groups / scales).round().clamp(-127, 127), 0.0)
+        lost = (groups - codes * scales).view(-1)[:size]
+        packed[: 4 * len(scales)].view(torch.float32).copy_(scales[:, 0])
+        packed[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).copy_(
+            codes.view(-1)[:size]
+        )
+        keep = (~finite).repeat_interleave(GROUP, output_size=GROUP * len(finite))[:size]
+    if error is not None:
+        error.copy_(torch.where(keep, error, lost))
+    out.copy_(packed)
 
 
 def _pack_kernel(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
-    launch.run(pack_launch(gradient, error, wire, out), gradient.device)
+    size, start = gradient.numel(), out.data_ptr()
+    codes = start + (scale_bytes(size) if wire == "int8" else 0)
+    values = (gradient, error, size, start, codes)
+    enqueue("compression.cu", f"pack_{wire}", gradient, _blocks(size), _Pack, *values)
 
 
-def _pack_fake(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
-    return None
-
-
-def _accumulate_kernel(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
-    if packed.data_ptr() % ALIGNMENT or packed.stride(0) % ALIGNMENT:
-        packed = packed.clone(memory_format=torch.contiguous_format)
-    launch.run(accumulate_launch(sum, packed, wire, factor, add), sum.device)
-
-
-def _accumulate_fake(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
-    return None
+def _pack_cpp(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+    row = (gradient, out) if error is None else (gradient, out, error)
+    CPP.call("pack_int8", ("gradient", "out", "error"), row, error is not None, 0.0)
 
 
 register(
     "pack_gradient_",
     "(Tensor gradient, Tensor(a!)? error, str wire, Tensor(b!) out) -> ()",
-    reference=_pack_reference,
+    reference=pack_reference,
     kernel=_pack_kernel,
     device=kernel_device,
-    fake=_pack_fake,
-    cpp=Cpp(compression_cpp.takes_pack, compression_cpp.pack),
+    fake=lambda *_: None,
+    cpp=Cpp(lambda gradient, error, wire, out: _takes_cpp(gradient, wire), _pack_cpp),
 )
+
+
+def accumulate_reference(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+    """Add packed gradients up into `sum` in place, in plain torch."""
+    size = sum.numel()
+    total = torch.zeros(size, dtype=torch.float32, device=sum.device)
+    for part in packed:
+        if wire == "bf16":
+            total += part[: 2 * size].clone().view(torch.bfloat16).float()
+        else:
+            scales = (
+                part[: 4 * -(-size // GROUP)]
+                .clone()
+                .view(torch.float32)
+                .repeat_interleave(GROUP)[:size]
+            )
+            total += (
+                part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).float() * scales
+            )
+    total *= factor
+    sum.copy_(total + sum.float() if add else total)
+
+
+def _accumulate_kernel(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+    if packed.data_ptr() % ALIGNMENT or packed.stride(0) % ALIGNMENT:
+        packed = packed.clone(memory_format=torch.contiguous_format)
+    size, parts = sum.numel(), (len(packed), packed.stride(0), packed)
+    values = (sum, size, add, factor, *parts, scale_bytes(size))
+    enqueue("compression.cu", f"accumulate_{wire}", sum, _blocks(size), _Accumulate, *values)
+
+
+def _accumulate_cpp(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+    CPP.call("accumulate_int8", ("sum", "packed"), (sum, packed), add, factor)
+
+
 register(
     "accumulate_gradient_",
     "(Tensor(a!) sum, Tensor packed, str wire, float factor, bool add) -> ()",
-    reference=reference_accumulate,
+    reference=accumulate_reference,
     kernel=_accumulate_kernel,
     device=kernel_device,
-    fake=_accumulate_fake,
-    cpp=Cpp(compression_cpp.takes_accumulate, compression_cpp.accumulate),
+    fake=lambda *_: None,
+    cpp=Cpp(lambda sum, packed, wire, *_: _takes_cpp(sum, wire), _accumulate_cpp),
 )

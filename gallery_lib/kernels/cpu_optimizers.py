@@ -18,91 +18,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import DOUBLE, FLOAT, LONG, POINTER, each, structure
 
-SOURCE = "optimizers.cpp"
 _ADAM_COLUMNS = ("weights", "gradients", "averages", "squares")
-
-
-class _Tensors(ctypes.Structure):
-    _fields_ = (
-        ("descriptors", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("length", "rows", "columns", "threads")),
-    )
-
-
-def _floats(*names: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, ctypes.c_float) for name in names)
-
-
-class _RMSprop(ctypes.Structure):
-    _fields_ = (
-        ("alpha", ctypes.c_double),
-        *_floats("learning_rate", "weight_decay", "epsilon", "momentum", "sign"),
-    )
-
-
-_MOMENTS = (
-    ("beta1", ctypes.c_double),
-    ("beta2", ctypes.c_double),
-    *_floats("weight_decay", "epsilon", "sign", "keep"),
-)
-
-
-class _RAdam(ctypes.Structure):
-    _fields_ = (
-        *_MOMENTS,
-        ("rates", ctypes.c_void_p),
-        ("rectifiers", ctypes.c_void_p),
-        ("numbers", ctypes.c_longlong),
-    )
-
-
-class _Adam(ctypes.Structure):
-    _fields_ = (
-        *_MOMENTS,
-        ("rates", ctypes.c_void_p),
-        ("roots", ctypes.c_void_p),
-        ("numbers", ctypes.c_longlong),
-    )
-
-
-class _SGD(ctypes.Structure):
-    _fields_ = (
-        *_floats("learning_rate", "weight_decay", "momentum", "sign"),
-        ("nesterov", ctypes.c_longlong),
-    )
-
-
-def available() -> bool:
-    """Return whether the C++ steps could be built here; if not, a warning has said so."""
-    return cpu_library.library(SOURCE) is not None
+CPP = cpp.Functions("optimizers.cpp", rows=LONG, columns=LONG, threads=LONG)
+_moments = each(DOUBLE, "beta1 beta2") | each(FLOAT, "weight_decay epsilon sign keep")
+OPTIONS = {
+    "adam": structure(**_moments, rates=POINTER, roots=POINTER, numbers=LONG),
+    "radam": structure(**_moments, rates=POINTER, rectifiers=POINTER, numbers=LONG),
+    "rmsprop": structure(
+        alpha=DOUBLE, **each(FLOAT, "learning_rate weight_decay epsilon momentum sign")
+    ),
+    "sgd": structure(**each(FLOAT, "learning_rate weight_decay momentum sign"), nesterov=LONG),
+}
+"""Second structure of each rule's step."""
+available = CPP.available
 
 
 def _numbers(values: Sequence[float]) -> Any:
-    return (ctypes.c_float * len(values))(*values)
+    return (FLOAT * len(values))(*values)
 
 
 def _step(
     name: str,
     columns: Sequence[Sequence[Tensor] | None],
     names: Sequence[str],
-    options: ctypes.Structure,
+    *options: Any,
 ) -> None:
     """Run a C++ step on weights, gradients and columns of states; the last column may be None.
 
     Raises:
-        cpu_tensors.Refused: for a tensor that the step is not written for; nothing is changed then.
+        cpp.Refused: for a tensor that the step is not written for; nothing is changed then.
     """
     present = [column for column in columns if column is not None]
     rows = list(zip(*present, strict=True))
-    descriptors = cpu_tensors.described(list(chain.from_iterable(rows)))
-    address, length = descriptors.buffer_info()
-    tensors = _Tensors(address, length, len(rows), len(present), torch.get_num_threads())
-    library = cpu_library.library(SOURCE)
-    assert library is not None
-    code = cpu_tensors.entry(library, name)(ctypes.byref(tensors), ctypes.byref(options))
-    cpu_tensors.check(code, f"{name}'s step", rows, names)
+    descriptors = cpp.described(list(chain.from_iterable(rows)))
+    counts = (len(rows), len(present), torch.get_num_threads())
+    tensors = CPP.arguments(*descriptors.buffer_info(), *counts)
+    second = OPTIONS[name](*options)
+    code = CPP.function(name)(ctypes.byref(tensors), ctypes.byref(second))
+    cpp.check(code, f"{name}'s step", rows, names)
     changed = [tensor for column in (present[0], *present[2:]) for tensor in column]
     if any(map(Tensor.is_inference, changed)):  # inference tensors have no version
         changed = [tensor for tensor in changed if not tensor.is_inference()]
@@ -115,6 +71,23 @@ def adam_(
     averages: Sequence[Tensor],
     squares: Sequence[Tensor],
     steps: Sequence[float],
+    **options: Any,
+) -> None:
+    """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
+
+    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`, and options are
+    torch's: lr, betas, eps, weight_decay, decoupled_weight_decay and maximize.
+    """
+    beta2 = options["betas"][1]
+    roots = [1.0 / math.sqrt(1.0 - beta2**step) for step in steps]
+    _moments_step("adam", [weights, gradients, averages, squares], steps, roots, **options)
+
+
+def _moments_step(
+    name: str,
+    columns: Sequence[Sequence[Tensor]],
+    steps: Sequence[float],
+    factors: Sequence[float],
     *,
     lr: float,
     betas: tuple[float, float],
@@ -123,16 +96,12 @@ def adam_(
     decoupled_weight_decay: bool,
     maximize: bool,
 ) -> None:
-    """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
-
-    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`.
-    """
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
-    roots = _numbers([1.0 / math.sqrt(1.0 - betas[1] ** step) for step in steps])
+    second = _numbers(factors)
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    places = ctypes.addressof(rates), ctypes.addressof(roots), len(rates)
-    options = _Adam(*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
-    _step("adam", [weights, gradients, averages, squares], _ADAM_COLUMNS, options)
+    places = ctypes.addressof(rates), ctypes.addressof(second), len(rates)
+    sign = -1.0 if maximize else 1.0
+    _step(name, columns, _ADAM_COLUMNS, *betas, decay, eps, sign, keep, *places)
 
 
 def sgd_(
@@ -151,8 +120,9 @@ def sgd_(
     `buffers` are needed with momentum, and are zeros before the first step. Rows are as in
     `rmsprop_`.
     """
-    options = _SGD(lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
-    _step("sgd", [weights, gradients, buffers], ("weights", "gradients", "buffers"), options)
+    names = ("weights", "gradients", "buffers")
+    options = (lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
+    _step("sgd", [weights, gradients, buffers], names, *options)
 
 
 def rmsprop_(
@@ -173,9 +143,9 @@ def rmsprop_(
     A row is a weight with its gradient and states. All of a row are fp32, dense, and of one layout.
     `buffers` are needed with momentum.
     """
-    options = _RMSprop(alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
     names = ("weights", "gradients", "squares", "buffers")
-    _step("rmsprop", [weights, gradients, squares, buffers], names, options)
+    options = (alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
+    _step("rmsprop", [weights, gradients, squares, buffers], names, *options)
 
 
 def radam_(
@@ -184,30 +154,12 @@ def radam_(
     averages: Sequence[Tensor],
     squares: Sequence[Tensor],
     steps: Sequence[float],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    decoupled_weight_decay: bool,
-    maximize: bool,
+    **options: Any,
 ) -> None:
-    """Run one step of RAdam in place.
-
-    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`.
-    """
-    rectified = [_rectified(betas[1], step) for step in steps]
-    rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
-    rectifiers = _numbers(
-        [
-            factor * math.sqrt(1.0 - betas[1] ** step)
-            for factor, step in zip(rectified, steps, strict=True)
-        ]
-    )
-    decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    places = ctypes.addressof(rates), ctypes.addressof(rectifiers), len(rates)
-    options = _RAdam(*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
-    _step("radam", [weights, gradients, averages, squares], _ADAM_COLUMNS, options)
+    """Run one step of RAdam in place; arguments are those of `adam_`."""
+    beta2 = options["betas"][1]
+    rectifiers = [_rectified(beta2, step) * math.sqrt(1.0 - beta2**step) for step in steps]
+    _moments_step("radam", [weights, gradients, averages, squares], steps, rectifiers, **options)
 
 
 def _rectified(beta2: float, step: float) -> float:

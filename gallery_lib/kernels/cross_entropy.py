@@ -4,22 +4,50 @@ It equals `torch.nn.functional.cross_entropy` for class indices, with label smoo
 `ignore_index` but without class weights. Between forward and backward it keeps one number per row
 beside the logits. The same read also counts how many logits exceed the label's, which gives top-k
 hits. A label outside of the classes makes its loss and gradient NaN: an error would have to wait
-for the device. Where there is a C++ compiler, C++ does the work on the CPU (`cross_entropy_cpp`).
+for the device.
+
+Arithmetic is in fp32, or in fp64 for fp64 logits. On CUDA one block works on each row. Where there
+is a C++ compiler, C++ (`cpu/cross_entropy.cpp`) does the work on the CPU for fp32 and bf16 logits,
+with sums in fp64. Its threads are OpenMP's, and their number changes no bit of a result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import cross_entropy_cpp
-from gallery_lib.kernels.cross_entropy_launch import gradient_launch, rows_launch
-from gallery_lib.kernels.cross_entropy_reference import reference_gradient, reference_rows
-from gallery_lib.kernels.runtime import launch
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import (
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    POINTER,
+    enqueue,
+    structure,
+)
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
+
+DTYPES_IN_CPP = (torch.float32, torch.bfloat16)
+_SOURCE = "cross_entropy.cu"
+_CPP = cpp.Functions(
+    "cross_entropy.cpp", "-fopenmp", ignored_label=LONG, smoothing=DOUBLE, threads=LONG
+)
+_SHARED: dict[str, type] = {
+    "logits": POINTER,
+    "row_stride": LONG,
+    "classes": INT,
+    "labels": POINTER,
+    "ignored_label": LONG,
+    "smoothing": FLOAT,
+}
+_Rows = structure(**_SHARED, loss=POINTER, log_sum=POINTER, above=POINTER)
+_Gradient = structure(**_SHARED, log_sum=POINTER, of_loss=POINTER, gradient=POINTER)
+available = _CPP.available
 
 
 def cross_entropy(
@@ -91,22 +119,97 @@ def with_ranks(
     return (total / (labels != ignore_index).sum() if reduction == "mean" else total), above
 
 
+def takes_cpp(logits: Tensor, labels: Tensor, *_: Any) -> bool:
+    """Return whether the C++ does the work for these logits."""
+    return (
+        logits.dtype in DTYPES_IN_CPP
+        and logits.numel() > 0
+        and labels.dtype is torch.int64
+        and available()
+    )
+
+
+def _shared(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Any, ...]:
+    return (
+        logits,
+        logits.stride(0),
+        logits.shape[1],
+        labels,
+        ignore_index,
+        smoothing,
+    )
+
+
+def _rows_without_gaps(logits: Tensor) -> Tensor:
+    return logits if logits.shape[1] <= 1 or logits.stride(1) == 1 else logits.contiguous()
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype is torch.float64 else logits.float()
+
+
+def _rows_reference(
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (loss, log-sum-exp, number of logits above the label's) [N]."""
+    x, ignored = _wide(logits), labels == ignore_index
+    known = (labels >= 0) & (labels < x.shape[1])
+    own = (
+        x.gather(1, labels.where(known, 0)[:, None])[:, 0].where(known, torch.nan)
+        if x.shape[1]
+        else x.new_full(labels.shape, torch.nan)
+    )
+    log_sum = torch.logsumexp(x, 1)
+    log_sum = log_sum.where(log_sum != torch.inf, torch.nan)
+    loss = log_sum - own
+    if smoothing:
+        loss = (1 - smoothing) * loss + smoothing * (log_sum - x.sum(1) / x.shape[1])
+    above = (x > own[:, None]).sum(1, dtype=torch.int32)
+    return (
+        loss.masked_fill(ignored, 0),
+        log_sum.masked_fill(ignored, 0),
+        above.masked_fill(ignored, -1),
+    )
+
+
 def _rows_kernel(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     # These names keep the copies alive until the launch.
     results, rows, labels = _results(logits), _rows_without_gaps(logits), labels.contiguous()
-    launch.run(rows_launch(rows, labels, smoothing, ignore_index, *results), logits.device)
+    values = (*_shared(rows, labels, smoothing, ignore_index), *results)
+    enqueue(_SOURCE, "cross_entropy_rows", logits, logits.shape[0], _Rows, *values)
     return results
 
 
-def _rows_in_cpp(
+def _rows_cpp(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _results(logits)
     tensors = (logits.contiguous(), labels.contiguous(), *results)
-    cross_entropy_cpp.forward(smoothing, ignore_index, tensors)
+    call_cpp("forward", smoothing, ignore_index, tensors)
     return results
+
+
+def call_cpp(function: str, smoothing: float, ignore_index: int, tensors: Sequence[Tensor]) -> None:
+    """Write the results of a pass.
+
+    Args:
+        function: `forward` or `backward`.
+        smoothing: 0 to 1.
+        ignore_index: label of the rows that are ignored.
+        tensors: logits [N, C] without gaps and labels int64 [N]. Then, for `forward`, what is
+            written, [N] each: loss and log_sum, fp32, and above, int32. For `backward`: log_sum and
+            of_loss, fp32 [N], and the gradient, which is written, like the logits.
+
+    Raises:
+        cpp.Refused: for tensors that do not fit together; nothing is changed then.
+    """
+    rest = ("loss", "log_sum", "above")
+    if function == "backward":
+        rest = ("log_sum", "of_loss", "gradient")
+    values = (ignore_index, smoothing, torch.get_num_threads())
+    _CPP.call(f"cross_entropy_{function}", ("logits", "labels", *rest), tensors, *values)
 
 
 def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,6 +222,25 @@ def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def _gradient_reference(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+) -> Tensor:
+    """Return the gradient of the logits, [N, C] in their dtype."""
+    x, classes = _wide(logits), logits.shape[1]
+    known = (labels >= 0) & (labels < classes)
+    difference = (x - log_sum[:, None]).exp() - smoothing / max(classes, 1)
+    difference = difference - (1 - smoothing) * (
+        torch.arange(classes, device=x.device) == labels[:, None]
+    ).to(x.dtype)
+    gradient = of_loss.where(known, torch.nan)[:, None] * difference
+    return gradient.masked_fill((labels == ignore_index)[:, None], 0).to(logits.dtype).contiguous()
+
+
 def _gradient_kernel(
     logits: Tensor,
     labels: Tensor,
@@ -128,16 +250,14 @@ def _gradient_kernel(
     of_loss: Tensor,
 ) -> Tensor:
     # These names keep the copies alive until the launch.
-    gradient, rows, labels = _gradient(logits), _rows_without_gaps(logits), labels.contiguous()
+    gradient, rows, labels = _new_gradient(logits), _rows_without_gaps(logits), labels.contiguous()
     log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
-    launch.run(
-        gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient),
-        logits.device,
-    )
+    values = (*_shared(rows, labels, smoothing, ignore_index), log_sum, of_loss, gradient)
+    enqueue(_SOURCE, "cross_entropy_gradient", logits, logits.shape[0], _Gradient, *values)
     return gradient
 
 
-def _gradient_in_cpp(
+def _gradient_cpp(
     logits: Tensor,
     labels: Tensor,
     smoothing: float,
@@ -145,18 +265,14 @@ def _gradient_in_cpp(
     log_sum: Tensor,
     of_loss: Tensor,
 ) -> Tensor:
-    gradient = _gradient(logits)
+    gradient = _new_gradient(logits)
     read = [tensor.contiguous() for tensor in (logits, labels, log_sum, of_loss)]
-    cross_entropy_cpp.backward(smoothing, ignore_index, (*read, gradient))
+    call_cpp("backward", smoothing, ignore_index, (*read, gradient))
     return gradient
 
 
-def _gradient(logits: Tensor, *_: Any) -> Tensor:
+def _new_gradient(logits: Tensor, *_: Any) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-
-
-def _rows_without_gaps(logits: Tensor) -> Tensor:
-    return logits if logits.shape[1] <= 1 or logits.stride(1) == 1 else logits.contiguous()
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -176,20 +292,20 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Tensor, None, None, N
 register(
     "cross_entropy_rows",
     "(Tensor logits, Tensor labels, float smoothing, int ignore_index) -> (Tensor, Tensor, Tensor)",
-    reference=reference_rows,
+    reference=_rows_reference,
     kernel=_rows_kernel,
     device=kernel_device,
     fake=_results,
-    cpp=Cpp(cross_entropy_cpp.takes, _rows_in_cpp),
+    cpp=Cpp(takes_cpp, _rows_cpp),
     autograd=Autograd(_keep, _backward),
 )
 register(
     "cross_entropy_gradient",
     "(Tensor logits, Tensor labels, float smoothing, int ignore_index, Tensor log_sum, Tensor "
     "of_loss) -> Tensor",
-    reference=reference_gradient,
+    reference=_gradient_reference,
     kernel=_gradient_kernel,
     device=kernel_device,
-    fake=_gradient,
-    cpp=Cpp(cross_entropy_cpp.takes, _gradient_in_cpp),
+    fake=_new_gradient,
+    cpp=Cpp(takes_cpp, _gradient_cpp),
 )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.runtime import cpu_library
+from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.operators import Cpp, register
 
 NAME = "dropout_mask"
@@ -25,16 +24,12 @@ _SCALE = 4.6566127342e-10
 
 def available() -> bool:
     """Return whether the C++ could be built here; if not, a warning has said so."""
-    return cpu_library.library(_SOURCE, *_OPTIONS) is not None
-
-
-def _takes(*_: Any) -> bool:
-    return available()
+    return cpp.library(_SOURCE, *_OPTIONS) is not None
 
 
 def _in_cpp(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
     kept = torch.empty(size, dtype=torch.bool)
-    library = cpu_library.library(_SOURCE, *_OPTIONS)
+    library = cpp.library(_SOURCE, *_OPTIONS)
     assert library is not None
     library.dropout_keep(
         ctypes.c_void_p(kept.data_ptr()),
@@ -44,10 +39,6 @@ def _in_cpp(seeds: Tensor, place: int, size: Sequence[int], threshold: float) ->
         ctypes.c_int64(torch.get_num_threads()),
     )
     return kept
-
-
-def _in_plain_torch(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
-    return reference(int(seeds[place]), size, threshold)
 
 
 def _fake(seeds: Tensor, place: int, size: Sequence[int], threshold: float) -> Tensor:
@@ -81,7 +72,7 @@ def _product(factor: int, words: Tensor) -> tuple[Tensor, Tensor]:
 register(
     NAME,
     "(Tensor seeds, int place, SymInt[] size, float threshold) -> Tensor",
-    reference=_in_plain_torch,
+    reference=lambda seeds, place, *rest: reference(int(seeds[place]), *rest),
     fake=_fake,
-    cpp=Cpp(_takes, _in_cpp),
+    cpp=Cpp(lambda *_: available(), _in_cpp),
 )

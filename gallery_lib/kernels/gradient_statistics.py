@@ -9,36 +9,22 @@ finite whenever fp32 can represent it.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.launch import ELEMENTS, Launch
+from gallery_lib.kernels.runtime.launch import ELEMENTS, LONG, POINTER, enqueue, structure
 from gallery_lib.kernels.runtime.operators import register
 from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_list
 
-SOURCE = "gradient_statistics.cu"
+_SOURCE = "gradient_statistics.cu"
+_Squares = structure(tensors=tensor_list(1), partial=POINTER)
+_Finish = structure(partial=POINTER, count=LONG, norm=POINTER, found_inf=POINTER)
 
 
-class _SquaresArguments(ctypes.Structure):
-    _fields_ = (("tensors", tensor_list(1)), ("partial", ctypes.c_void_p))
-
-
-class _FinishArguments(ctypes.Structure):
-    _fields_ = (
-        ("partial", ctypes.c_void_p),
-        ("count", ctypes.c_longlong),
-        ("norm", ctypes.c_void_p),
-        ("found_inf", ctypes.c_void_p),
-    )
-
-
-def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return (norm, found_inf), computed in plain torch with a float64 sum.
 
     Gradients may have any floating dtype. There is no host synchronisation.
@@ -51,38 +37,6 @@ def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         else torch.zeros((), dtype=torch.float64, device=device)
     )
     return total.sqrt().float(), (~total.isfinite()).float()
-
-
-def launches(
-    gradients: Sequence[Tensor], new: Callable[[int, torch.dtype], Tensor]
-) -> tuple[list[Launch], Tensor, Tensor, Tensor]:
-    """Return the launches in order, then norm, found_inf, and the memory between the launches.
-
-    `new(elements, dtype)` allocates results and memory.
-    """
-    parts: list[tuple[Any, int, torch.dtype]] = []
-    for dtype in ELEMENTS:
-        parts += [
-            (packing, blocks, dtype)
-            for packing, _, blocks in packed([[g for g in gradients if g.dtype is dtype]])
-        ]
-    total_blocks = sum(blocks for _, blocks, _ in parts)
-    partial, norm, found_inf = (
-        new(total_blocks, torch.float64),
-        new(1, torch.float32),
-        new(1, torch.float32),
-    )
-    result, before = [], 0
-    for packing, blocks, dtype in parts:
-        arguments = _SquaresArguments(packing, partial.data_ptr() + 8 * before)
-        result.append(Launch(SOURCE, "sum_squares", ELEMENTS[dtype], blocks, arguments))
-        before += blocks
-    finish = _FinishArguments(
-        partial.data_ptr(), total_blocks, norm.data_ptr(), found_inf.data_ptr()
-    )
-    dtype = parts[0][2] if parts else torch.float32
-    result.append(Launch(SOURCE, "finish_norm", ELEMENTS[dtype], 1, finish))
-    return result, norm, found_inf, partial
 
 
 def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -112,14 +66,23 @@ def _device(gradients: Sequence[Tensor]) -> torch.device | None:
 
 
 def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    device = gradients[0].device
+    first = gradients[0]
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
-    plan, norm, found_inf, _partial = launches(
-        dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
-    )
-    for kernel_launch in plan:
-        launch.run(kernel_launch, device)
-    return norm[0], found_inf[0]
+    parts = [
+        (part[0], packing, blocks)
+        for part in ([g for g in dense if g.dtype is dtype] for dtype in ELEMENTS)
+        for packing, _, blocks in packed([part])
+    ]
+    count = sum(blocks for *_, blocks in parts)
+    partial = first.new_empty(count, dtype=torch.float64)
+    norm, found_inf = (first.new_empty((), dtype=torch.float32) for _ in range(2))
+    before = 0
+    for like, packing, blocks in parts:
+        values = (packing, partial.data_ptr() + 8 * before)
+        enqueue(_SOURCE, "sum_squares", like, blocks, _Squares, *values)
+        before += blocks
+    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, partial, count, norm, found_inf)
+    return norm, found_inf
 
 
 def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -131,7 +94,7 @@ def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 register(
     "gradient_statistics",
     "(Tensor[] gradients) -> (Tensor, Tensor)",
-    reference=reference,
+    reference=_reference,
     kernel=_kernel,
     device=_device,
     fake=_fake,

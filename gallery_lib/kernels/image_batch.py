@@ -9,8 +9,6 @@ dtype.
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,24 +17,29 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.runtime import launch
-from gallery_lib.kernels.runtime.launch import ELEMENTS, THREADS, Launch
+from gallery_lib.kernels.runtime.launch import (
+    ELEMENTS,
+    FLOAT,
+    INT,
+    LONG,
+    POINTER,
+    THREADS,
+    each,
+    enqueue,
+    structure,
+)
 from gallery_lib.kernels.runtime.operators import register
 
-SOURCE = "image_batch.cu"
 _CHANNELS = 3
-
-
-class _ImageArguments(ctypes.Structure):
-    _fields_ = (
-        ("images", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("height", "width", "cropped_height", "cropped_width")),
-        *((name, ctypes.c_void_p) for name in ("tops", "lefts", "mirrored")),
-        ("scale", ctypes.c_float * _CHANNELS),
-        ("shift", ctypes.c_float * _CHANNELS),
-        ("batch", ctypes.c_void_p),
-        ("size", ctypes.c_longlong),
-    )
+_Floats: Any = FLOAT * _CHANNELS
+_Images = structure(
+    images=POINTER,
+    **each(INT, "height width cropped_height cropped_width"),
+    **each(POINTER, "tops lefts mirrored"),
+    **each(_Floats, "scale shift"),
+    batch=POINTER,
+    size=LONG,
+)
 
 
 def scale_and_shift(
@@ -65,70 +68,6 @@ class Preparation:
     scale: Sequence[float]
     shift: Sequence[float]
     dtype: torch.dtype
-
-
-def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
-    """Return the launch for contiguous `images` [N, H, W, 3].
-
-    `batch` is [N, 3, h, w] in channels_last, and its memory starts at a multiple of 16 bytes.
-    """
-    height, width = images.shape[1:3]
-    arguments = _ImageArguments(
-        images.data_ptr(),
-        height,
-        width,
-        p.height,
-        p.width,
-        *(
-            None if tensor is None else tensor.data_ptr()
-            for tensor in (p.tops, p.lefts, p.mirrored)
-        ),
-        (ctypes.c_float * _CHANNELS)(*p.scale),
-        (ctypes.c_float * _CHANNELS)(*p.shift),
-        batch.data_ptr(),
-        batch.numel(),
-    )
-    values_of_a_block = THREADS * (16 // batch.element_size())
-    blocks = -(-batch.numel() // values_of_a_block)
-    return Launch(SOURCE, "prepare_images", ELEMENTS[batch.dtype], blocks, arguments)
-
-
-def reference(images: Tensor, p: Preparation) -> Tensor:
-    """Return the batch computed in plain torch; in fp64 for an fp64 result."""
-    count, device = images.shape[0], images.device
-    zero = torch.zeros(count, dtype=torch.int64, device=device)
-    # [N, h]
-    rows = (
-        torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]
-    )
-    columns = torch.arange(p.width, device=device).expand(count, p.width)
-    if p.mirrored is not None:
-        columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
-    columns = columns + (zero if p.lefts is None else p.lefts.long())[:, None]  # [N, w]
-    inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & (
-        (columns >= 0) & (columns < images.shape[2])
-    )[:, None, :]
-    n = torch.arange(count, device=device)[:, None, None]
-    y, x = (
-        rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None],
-        columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :],
-    )
-    wide = torch.float64 if p.dtype is torch.float64 else torch.float32
-    pixels = (
-        images[n, y, x]
-        if images.numel()
-        else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
-    )
-    # [N, h, w, 3]
-    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(
-        p.shift, dtype=wide
-    )
-    return (
-        values.where(inside[..., None], torch.nan)
-        .to(p.dtype)
-        .permute(0, 3, 1, 2)
-        .contiguous(memory_format=torch.channels_last)
-    )
 
 
 def prepare_images(
@@ -219,7 +158,42 @@ def _check_result(
 
 
 def _reference(images: Tensor, *preparation: Any) -> Tensor:
-    return reference(images, Preparation(*preparation))
+    """Return the batch computed in plain torch; in fp64 for an fp64 result."""
+    p = Preparation(*preparation)
+    count, device = images.shape[0], images.device
+    zero = torch.zeros(count, dtype=torch.int64, device=device)
+    # [N, h]
+    rows = (
+        torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]
+    )
+    columns = torch.arange(p.width, device=device).expand(count, p.width)
+    if p.mirrored is not None:
+        columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
+    columns = columns + (zero if p.lefts is None else p.lefts.long())[:, None]  # [N, w]
+    inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & (
+        (columns >= 0) & (columns < images.shape[2])
+    )[:, None, :]
+    n = torch.arange(count, device=device)[:, None, None]
+    y, x = (
+        rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None],
+        columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :],
+    )
+    wide = torch.float64 if p.dtype is torch.float64 else torch.float32
+    pixels = (
+        images[n, y, x]
+        if images.numel()
+        else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
+    )
+    # [N, h, w, 3]
+    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(
+        p.shift, dtype=wide
+    )
+    return (
+        values.where(inside[..., None], torch.nan)
+        .to(p.dtype)
+        .permute(0, 3, 1, 2)
+        .contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _device(images: Tensor, *preparation: Any) -> torch.device | None:
@@ -228,17 +202,14 @@ def _device(images: Tensor, *preparation: Any) -> torch.device | None:
 
 def _kernel(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
-    images, (tops, lefts, mirrored) = (
-        images.contiguous(),
-        (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored)),
-    )
-    batch = _fake(images, *preparation)
-    launch.run(
-        images_launch(
-            images, dataclasses.replace(p, tops=tops, lefts=lefts, mirrored=mirrored), batch
-        ),
-        images.device,
-    )
+    # These names keep the copies alive until the launch.
+    images, batch = images.contiguous(), _fake(images, *preparation)
+    places = [None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored)]
+    sizes = (*images.shape[1:3], p.height, p.width)
+    statistics = (_Floats(*p.scale), _Floats(*p.shift))
+    blocks = -(-batch.numel() // (THREADS * (16 // batch.element_size())))
+    values = (images, *sizes, *places, *statistics, batch, batch.numel())
+    enqueue("image_batch.cu", "prepare_images", batch, blocks, _Images, *values)
     return batch
 
 

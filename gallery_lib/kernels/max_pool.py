@@ -7,7 +7,6 @@ added up in fp32 and rounded once.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,29 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import LONG
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, register
 
 LARGEST_WINDOW = 256
 """Elements of a window, at most: an element's place in it is kept in a byte."""
 
-_SOURCE, _OPTIONS = "max_pool.cpp", ("-fopenmp",)
 _COLUMNS = ("image", "pooled", "offsets")
-_TWO = ctypes.c_longlong * 2
-
-
-class _Arguments(ctypes.Structure):
-    _fields_ = (
-        ("descriptors", ctypes.c_void_p),
-        ("length", ctypes.c_longlong),
-        *((name, _TWO) for name in ("kernel", "stride", "padding")),
-        ("threads", ctypes.c_longlong),
-    )
-
-
-def available() -> bool:
-    """Return whether the C++ could be built here; if not, a warning has said so."""
-    return cpu_library.library(_SOURCE, *_OPTIONS) is not None
+_Two: Any = LONG * 2
+_CPP = cpp.Functions(
+    "max_pool.cpp", "-fopenmp", kernel=_Two, stride=_Two, padding=_Two, threads=LONG
+)
+available = _CPP.available
 
 
 def pooled_sizes(
@@ -58,18 +47,14 @@ def pooled_sizes(
     return result
 
 
-def _call(function: str, tensors: Sequence[Tensor], *window: Sequence[int]) -> None:
+def call_cpp(function: str, tensors: Sequence[Tensor], *window: Sequence[int]) -> None:
     """Call a function with the tensors of `_COLUMNS`.
 
     Raises:
-        cpu_tensors.Refused: for tensors that do not fit together; nothing is changed then.
+        cpp.Refused: for tensors that do not fit together; nothing is changed then.
     """
-    descriptors = cpu_tensors.described(tensors)
-    arguments = _Arguments(
-        *descriptors.buffer_info(), *(_TWO(*two) for two in window), torch.get_num_threads()
-    )
-    library = cpu_library.library(_SOURCE, *_OPTIONS)
-    cpu_tensors.call(library, f"max_pool_{function}", arguments, tensors, _COLUMNS)
+    values = (*(_Two(*two) for two in window), torch.get_num_threads())
+    _CPP.call(f"max_pool_{function}", _COLUMNS, tensors, *values)
 
 
 def _channels_last(shape: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -98,11 +83,11 @@ def _pooled(
 ) -> tuple[Tensor, Tensor]:
     image = image.contiguous(memory_format=torch.channels_last)
     pooled, offsets = _fake(image, kernel, stride, padding, ceil_mode)
-    _call("forward", (image, pooled, offsets), kernel, stride, padding)
+    call_cpp("forward", (image, pooled, offsets), kernel, stride, padding)
     return pooled, offsets
 
 
-def reference(
+def _reference(
     image: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the pooled image [N, C, OH, OW] and, in bytes, each result's place in its window."""
@@ -136,11 +121,11 @@ def _gradient(
         tensor.contiguous(memory_format=torch.channels_last) for tensor in (gradient, offsets)
     )
     of_image = _fake_gradient(gradient, offsets, sizes)
-    _call("backward", (of_image, gradient, offsets), kernel, stride, padding)
+    call_cpp("backward", (of_image, gradient, offsets), kernel, stride, padding)
     return of_image
 
 
-def reference_gradient(
+def _gradient_reference(
     gradient: Tensor, offsets: Tensor, sizes: Any, kernel: Any, stride: Any, padding: Any
 ) -> Tensor:
     """Return the gradient of an image of `sizes`, height and width, in plain torch."""
@@ -170,7 +155,7 @@ def _backward(ctx: Any, of_pooled: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 register(
     "max_pool",
     "(Tensor image, int[] kernel, int[] stride, int[] padding, bool ceil_mode) -> (Tensor, Tensor)",
-    reference=reference,
+    reference=_reference,
     fake=_fake,
     cpp=Cpp(_takes, _pooled),
     autograd=Autograd(_keep, _backward),
@@ -179,7 +164,7 @@ register(
     "max_pool_gradient",
     "(Tensor gradient, Tensor offsets, SymInt[] sizes, int[] kernel, int[] stride, int[] padding) "
     "-> Tensor",
-    reference=reference_gradient,
+    reference=_gradient_reference,
     fake=_fake_gradient,
     cpp=Cpp(_takes, _gradient),
 )

@@ -15,32 +15,26 @@ The C++ needs AVX512-BF16. Elsewhere plain torch does the work.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import LONG
 from gallery_lib.kernels.runtime.operators import Cpp, register
 from gallery_lib.system import hardware
 
-_SOURCE, _OPTIONS = "mixed_product.cpp", ("-fopenmp",)
+_CPP = cpp.Functions("mixed_product.cpp", "-fopenmp", tensors=LONG, threads=LONG)
 _COLUMNS = ("left", "right", "result", "bias")
 _DTYPES = (torch.float32, torch.bfloat16)
-
-
-class _Arguments(ctypes.Structure):
-    _fields_ = (
-        ("descriptors", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("length", "tensors", "threads")),
-    )
 
 
 def reason_not_available() -> str | None:
     """Return why the C++ does not do the work on this processor, or None."""
     if "avx512_bf16" not in hardware.cpu_flags():
         return "the processor has no bfloat16 units of AVX-512"
-    if cpu_library.library(_SOURCE, *_OPTIONS) is None:
+    if not _CPP.available():
         return "its C++ could not be built"
     return None
 
@@ -63,43 +57,25 @@ def _in_cpp(left: Tensor, right: Tensor, bias: Tensor | None, wide: bool) -> Ten
     return result
 
 
-def multiply(tensors: list[Tensor]) -> None:
+def multiply(tensors: Sequence[Tensor], function: str = "mixed_product") -> None:
     """Write a product, by the C++.
 
     Args:
         tensors: left [M, K] and right [K, N], fp32 or bf16, each without gaps, in any order of
             dimensions; result [M, N], fp32 or bf16, contiguous, which is written; and perhaps a
             bias [N], fp32.
+        function: `exact_products` takes batches of matrices [B, M, K] and [B, K, N]. Its result is
+            fp32, and not rounded; there is no bias.
 
     Raises:
-        cpu_tensors.Refused: for tensors that do not fit together; nothing is changed then.
+        cpp.Refused: for tensors that do not fit together; nothing is changed then.
     """
-    _call("mixed_product", tensors)
-
-
-def multiply_batches(tensors: list[Tensor]) -> None:
-    """Write products of matrices that are not rounded, by the C++.
-
-    Args:
-        tensors: left [B, M, K] and right [B, K, N], fp32 or bf16, each without gaps, in any order
-            of dimensions; and the result [B, M, N], fp32, contiguous, which is written.
-
-    Raises:
-        cpu_tensors.Refused: for tensors that do not fit together; nothing is changed then.
-    """
-    _call("exact_products", tensors)
-
-
-def _call(function: str, tensors: list[Tensor]) -> None:
-    descriptors = cpu_tensors.described(tensors)
-    arguments = _Arguments(*descriptors.buffer_info(), len(tensors), torch.get_num_threads())
-    library = cpu_library.library(_SOURCE, *_OPTIONS)
-    cpu_tensors.call(library, function, arguments, tensors, _COLUMNS)
+    _CPP.call(function, _COLUMNS, tensors, len(tensors), torch.get_num_threads())
 
 
 def _without_gaps(matrix: Tensor) -> Tensor:
-    """Return the matrix, copied unless its elements fill the memory that they span."""
-    dense = matrix.is_contiguous() or matrix.t().is_contiguous()
+    """Return the matrix or matrices, copied unless they fill the memory that they span."""
+    dense = matrix.is_contiguous() or matrix.mT.is_contiguous()
     return matrix if dense else matrix.contiguous()
 
 
@@ -126,17 +102,10 @@ register(
 )
 
 
-def _takes_batches(left: Tensor, right: Tensor) -> bool:
-    return _takes(left, right, None, wide=True)
-
-
 def _batches_in_cpp(left: Tensor, right: Tensor) -> Tensor:
-    left, right = (
-        each if each.is_contiguous() or each.mT.is_contiguous() else each.contiguous()
-        for each in (left, right)
-    )
+    left, right = (_without_gaps(matrices) for matrices in (left, right))
     result = _fake_batches(left, right)
-    multiply_batches([left, right, result])
+    multiply([left, right, result], "exact_products")
     return result
 
 
@@ -144,7 +113,7 @@ def _fake_batches(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((*left.shape[:2], right.shape[2]), dtype=torch.float32)
 
 
-def reference_of_batches(left: Tensor, right: Tensor) -> Tensor:
+def _reference_of_batches(left: Tensor, right: Tensor) -> Tensor:
     """Return left [B, M, K] times right [B, K, N], rounded to bfloat16, in fp32."""
     left, right = (each.to(torch.bfloat16).float() for each in (left, right))
     return torch.bmm(left, right)
@@ -153,7 +122,7 @@ def reference_of_batches(left: Tensor, right: Tensor) -> Tensor:
 register(
     "exact_products",
     "(Tensor left, Tensor right) -> Tensor",
-    reference=reference_of_batches,
+    reference=_reference_of_batches,
     fake=_fake_batches,
-    cpp=Cpp(_takes_batches, _batches_in_cpp),
+    cpp=Cpp(lambda left, right: _takes(left, right, None, True), _batches_in_cpp),
 )

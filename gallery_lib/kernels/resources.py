@@ -9,11 +9,17 @@ spill is a register that did not fit and went to memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gallery_lib.kernels.catalogue import VARIANTS
 from gallery_lib.kernels.runtime import nvrtc
+from gallery_lib.kernels.runtime.launch import ELEMENTS
+
+VARIANTS: tuple[tuple[str, nvrtc.Defines], ...] = tuple(
+    (source.name, ELEMENTS[dtype])
+    for source in sorted(nvrtc.SOURCES.glob("*.cu"))
+    for dtype in ELEMENTS
+)
+"""Every CUDA source of `cuda/`, with every set of defines that it is compiled with."""
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -29,8 +35,6 @@ _FUNCTION = re.compile(
 class Resources:
     """Resource use of one kernel on one architecture, per thread or per block."""
 
-    source: str
-    variant: str
     kernel: str
     architecture: int
     registers: int
@@ -44,64 +48,35 @@ def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Re
 
     Raises what `nvrtc.compiled` raises.
     """
-    log = nvrtc.compiled(source, defines, architecture).log
-    variant = " ".join(value for _, value in defines)
     rows = []
-    for match in _FUNCTION.finditer(log):
+    for match in _FUNCTION.finditer(nvrtc.compiled(source, defines, architecture).log):
         shared = re.search(r"(\d+) bytes smem", match["rest"])
-        rows.append(
-            Resources(
-                source,
-                variant,
-                match["kernel"],
-                int(match["architecture"]),
-                int(match["registers"]),
-                int(shared[1]) if shared else 0,
-                int(match["stack"]),
-                int(match["stores"]) + int(match["loads"]),
-            )
-        )
+        numbers = (int(match["registers"]), int(shared[1]) if shared else 0, int(match["stack"]))
+        spill = int(match["stores"]) + int(match["loads"])
+        rows.append(Resources(match["kernel"], int(match["architecture"]), *numbers, spill))
     return rows
 
 
-def every_kernel() -> Iterator[Resources]:
-    """Yield the resources of all variants on all architectures that this NVRTC knows."""
-    for architecture in ARCHITECTURES:
-        if architecture in nvrtc.supported_architectures():
-            for source, defines in VARIANTS:
-                yield from resources(source, defines, architecture)
-
-
-def table(rows: list[Resources]) -> str:
+def table() -> str:
     """Return a Markdown table with a line for each kernel and element type.
 
     The column of an architecture holds the registers of a thread there.
     """
-    architectures = sorted({row.architecture for row in rows})
-    header = [
-        "source",
-        "variant",
-        "kernel",
-        *(f"sm_{architecture}" for architecture in architectures),
-        "shared bytes",
-        "spill bytes",
-    ]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    kernels: dict[tuple[str, str, str], list[Resources]] = {}
-    for row in rows:
-        kernels.setdefault((row.source, row.variant, row.kernel), []).append(row)
-    for name, kernel_rows in kernels.items():
-        registers = {row.architecture: str(row.registers) for row in kernel_rows}
-        cells = [
-            *(registers.get(architecture, "") for architecture in architectures),
-            str(max(row.shared_bytes for row in kernel_rows)),
-        ]
-        lines.append(
-            "| "
-            + " | ".join([*name, *cells, str(max(row.spill_bytes for row in kernel_rows))])
-            + " |"
-        )
-    return "\n".join(lines)
+    known = [each for each in ARCHITECTURES if each in nvrtc.supported_architectures()]
+    header = ["source", "variant", "kernel", *(f"sm_{each}" for each in known)]
+    header += ["shared bytes", "spill bytes"]
+    lines = [header]
+    for source, defines in VARIANTS:
+        by_kernel: dict[str, list[Resources]] = {}
+        for architecture in known:
+            for row in resources(source, defines, architecture):
+                by_kernel.setdefault(row.kernel, []).append(row)
+        for kernel, rows in by_kernel.items():
+            most = (max(row.shared_bytes for row in rows), max(row.spill_bytes for row in rows))
+            numbers = [*(row.registers for row in rows), *most]
+            lines.append([source, defines[0][1], kernel, *map(str, numbers)])
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([first, "|" + "---|" * len(header), *rest])
 
 
 if __name__ == "__main__":
@@ -117,4 +92,4 @@ if __name__ == "__main__":
         f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of "
         "this ran on a GPU.\n"
     )
-    print(table(list(every_kernel())))
+    print(table())

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from gallery_lib.errors import InputError
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.torchrun import environment_of
 from gallery_lib.system.json_files import read_json
-from gallery_lib.system.processes import can_fork
+from gallery_lib.system.processes import PYTHON, can_fork
 from gallery_lib.train.resolved import resolve
 
-TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
+TORCHRUN = [*PYTHON, "-m", "gallery_lib.launcher.torchrun"]
 WORKER = "gallery_lib.launcher.worker"
 """Module that each process of a training run executes."""
 RUN_ID = "gallery"
@@ -34,19 +33,24 @@ and others are waited for that long after the least number is there.
 
 
 def torchrun_command(
-    launch: LaunchConfig, run_dir: str | None, module: str = WORKER, words: Sequence[str] = ()
+    launch: LaunchConfig,
+    run_dir: str | None,
+    meeting: Path | str | None,
+    module: str = WORKER,
+    words: Sequence[str] = (),
 ) -> list[str]:
     """Return the torchrun command line of a run.
 
     Args:
         launch: the launch options.
         run_dir: the run's folder; None: not known yet.
+        meeting: the folder in which torchrun meets on one host; None: a new temporary one.
         module: what each process executes.
         words: options for the module; none: it finds the run's description.
     """
     command = [*TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
-        command += meeting_arguments(run_dir)
+        command += meeting_arguments(meeting)
     elif launch.dynamic:
         host, port = preflight.endpoint(launch)
         # torch asks a name server which host this is.
@@ -71,14 +75,14 @@ def torchrun_command(
         command.append(f"--log-dir={Path(run_dir) / 'torchrun'}")
     spec = importlib.util.find_spec(module) if can_fork() else None
     if spec is None or spec.origin is None:
-        return [*command, "-m", module, *words]
+        return [*command, "--no-python", *PYTHON, "-u", "-m", module, *words]
     # With fork torch is imported once.
     return [*command, "--start-method=fork", "--run-path", spec.origin, *words]
 
 
 def direct_command(processes: int, run_dir: str, module: str = WORKER) -> list[str]:
     """Return the command line of a run on this host without torchrun (forked.py)."""
-    forked = [sys.executable, "-m", "gallery_lib.launcher.forked"]
+    forked = [*PYTHON, "-m", "gallery_lib.launcher.forked"]
     return [*forked, str(processes), run_dir, module]
 
 
@@ -93,7 +97,8 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
         f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
     ]
     words = command_line.words_of(config)
-    return " ".join([*variables, shlex.join(torchrun_command(launch, config.run_dir, words=words))])
+    command = torchrun_command(launch, config.run_dir, config.run_dir, words=words)
+    return " ".join([*variables, shlex.join(command)])
 
 
 def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:

@@ -5,7 +5,8 @@
 torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part
 of what is compared. Here the libraries are imported once, and the run's processes are forked from
 the one that has them. Where there is a GPU each process starts anew, since CUDA does not survive a
-fork. Each process gets torchrun's variables, and a file in FOLDER as rendezvous instead of a port.
+fork. Each process gets torchrun's variables, and a file as rendezvous instead of a port: in the
+folder of the run's sockets, or else in FOLDER.
 The processes of a training run find its description in GALLERY_RUN instead of in ARGUMENTS.
 
 When one process fails the others are ended. If several have failed meanwhile, the exit code is that
@@ -32,6 +33,7 @@ from gallery_lib.launcher import description, killed_ranks
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.system import sockets
 from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
@@ -81,7 +83,7 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
     """
     die_with_parent()
     run = description.of_this_run()
-    rendezvous = folder / RENDEZVOUS_FILE
+    rendezvous = Path(os.environ.get(sockets.VARIABLE, folder)) / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
     forks = can_fork()
     if forks:
@@ -104,7 +106,6 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
         if all(process.exitcode is not None for process in processes if process.pid):
             _end_resource_tracker()
         end_descendants()
-        rendezvous.unlink(missing_ok=True)
 
 
 def _end_resource_tracker() -> None:
@@ -135,4 +136,9 @@ def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess])
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    exit_code = main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # `preload` has frozen what imports made. An ordinary end would not free Triton's objects, and
+    # nanobind would print each of them as leaked.
+    os._exit(exit_code)

@@ -14,16 +14,17 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from gallery_lib import tasks
 from gallery_lib.checkpoint import notice
-from gallery_lib.comm.rendezvous import forget_meeting
+from gallery_lib.comm.rendezvous import meeting_environment, on_one_host
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import Phase
 from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.errors import GoOnLater
-from gallery_lib.launcher import preflight, run_files, run_folder
+from gallery_lib.console.visible import visible
+from gallery_lib.errors import GoOnLater, RunFailed
+from gallery_lib.launcher import preflight, run_folder
 from gallery_lib.launcher.commands import (
     TORCHRUN,
     WORKER,
@@ -32,9 +33,12 @@ from gallery_lib.launcher.commands import (
     shown_command,
     torchrun_command,
 )
+from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.forked import HELD_FILE
-from gallery_lib.launcher.run_view import RunView, first_phase, identity
+from gallery_lib.launcher.run_view import RunView, first_phase
+from gallery_lib.launcher.stopped_ranks import StoppedStarters
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
+from gallery_lib.system import hardware, sockets
 from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
@@ -45,7 +49,7 @@ from gallery_lib.system.processes import (
     now,
     supervised,
 )
-from gallery_lib.train import failure
+from gallery_lib.train import failure, precision
 from gallery_lib.train.resolved import resolve
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
@@ -68,15 +72,16 @@ class Job:
         environment: Mapping[str, str],
         *,
         say: Callable[[str], None] | None,
-        ahead: Torchrun | None = None,
-        hold: run_folder.Hold | None = None,
+        ahead: Torchrun | None,
+        hold: run_folder.Hold,
+        folders: contextlib.ExitStack,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
         self.began = now() if ahead is None else began_at()
-        self._cache = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or cache.folder())
-        self._hold = hold
+        self._hold, self._folders = hold, folders
+        self._in_memory = Path(environment[sockets.VARIABLE])
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
@@ -86,12 +91,28 @@ class Job:
                 if ahead is None
                 else ahead.run(command[len(TORCHRUN) :], environment, self._torchrun_log)
             )
+        self._starters = StoppedStarters(self._process.pid, config.rank_timeout)
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
 
     def running(self) -> bool:
-        """Return whether the run has not ended yet."""
-        return self._process.poll() is None
+        """Return whether the run has not ended yet.
+
+        Raises:
+            RunFailed: if its folder is gone, or a process that starts the ranks was stopped.
+        """
+        if self._process.poll() is not None:
+            return False
+        self._check_folder()
+        self._starters.look()
+        return True
+
+    def _check_folder(self) -> None:
+        if self._hold.folder_is_gone():
+            raise RunFailed(
+                f"the folder {self.run_dir} was removed or renamed while a run was at work in it. "
+                "The run has been ended; a renamed folder holds what was written before."
+            )
 
     def held(self) -> bool:
         """Return whether the run has done its imports and waits for `release()`."""
@@ -111,7 +132,6 @@ class Job:
         *,
         name: str = "",
         part: str | None = None,
-        command: Mapping[str, Any] | None = None,
     ) -> RunView:
         """Return a view of the phases of this run, see RunView.
 
@@ -119,16 +139,14 @@ class Job:
             progress: the display.
             name: of the run, where there are several.
             part: name under which the times of all phases are added up; None: each under its own.
-            command: facts that tell the run from others with the same options.
         """
         return RunView(
             progress,
             self.run_dir,
             Phase(first_phase(self.launch), self.began),
-            identity(self.config, self.launch, command),
-            self._cache,
             name=name,
             part=part,
+            notes=self._starters.notes,
         )
 
     def stop(self) -> None:
@@ -138,11 +156,7 @@ class Job:
 
     def _leave(self) -> None:
         self._output.close()
-        # Otherwise the folder may be another run's by now.
-        if self._hold is None or self._hold.lasts:
-            forget_meeting(self.run_dir)
-        if self._hold is not None:
-            self._hold.release()
+        self._folders.close()
 
     def result(self) -> Results | None:
         """Return the measurements of the ended run, None on a host other than 0.
@@ -153,7 +167,14 @@ class Job:
             GoOnLater: if the run was told to end and has saved a checkpoint.
         """
         code = shell_exit_code(self._process.wait())
-        self._leave()
+        self._output.close()
+        try:
+            self._check_folder()
+            return self._result(code)
+        finally:
+            self._leave()
+
+    def _result(self, code: int) -> Results | None:
         if code == 0:
             # Rank 0 may have been on any host, and all share the folder.
             first = self.launch.node_rank == 0 or self.launch.dynamic
@@ -166,6 +187,8 @@ class Job:
             self._torchrun_log.read_text(errors="replace"),
             self._output.last,
             compiled_first=self.config.compiler_opt and not self.steps_done(),
+            in_memory=self._in_memory,
+            read_data=lambda: tasks.data_of(self.config),
         )
 
 
@@ -203,22 +226,36 @@ def start(
     goes_on = preflight.goes_on(resolved, launch)
     run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=goes_on))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
-    hold = run_folder.Hold(Path(run_dir), launch.node_rank)
+    folders = contextlib.ExitStack()
     try:
-        variables |= run_files.prepare(resolved, launch, torchrun=torchrun, held=held)
+        hold = folders.enter_context(run_folder.Hold(Path(run_dir), launch.node_rank))
+        meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
+        run_folder.clear(Path(run_dir), launch.node_rank, resume=resolved.resume is not None)
+        variables[sockets.VARIABLE] = str(meeting)
+        if on_one_host(launch) and torchrun:
+            variables |= meeting_environment(meeting)
+        variables |= RunDescription(
+            resolved,
+            world_size=launch.hosts[1] * launch.nproc_per_node,
+            local_processes=launch.nproc_per_node,
+            host=launch.node_rank,
+            held=held,
+            restarts=launch.restarts,
+        ).write()
         return Job(
             dataclasses.replace(config, run_dir=run_dir),
             launch,
-            torchrun_command(launch, run_dir, module)
+            torchrun_command(launch, run_dir, meeting, module)
             if torchrun
             else direct_command(launch.nproc_per_node, run_dir, module),
             variables,
             say=say,
             ahead=ahead,
             hold=hold,
+            folders=folders,
         )
     except BaseException:
-        hold.release()
+        folders.close()
         raise
 
 
@@ -278,8 +315,8 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
     """Show a run until it ends; return its results. A notice to end is handed on to it once."""
     try:
         line = shown_command(job.config, job.launch)
-        # A folder's name may be any bytes.
-        shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())
+        shown.say(visible(f"$ {line}"))  # a folder's name may be any bytes
+        shown.say(f"precision: {precision.described(job.config, hardware.device_type())}")
         view = job.view(shown)
         handed_on = False
         while job.running():
@@ -289,10 +326,7 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
                 notice.request(job.run_dir, job.launch.node_rank, heard.heard())
             view.look()
             time.sleep(_LOOK_SECONDS)
-        ended = now()
         view.look()
-        results = job.result()
-        view.keep(ended)
-        return results
+        return job.result()
     finally:
         job.stop()

@@ -6,7 +6,6 @@ reported before anybody looks at exit codes in the order of ranks.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -46,6 +45,5 @@ def report(run: RunDescription, endings: Mapping[int, Ending]) -> bool:
     if rank is None:
         return False
     process, exit_code = endings[rank]
-    with contextlib.suppress(OSError):  # a full disk
-        ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
+    ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 from gallery_lib import tasks
 from gallery_lib.comm.rendezvous import listening_on, on_one_host
@@ -21,7 +22,7 @@ PORT = 29400
 
 def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     """Raise InputError for devices, hosts, precision, folder, memory or data that will not do."""
-    _check_devices(launch)
+    _check_devices(config, launch)
     _check_hosts(launch)
     _check_restarts(config, launch)
     autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
@@ -53,7 +54,13 @@ def check_address(launch: LaunchConfig) -> None:
         ) from None
 
 
-def _check_devices(launch: LaunchConfig) -> None:
+def _check_devices(config: ResolvedConfig, launch: LaunchConfig) -> None:
+    if config.threads > hardware.cores():
+        raise InputError(
+            f"threads={config.threads}: this host has {hardware.cores()} CPU core(s), so at most "
+            f"{hardware.cores()}. More would only wait for one another.",
+            parameter="threads",
+        )
     gpus = hardware.gpu_count()
     devices, what = (
         (gpus, f"{gpus} GPU(s)")
@@ -70,6 +77,11 @@ def _check_devices(launch: LaunchConfig) -> None:
 def _check_hosts(launch: LaunchConfig) -> None:
     most = launch.hosts[1]
     endpoint(launch)
+    if re.search(r"\s", launch.master_addr):
+        raise InputError(
+            f"master_addr={launch.master_addr!r} must be an address or a name, without blanks.",
+            parameter="master_addr",
+        )
     if launch.node_rank >= most:
         raise InputError(
             f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
@@ -93,7 +105,7 @@ def endpoint(launch: LaunchConfig) -> tuple[str, int]:
     if launch.rdzv_endpoint is None:
         return launch.master_addr, launch.master_port or PORT
     host, _, port = launch.rdzv_endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise InputError(
             f"rdzv_endpoint={launch.rdzv_endpoint!r} must be HOST:PORT, such as 10.0.0.1:29400.",
             parameter="rdzv_endpoint",

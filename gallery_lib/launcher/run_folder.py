@@ -155,7 +155,7 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
     """
 
     def __init__(self, folder: Path, host: int) -> None:
-        self._file = folder / _LOCK_FILE.format(host)
+        self._folder, self._file = folder, folder / _LOCK_FILE.format(host)
         self._lock = FileLock(self._file, thread_local=False)
         try:
             self._lock.acquire(blocking=False)
@@ -165,17 +165,22 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
                 "Wait for it, or name another folder.",
                 parameter="run_dir",
             ) from None
+        self._there = folder.stat()
 
-    @property
-    def lasts(self) -> bool:
-        """Return whether this object still holds the lock of the folder."""
-        return self._lock.is_locked
+    def folder_is_gone(self) -> bool:
+        """Return whether the folder was removed or renamed; another may have its name now."""
+        try:
+            return not os.path.samestat(self._there, self._folder.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a network disk that does not answer
+            return False
 
     def release(self) -> None:
         """Release the folder's lock."""
-        if self._lock.is_locked:
+        if self._lock.is_locked and not self.folder_is_gone():
             self._file.unlink(missing_ok=True)
-            self._lock.release()
+        self._lock.release()
 
     def __exit__(self, *raised: object) -> None:
         self.release()

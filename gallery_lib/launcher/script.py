@@ -46,6 +46,7 @@ def command_of(
             f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
     torchrun = [
+        "-P",  # of torchrun alone: the script finds modules beside it
         "-m",
         "gallery_lib.launcher.torchrun",
         *meeting_arguments(logs),

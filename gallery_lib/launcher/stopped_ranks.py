@@ -1,8 +1,9 @@
-"""Find ranks whose process is stopped, and end them: the others would wait for them forever.
+"""Find processes of a run that are stopped, and end them: others would wait for them forever.
 
 Heartbeats (`comm/heartbeat.py`) show a silent rank to the other ranks while these train. This watch
 belongs to the process that started the ranks. So it also covers start-up and the end of a run, when
-no rank waits for another. A run whose ranks are all stopped is left alone: somebody has paused it.
+no rank waits for another. The launcher watches that process. A run whose ranks are all stopped is
+left alone: somebody has paused it.
 """
 
 from __future__ import annotations
@@ -82,10 +83,59 @@ class StoppedRanks:
             f"rank {rank} gives no sign of life: its process {process} has been stopped for "
             f"{self._limit:g} s (rank_timeout)"
         )
-        with contextlib.suppress(OSError):  # a full disk
-            ErrorReport(rank, SilentRank.__name__, reason).write(self._run_dir)
+        ErrorReport(rank, SilentRank.__name__, reason).write(self._run_dir)
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+
+
+class StoppedStarters:
+    """Watch of a launcher over what starts the ranks: the supervisor, and the child of it."""
+
+    def __init__(self, supervisor: int, limit_seconds: float) -> None:
+        self._supervisor, self._limit = supervisor, limit_seconds
+        self._starter: int | None = None
+        self._looked = now()
+        self._stopped_at: float | None = None
+        self.notes: list[str] = []  # lines for who waits for the run
+
+    def look(self) -> None:
+        """Look once a second whether one is stopped while ranks go on.
+
+        Raises:
+            SilentRank: when it has been stopped for too long.
+        """
+        at = now()
+        pause = at - self._looked
+        if pause < _LOOK_SECONDS:
+            return
+        self._looked = at
+        if self._starter is None:
+            self._starter = next(iter(_below(self._supervisor)), None)
+        starters = filter(None, (self._supervisor, self._starter))
+        stopped = next((process for process in starters if _is_stopped(process)), None)
+        ranks = _below(self._starter) if stopped and self._starter else []
+        if stopped is None or pause > _PAUSE_SECONDS or (ranks and all(map(_is_stopped, ranks))):
+            self._stopped_at = None
+            return
+        what = f"process {stopped}, which starts the ranks,"
+        limit = f"{self._limit:g} s (rank_timeout)"
+        if self._stopped_at is None:
+            self._stopped_at = at
+            self.notes.append(
+                f"{what} is stopped: the run is ended after {limit}. "
+                f"`kill -CONT {stopped}` lets it go on"
+            )
+        elif at - self._stopped_at > self._limit:
+            raise SilentRank(f"{what} has been stopped for {limit}: the run has been ended.")
+
+
+def _below(process: int) -> list[int]:
+    """Return the processes below this one, its first child first."""
+    try:
+        below = psutil.Process(process).children(recursive=True)
+        return [one.pid for one in below if one.status() != psutil.STATUS_ZOMBIE]
+    except psutil.Error:
+        return []
 
 
 def _is_stopped(process: int) -> bool:

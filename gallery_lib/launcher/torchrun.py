@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from gallery_lib.memory import allocator
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
+    PYTHON,
     began_at,
     end_supervised,
     supervised,
@@ -42,7 +45,12 @@ from gallery_lib.train.resolved import threads_of
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     threads = threads_of(config, launch.nproc_per_node)
-    variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
+    # Every rank imports torch's compiler, which would make a folder of its own.
+    variables = {
+        "OMP_NUM_THREADS": str(threads),
+        **switches.variables_of(config),
+        **cache.cache_variables(),
+    }
     if launch.hosts == (1, 1):
         variables |= rendezvous.loopback_interface()
     if config.checkpoint_every is not None:
@@ -51,7 +59,7 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
         # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if config.compiler_opt:
-        variables |= cache.cache_variables() | allocator.allocator_variables()
+        variables |= allocator.allocator_variables()
     return variables
 
 
@@ -66,7 +74,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         self.environment = environment_of(config, launch)
         environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
         self._process: subprocess.Popen[str] | None = supervised(
-            [sys.executable, "-m", "gallery_lib.launcher.torchrun"],
+            [*PYTHON, "-m", "gallery_lib.launcher.torchrun"],
             environment,
             stdin=subprocess.PIPE,
             stderr=None,
@@ -219,6 +227,10 @@ def main(arguments: Sequence[str]) -> None:
         arguments = order["arguments"]
     if HEARS_NOTICE_VARIABLE in os.environ:
         _leave_notices_to_the_ranks()
+    # To print an exception, torch's own handler imports the compiler, which takes seconds.
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.addHandler(logging.StreamHandler())
+    logger.propagate = False
     _report_killed_ranks()
     _let_no_rank_block_the_others()
     restarts.go_on_later_is_final()
@@ -227,4 +239,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    exit_code = 1
+    try:
+        main(sys.argv[1:])
+        exit_code = 0
+    except SystemExit as end:
+        exit_code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # the launcher would wait for an ordinary end, which frees all imports

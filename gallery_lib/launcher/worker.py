@@ -26,7 +26,7 @@ from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled, OutOfMemory
 from gallery_lib.launcher import description, restarts
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
-from gallery_lib.train.failure import ErrorReport, killed_loader, out_of_memory
+from gallery_lib.train.failure import ErrorReport, killed_loader, what_ran_out
 
 
 def _own_message(error: BaseException) -> str:
@@ -57,6 +57,7 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
 def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     """Call `body` with the options of the run, and return the process's exit code."""
     die_with_parent()
+    sys.path.append("")  # last: a task's file may import what lies in the working folder
     rank = os.environ.get("RANK", "0")
     run_dir: Path | None = None
     try:
@@ -86,11 +87,11 @@ def _report(error: BaseException, rank: int) -> ErrorReport:
     """Return the report of an error that has ended this rank."""
     own_line = user_errors.line_of(error)
     kind = type(error).__name__
-    if loader := killed_loader(error):
+    if not isinstance(error, GalleryError) and (lack := what_ran_out(error)):
+        kind, message = OutOfMemory.__name__, f"rank {rank}: {lack}"
+    elif loader := killed_loader(error):
         kind, message = LoaderKilled.__name__, f"rank {rank}: {loader}"
-    elif memory := out_of_memory(error):
-        kind, message = OutOfMemory.__name__, f"rank {rank}: {memory}"
-    elif own_line and user_errors.is_known(error):
+    elif own_line and user_errors.hint(error):
         message = user_errors.explanation(error)
     else:
         message = _own_message(error)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.launcher.job import start
-from gallery_lib.system.processes import now
 
 _LOOK_SECONDS = 0.2
 
@@ -40,12 +39,10 @@ def run_part(
     """
     job = start(config, launch, module=module, environment=environment, torchrun=False)
     try:
-        view = job.view(progress, name=name, part=part, command={"role": part})
+        view = job.view(progress, name=name, part=part)
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)
-        ended = now()
         job.result()
-        view.keep(ended)
     finally:
         job.stop()

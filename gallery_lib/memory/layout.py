@@ -1,21 +1,29 @@
-"""Memory layout: channels_last for models with 2-d convolutions, on devices that gain from it.
+"""Memory layout: channels_last for 2-d convolutions, on devices that gain from it.
 
-NHWC lets convolutions and batch norm read all channels of a pixel at once. Values do not change,
-only where they lie. The loader lays out the inputs (`finish_batch`), and everything inside the
-model follows.
+NHWC lets convolutions and batch norm read all channels of a pixel at once. Parameters, gradients,
+batches and results stay as the user has them. A compiled model has the layout inside its graph
+(`compiler.passes.channels_last`). An uncompiled one computes in it only where it is asked for by
+name, since the model's own code and hooks then see it: `convert_images`.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Callable
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.compiler.calls import wrap_calls
 from gallery_lib.config import Memory
+from gallery_lib.data.loading.nesting import map_tensors
 from gallery_lib.system import hardware
+
+_LIBRARIES = ("torch", "torchvision", "timm", "gallery_lib")
 
 
 def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.memory_format:
-    """Return the memory format of 4-d weights and inputs that `memory` asks for.
+    """Return the memory format in which `memory` has the convolutions of a model run.
 
     It depends on the model and on the kind of device.
     """
@@ -25,3 +33,30 @@ def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.m
         isinstance(module, nn.Conv2d) for module in model.modules()
     )
     return torch.channels_last if gains else torch.contiguous_format
+
+
+def convert_images(model: nn.Module) -> None:
+    """Have an uncompiled `model` get 4-d inputs in channels_last; its results are contiguous."""
+
+    def step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = map_tensors(_in_channels_last, (args, kwargs))
+        return map_tensors(_contiguous, call(*args, **kwargs))
+
+    wrap_calls(model, step)
+
+
+def takes_any_layout(model: nn.Module) -> bool:
+    """Return whether all of a model's code is of libraries that are known to take channels_last."""
+    return all(type(one).__module__.split(".")[0] in _LIBRARIES for one in model.modules())
+
+
+def _in_channels_last(tensor: Tensor) -> Tensor:
+    if tensor.dim() != 4 or tensor.layout is not torch.strided:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    if tensor.dim() != 4 or tensor.layout is not torch.strided:
+        return tensor
+    return tensor.contiguous()

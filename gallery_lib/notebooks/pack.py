@@ -3,17 +3,13 @@
     gallery pack resnet50 --out resnet50.tar.gz
 
 After unpacking on another machine, `bash prepare.sh --run resnet50` in the archive's folder sets up
-the environment and runs the notebook. The same sources always give a byte-identical archive: names
-are sorted, times and owners are left out. Names in the archive are relative and stay below one
-folder.
+the environment and runs the notebook. Names in the archive are relative and stay below one folder.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from gallery_lib import tasks
@@ -29,7 +25,6 @@ ROOT_FILES = (
     "prepare.sh",
     "launch_single_task.py",
 )
-_LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
 
 README = """# {title}, accelerated
 
@@ -40,7 +35,7 @@ and the commands of its data.
     bash prepare.sh --run {name}            # set up, make mock data, run the notebook, \
 print the comparison
     bash prepare.sh --lab                   # or open it in JupyterLab and run its cells
-    python3 launch_single_task.py --model {name} --amp_level=O1 --compiler-opt
+    python3 launch_single_task.py --model {name} --compiler-opt
 
 Python 3.11 or newer and, on a machine without a GPU, a C++ compiler are needed beforehand; \
 `prepare.sh` names what is
@@ -48,22 +43,13 @@ missing. `--data_dir` takes real data; `data_prep/` has the commands for it. Lic
 """
 
 
-def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
-    """Yield (relative name, content, executable) for each file of the archive."""
-    task = tasks.get(name)
-    files = [root / file for file in ROOT_FILES]
-    files += [path for path in (root / "gallery_lib").rglob("*") if path.is_file()]
-    files += [root / "data_prep" / f"{command}.py" for command in task.data_commands]
-    files.append(root / "notebooks" / f"{name}.ipynb")
-    for path in files:
-        if any(part in _LEFT_OUT for part in path.parts):
-            continue
-        if not path.is_file():
-            raise InputError(
-                f"{path} is missing: pack a task from a whole checkout.", parameter=str(path)
-            )
-        yield path.relative_to(root).as_posix(), path.read_bytes(), path.suffix == ".sh"
-    yield "README.md", README.format(title=task.title, name=name).encode(), False
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return the entry without its owner; None for what Python has compiled."""
+    if Path(entry.name).name == "__pycache__":
+        return None
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def pack(name: str, out: Path) -> Path:
@@ -73,10 +59,10 @@ def pack(name: str, out: Path) -> Path:
 
     Raises:
         InputError: for an unknown task, for another file ending, for a missing folder, and outside
-            a checkout.
+            a whole checkout.
     """
+    task = tasks.get(name)
     if name not in tasks.names():
-        tasks.get(name)  # raises with the closest name
         raise InputError(
             f"{name} is a task from a file; only the gallery's own tasks can be packed.",
             parameter="task",
@@ -91,16 +77,22 @@ def pack(name: str, out: Path) -> Path:
         )
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: the folder {out.parent} does not exist.", parameter="out")
+    files = [*ROOT_FILES, "gallery_lib", f"notebooks/{name}.ipynb"]
+    files += [f"data_prep/{command}.py" for command in task.data_commands]
+    readme = README.format(title=task.title, name=name).encode()
     folder = f"gallery-{name}"
-    buffer = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as archive,
+        atomic_write(out, "wb") as written,
+        tarfile.open(fileobj=written, mode="w:gz") as archive,
     ):
-        for relative, content, executable in sorted(_files(root, name)):
-            entry = tarfile.TarInfo(f"{folder}/{relative}")
-            entry.size, entry.mode = len(content), 0o755 if executable else 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    with atomic_write(out, "wb") as file:
-        file.write(buffer.getvalue())
+        for file in files:
+            if not (root / file).exists():
+                raise InputError(
+                    f"{root / file} is missing: pack a task from a whole checkout.",
+                    parameter=str(root / file),
+                )
+            archive.add(root / file, f"{folder}/{file}", filter=_anonymous)
+        entry = tarfile.TarInfo(f"{folder}/README.md")
+        entry.size = len(readme)
+        archive.addfile(entry, io.BytesIO(readme))
     return out

@@ -3,13 +3,12 @@
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
 - `fused`: torch's fused form, in each step whose gradients allow it.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
-  `sync_free_step` has their base class, `sync_free_limits` what they refuse.
+  `sync_free_step` has their base class, and what they refuse.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
   together. `device_count` tells the host later how many steps were skipped.
 - `skip_aware_schedule`: a schedule that advances only with steps that were done.
-- `updates`: clip, step, scale and schedule, in the order of a training loop. `clipping` has the
-  factor that clips on the device.
+- `updates`: clip, step, scale and schedule, in the order of a training loop.
 - `torchs_step`: torch's own step, for groups that an accelerated form is not written for.
 """
 

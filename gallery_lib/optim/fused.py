@@ -35,7 +35,7 @@ def choice(group: dict[str, Any]) -> str | None:
     return next((f"{name}=True" for name in OTHER_FORMS if group.get(name)), None)
 
 
-class Fused(torch.optim.Optimizer):
+class Fused(torchs_step.PickledAsTorchs):
     """Base of the fused optimizers: decides for each group whether the fused step suits it."""
 
     _states: tuple[str, ...]

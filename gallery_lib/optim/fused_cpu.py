@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.kernels.runtime import cpu_tensors
+from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.tensor_lists import is_dense, laid_out_as
 from gallery_lib.optim import torchs_step
 
@@ -89,7 +89,7 @@ def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -
     return laid_out_as(weights, column)
 
 
-class OnePass(torch.optim.Optimizer, ABC):
+class OnePass(torchs_step.PickledAsTorchs, ABC):
     """Base of the one-pass optimizers: owns the states and decides whether a group qualifies."""
 
     _counts_steps = True
@@ -160,8 +160,8 @@ class OnePass(torch.optim.Optimizer, ABC):
         used = [_laid_out(column, weights, strides) for column in columns]
         try:
             self._step_group(group, [weights, _laid_out(gradients, weights, strides), *used], steps)
-        except cpu_tensors.Refused as refused:
-            if refused.reason in (cpu_tensors.OVERLAP, cpu_tensors.UNALIGNED):
+        except cpp.Refused as refused:
+            if refused.reason in (cpp.OVERLAP, cpp.UNALIGNED):
                 return False  # operators of torch take such tensors one after the other
             raise
         if counts:

@@ -1,4 +1,4 @@
-"""Have torch's own class take the step of an optimizer derived from it, for some of its groups.
+"""What an optimizer derived from torch's own class leaves to that class: some steps, and pickles.
 
 This package's optimizers take the groups they are written for; the rest is torch's work. By then
 the closure was called, and the hooks are around this package's step. So neither may run again.
@@ -6,10 +6,31 @@ the closure was called, and the hooks are around this package's step. So neither
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+
+class PickledAsTorchs(torch.optim.Optimizer):
+    """Base of optimizers that are pickled as torch's class, so nobody needs this package to read.
+
+    A deep copy is of the same class.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Protocol 2 and above insist on the object's own class.
+        reduced: Any = super().__reduce_ex__(1)
+        function, (kind, *arguments), *state = reduced
+        torchs = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim."))
+        kind = kind if torchs is torch.optim.Optimizer else torchs  # LAMB is this package's alone
+        return function, (kind, *arguments), *state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = result = type(self).__new__(type(self))
+        result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return result
 
 
 def take(optimizer: torch.optim.Optimizer, step: Any, groups: Sequence[dict[str, Any]]) -> None:

@@ -7,9 +7,9 @@ shows in the scale, which the host reads. That is how the baseline keeps its sch
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from gallery_lib.optim.clipping import clip_factor
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.skip_aware_schedule import SkipAware
 from gallery_lib.optim.sync_free_step import SyncFree
@@ -71,3 +71,22 @@ class Updates:
         return self.skipped_before + (
             self.scaler.skipped_steps() if own else self._skipped  # type: ignore[attr-defined]
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Clipping of gradients on the device: the factor that a sync-free optimizer applies.
+
+
+def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = None) -> Tensor:
+    """Return the factor that brings the gradients' norm to at most `max_norm`.
+
+    The formula is that of `clip_grad_norm_`. All stays on the device.
+
+    Args:
+        norm: norm of the gradients as they are.
+        max_norm: the most that the norm may be.
+        gradient_scale: the scale of `norm`, if it is scaled.
+    """
+    if gradient_scale is not None:
+        norm = norm / gradient_scale
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()

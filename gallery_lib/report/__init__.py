@@ -1,1 +1,1 @@
-"""Results for people: tables (text and Markdown), plots, and the pictures of a notebook."""
+"""Results for people: verdicts, tables, and charts with the text and the table of each."""

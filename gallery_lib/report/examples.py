@@ -1,29 +1,29 @@
-"""Figures and tables of a task's data and predictions, with alternative text."""
+"""Charts and tables of a task's data and predictions."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from gallery_lib.console.table import Rows as TableRows
 from gallery_lib.console.table import number
+from gallery_lib.report.chart import Chart
 from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
 
+_LETTERS_PER_INCH = 15  # of captions, in a font of 8.5 points
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # characters that are markup in Markdown
 
 
-def figure(examples: Pictures | Matrices) -> Figure:
+def chart(examples: Pictures | Matrices) -> Chart:
     """Return a grid of captioned pictures, or matrices side by side on one colour scale."""
-    return _grid(examples) if isinstance(examples, Pictures) else _matrices(examples)
-
-
-def alternative_text(examples: Pictures | Matrices) -> str:
-    """Return the alternative text of `figure`."""
+    rows = table_rows(examples)
     if isinstance(examples, Pictures):
-        return f"Grid of images: {examples.description}."
-    return f"{' and '.join(examples.values)}, as colours: {examples.description}."
+        return Chart(f"Images: {examples.description}", rows, lambda: _grid(examples))
+    title = f"{' and '.join(examples.values)}, as colours: {examples.description}"
+    return Chart(title, rows, lambda: _matrices(examples))
 
 
 def table_rows(examples: Examples) -> TableRows:
@@ -36,7 +36,10 @@ def table_rows(examples: Examples) -> TableRows:
     elif isinstance(examples, Pictures):
         rows = [
             ["image", "shown"],
-            *([str(i), _in_one_line(c)] for i, c in enumerate(examples.captions, 1)),
+            *(
+                [str(i), caption.replace(",\n", ", ").replace("\n", "; ")]
+                for i, caption in enumerate(examples.captions, 1)
+            ),
         ]
     else:
         rows = [["", "size", "mean", "lowest", "highest"]]
@@ -51,26 +54,24 @@ def table_rows(examples: Examples) -> TableRows:
     return [[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows]
 
 
-def _in_one_line(caption: str) -> str:
-    return caption.replace(",\n", ", ").replace("\n", "; ")
-
-
 def _grid(pictures: Pictures) -> Figure:
     columns = min(pictures.columns, len(pictures.images))
     rows = -(-len(pictures.images) // columns)
-    lines = max(caption.count("\n") + 1 for caption in pictures.captions)
-    height, width = pictures.images[0].shape[:2]
     cell = 9.2 / columns
+    captions = [
+        "\n".join(textwrap.fill(line, int(_LETTERS_PER_INCH * cell)) for line in one.splitlines())
+        for one in pictures.captions
+    ]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    height, width = pictures.images[0].shape[:2]
     grid = Figure(
-        figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows),
+        figsize=(cell * columns, (cell * height / width + 0.17 * lines + 0.2) * rows),
         layout="constrained",
     )
-    for place, (image, caption) in enumerate(
-        zip(pictures.images, pictures.captions, strict=True), 1
-    ):
+    for place, (image, caption) in enumerate(zip(pictures.images, captions, strict=True), 1):
         axes = grid.add_subplot(rows, columns, place)
         axes.imshow(image)
-        axes.set_title(caption, fontsize=7)
+        axes.set_title(caption, fontsize=8.5, loc="left")
         axes.axis("off")
     return grid
 

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import re
 
-from gallery_lib.console.table import Rows, markdown_table
-
-IN_WORDS = "The same in words and figures"
-
 
 def folded(title: str, content: str) -> str:
     """Return Markdown that shows only the title until a reader opens it."""
@@ -25,13 +21,4 @@ def unfolded(markdown: str) -> str:
         r"\1:\n\n\2",
         markdown,
         flags=re.DOTALL,
-    )
-
-
-def figure_in_words(alternative: str, rows: Rows | None) -> str:
-    """Return, folded, the alternative text of a figure and its table."""
-    return (
-        folded(IN_WORDS, f"{alternative}\n\n{markdown_table(rows)}")
-        if rows
-        else folded("The same in words", alternative)
     )

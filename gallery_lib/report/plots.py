@@ -1,40 +1,22 @@
-"""Plots of a comparison: throughput over time, losses, step times, break-even.
-
-Every plot function returns a matplotlib Figure. Two other functions stand beside it: one returns
-the figure's alternative text, one the rows of a table with the same figures. Colours are from the
-Okabe-Ito palette. Line style and marker differ as well, so that plots survive print and colour
-blindness.
-"""
+"""Charts of a comparison: throughput over time, losses, step times, break-even."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from gallery_lib.console.table import Rows, number, rate, seconds
+from gallery_lib.console.table import number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
-from gallery_lib.report import verdict
+from gallery_lib.report.chart import Chart, one_panel
+from gallery_lib.report.style import LOOKS
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-LINES = ("-", "--", "-.", ":")
 _TABLE_STEPS = 8
 """Number of evenly spread steps that the table of a loss curve has."""
-
-
-def labelled_figure(
-    title: str, x: str, y: str, width: float = 7.0, height: float = 3.6
-) -> tuple[Figure, Any]:
-    """Return a figure with a title and labelled axes, and its axes."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -58,212 +40,118 @@ def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]
     return result
 
 
-def throughput(comparison: Comparison) -> Figure:
-    """Return a figure of each step's samples per second over the time since launch.
-
-    Start-up is included.
-    """
-    figure, axes = labelled_figure(
-        _throughput_title(comparison),
-        "seconds since launch",
-        "samples/s",
-    )
-    for (name, (ends, samples)), colour, line in zip(
-        timelines(comparison).items(), COLOURS, LINES, strict=False
-    ):
-        rates = np.diff(samples, prepend=0) / np.diff(ends, prepend=0)
-        rates[0] = samples[0] / ends[0]
-        # Until its first step ends, a variant has trained nothing.
-        axes.step(
-            np.r_[0, ends],
-            np.r_[rates[0], rates],
-            where="pre",
-            color=colour,
-            linestyle=line,
-            label=name,
-        )
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return figure
+def _looks(comparison: Comparison) -> Iterable[tuple[Results, dict[str, Any]]]:
+    """Yield each variant with what its line is drawn with."""
+    for (name, run), look in zip(comparison.variants.items(), LOOKS, strict=False):
+        yield run, {**look, "label": name}
 
 
-def _throughput_title(comparison: Comparison) -> str:
-    """Return what the figure says: the rates of both, and how long each trains nothing."""
-    parts = [
-        f"{name}: nothing for {seconds(ends[0])}, then {rate(run.samples_per_second['global'])}"
-        for (name, (ends, _)), run in zip(
-            timelines(comparison).items(), comparison.variants.values(), strict=True
-        )
-    ]
-    return "\n".join(parts)
-
-
-def throughput_text(comparison: Comparison) -> str:
-    """Return the alternative text of `throughput`."""
-    parts = [
-        (
-            f"{name} trains nothing for {seconds(ends[0])} and then "
-            f"{rate(run.samples_per_second['global'])}"
-        )
-        for (name, (ends, _)), run in zip(
-            timelines(comparison).items(), comparison.variants.values(), strict=True
-        )
-    ]
-    return "Line plot of throughput over the time since launch: " + "; ".join(parts) + "."
-
-
-def throughput_rows(comparison: Comparison) -> Rows:
-    """Return the table of `throughput`."""
+def throughput(comparison: Comparison) -> Chart:
+    """Return the samples per second of each step over the time since launch, with start-up."""
+    lines = timelines(comparison)
     rows = [["", "trains nothing for", "then", "start-up included"]]
-    for (name, (ends, _)), run in zip(
-        timelines(comparison).items(), comparison.variants.values(), strict=True
-    ):
+    for (name, run), (ends, _) in zip(comparison.variants.items(), lines.values(), strict=True):
         rates = run.samples_per_second
         rows.append([name, seconds(ends[0]), rate(rates["global"]), rate(rates["whole_run"])])
-    return rows
+    title = "\n".join(f"{row[0]}: nothing for {row[1]}, then {row[2]}" for row in rows[1:])
+
+    def draw(axes: Any) -> None:
+        for (ends, samples), (_, look) in zip(lines.values(), _looks(comparison), strict=True):
+            rates = np.diff(samples, prepend=0) / np.diff(ends, prepend=0)
+            rates[0] = samples[0] / ends[0]
+            # Until its first step ends, a variant has trained nothing.
+            axes.step(np.r_[0, ends], np.r_[rates[0], rates], where="pre", **look)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    return one_panel(title, rows, draw, xlabel="seconds since launch", ylabel="samples/s")
 
 
-def losses(comparison: Comparison) -> Figure:
-    """Return a figure of the training loss of both variants, step by step."""
-    figure, axes = labelled_figure(_losses_title(comparison), "step", "loss")
-    for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
-        steps, values = zip(
-            *[(s, np.nan if v is None else v) for s, v in run.loss["curve"]], strict=True
-        )
-        axes.plot(steps, values, color=colour, linestyle=line, label=name)
-    axes.legend()
-    return figure
-
-
-def _losses_title(comparison: Comparison) -> str:
-    """Return what the figure says: from where to where each loss went."""
-    parts = [
-        f"{name}: {_loss(r.loss['first'])} to {_loss(r.loss['last'])}"
-        for name, r in comparison.variants.items()
+def losses(comparison: Comparison) -> Chart:
+    """Return the training loss of both variants, step by step; the table has some of the steps."""
+    curves = {name: run.loss["curve"] for name, run in comparison.variants.items()}
+    first = next(iter(curves.values()))
+    count = min(map(len, curves.values()))
+    places = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
+    rows = [["step", *curves]]
+    rows += [[str(first[i][0]), *(_loss(curve[i][1]) for curve in curves.values())] for i in places]
+    ends = [
+        f"{name}: {_loss(run.loss['first'])} to {_loss(run.loss['last'])}"
+        for name, run in comparison.variants.items()
     ]
-    return f"Training loss, {'; '.join(parts)}"
+
+    def draw(axes: Any) -> None:
+        for run, look in _looks(comparison):
+            points = [(step, np.nan if loss is None else loss) for step, loss in run.loss["curve"]]
+            axes.plot(*zip(*points, strict=True), **look)
+        axes.legend()
+
+    title = f"Training loss, {'; '.join(ends)}"
+    return one_panel(title, rows, draw, xlabel="step", ylabel="loss")
 
 
 def _loss(value: float | None) -> str:
     return "not finite" if value is None else number(value)
 
 
-def losses_text(comparison: Comparison) -> str:
-    """Return the alternative text of `losses`."""
-    parts = [
-        f"{name} from {_loss(r.loss['first'])} to {_loss(r.loss['last'])}"
-        for name, r in comparison.variants.items()
-    ]
-    return "Line plot of training loss by step: " + "; ".join(parts) + "."
-
-
-def losses_rows(comparison: Comparison) -> Rows:
-    """Return the table of `losses` at some of the steps, including the first and the last."""
-    curves = [run.loss["curve"] for run in comparison.variants.values()]
-    count = min(map(len, curves))
-    places = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
-    rows = [["step", *comparison.variants]]
-    return rows + [
-        [str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in places
-    ]
-
-
-def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
-    return {
+def step_times(comparison: Comparison) -> Chart:
+    """Return the distribution of step times after the warm-up."""
+    steady = {
         name: 1000 * np.array(each_step_seconds(Path(comparison.folder) / name)[run.warmup_steps :])
         for name, run in comparison.variants.items()
     }
-
-
-def step_times(comparison: Comparison) -> Figure:
-    """Return a figure of the distribution of step times after the warm-up."""
-    medians = [
-        f"{name} below {number(np.median(ms))} ms" for name, ms in _steady(comparison).items()
-    ]
-    figure, axes = labelled_figure(
-        f"Half of the steps: {', '.join(medians)}",
-        "step time [ms]",
-        "share of steps that take at most this long",
-    )
-    for (name, milliseconds), colour, line in zip(
-        _steady(comparison).items(), COLOURS, LINES, strict=False
-    ):
-        axes.ecdf(milliseconds, color=colour, linestyle=line, label=name)
-    axes.set_xlim(left=0)
-    axes.legend(loc="lower right")
-    return figure
-
-
-def step_times_text(comparison: Comparison) -> str:
-    """Return the alternative text of `step_times`."""
-    parts = [
-        (
-            f"{name}: half below {number(np.median(ms))} ms, 95 % below "
-            f"{number(np.percentile(ms, 95))} ms"
-        )
-        for name, ms in _steady(comparison).items()
-    ]
-    return "Cumulative distribution of step times: " + "; ".join(parts) + "."
-
-
-def step_times_rows(comparison: Comparison) -> Rows:
-    """Return the table of `step_times`."""
-    rows = [["share of steps", *(f"{name}, at most" for name in comparison.variants)]]
-    steady = _steady(comparison).values()
-    return rows + [
-        [f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady)]
+    rows = [["share of steps", *(f"{name}, at most" for name in steady)]]
+    rows += [
+        [f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady.values())]
         for share in (5, 25, 50, 75, 95, 100)
     ]
+    medians = [f"{name} below {number(np.median(ms))} ms" for name, ms in steady.items()]
+
+    def draw(axes: Any) -> None:
+        for milliseconds, (_, look) in zip(steady.values(), _looks(comparison), strict=True):
+            axes.ecdf(milliseconds, **look)
+        axes.set_xlim(left=0)
+        axes.legend(loc="lower right")
+
+    return one_panel(
+        f"Half of the steps: {', '.join(medians)}",
+        rows,
+        draw,
+        xlabel="step time [ms]",
+        ylabel="share of steps that take at most this long",
+    )
 
 
 def _seconds_after(run: Results, steps: int) -> float:
     return run.startup_seconds["total"] + steps * run.step_seconds["p50"]
 
 
-def _steps_shown(comparison: Comparison) -> int:
-    steps = comparison.break_even_steps
-    return max(comparison.baseline.steps, int(1.5 * steps) if steps else 0)
+def break_even(comparison: Comparison) -> Chart:
+    """Return the time since launch by number of steps, start-up included.
 
-
-def break_even(comparison: Comparison) -> Figure:
-    """Return a figure of the time since launch by number of steps, start-up included.
-
-    The lines are extended at the steady-state rate to the break-even point.
+    The lines are extended at the steady-state rate to the break-even point, if there is one.
     """
     paid = comparison.break_even_steps
-    figure, axes = labelled_figure(
-        f"The longer start-up is paid for after {paid:,} steps" if paid else "Time since launch",
-        "steps trained",
-        "seconds since launch",
-    )
-    steps = comparison.break_even_steps
-    for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
-        x = [0, _steps_shown(comparison)]
-        axes.plot(x, [_seconds_after(run, n) for n in x], color=colour, linestyle=line, label=name)
-    if steps:
-        axes.plot(
-            [steps],
-            [_seconds_after(comparison.candidate, steps)],
-            marker="o",
-            color="black",
-            linestyle="",
-            label=f"break-even: {steps:,} steps",
-        )
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return figure
-
-
-def break_even_text(comparison: Comparison) -> str:
-    """Return the alternative text of `break_even`."""
-    return "Line plot of time since launch by steps trained. " + verdict.break_even_line(comparison)
-
-
-def break_even_rows(comparison: Comparison) -> Rows:
-    """Return the table of `break_even`, with the break-even point if there is one."""
-    counts = sorted({0, comparison.break_even_steps or 0, _steps_shown(comparison)})
+    shown = max(comparison.baseline.steps, int(1.5 * paid) if paid else 0)
     rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
-    return rows + [
+    rows += [
         [f"{n:,}", *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())]
-        for n in counts
+        for n in sorted({0, paid or 0, shown})
     ]
+
+    def draw(axes: Any) -> None:
+        for run, look in _looks(comparison):
+            axes.plot([0, shown], [_seconds_after(run, n) for n in (0, shown)], **look)
+        if paid:
+            label = f"break-even: {paid:,} steps"
+            axes.plot([paid], [_seconds_after(comparison.candidate, paid)], "ko", label=label)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    return one_panel(
+        f"The longer start-up is paid for after {paid:,} steps" if paid else "Time since launch",
+        rows,
+        draw,
+        xlabel="steps trained",
+        ylabel="seconds since launch",
+    )

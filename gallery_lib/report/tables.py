@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,13 @@ from gallery_lib.console.table import seconds as _seconds
 from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
 from gallery_lib.report.folded import folded
-from gallery_lib.train.results import Results, check_folder, data_lines, read_results
+from gallery_lib.train.results import (
+    Results,
+    busy_line,
+    check_folder,
+    data_lines,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
@@ -21,44 +28,57 @@ def _gibibytes(value: int | None) -> str:
     return "no GPU" if value is None else f"{number(value / 2**30)} GiB"
 
 
+def _compiling(results: Results) -> str:
+    value = results.startup_seconds["compile"]
+    return _seconds(value) if value else "none"
+
+
+def _sustained(results: Results) -> str:
+    if "step_seconds" not in results.sustained:
+        return "not measured"
+    step = _seconds(results.sustained["step_seconds"])
+    return f"{rate(results.samples_per_second['sustained'])}, {step} a step"
+
+
 def _losses(results: Results) -> str:
     first, last = results.loss["first"], results.loss["last"]
     return "not finite" if None in (first, last) else f"{number(first)} → {number(last)}"
 
 
-def results_rows(results: Results) -> Rows:
-    """Return the table of one run, with a line for each measured quantity."""
-    rows = [["figure", "value"]]
+_MEASURED: dict[str, Callable[[Results], str]] = {
+    "step time p50": lambda run: _seconds(run.step_seconds["p50"]),
+    "step time p75": lambda run: _seconds(run.step_seconds["p75"]),
+    "step time p90": lambda run: _seconds(run.step_seconds["p90"]),
+    "step time p95": lambda run: _seconds(run.step_seconds["p95"]),
+    "steady state, all processes": lambda run: rate(run.samples_per_second["global"]),
+    "steady state, per device": lambda run: rate(run.samples_per_second["per_device"]),
+    "sustained, with waits for data": _sustained,
+    "whole run, with start-up": lambda run: rate(run.samples_per_second["whole_run"]),
+    "start-up": lambda run: _seconds(run.startup_seconds["total"]),
+    "… of which compiling": _compiling,
+    "peak memory, host": lambda run: _gibibytes(run.peak_memory_bytes["host"]),
+    "page faults a step, host": lambda run: f"{run.page_faults:,.0f}",
+    "peak memory, device": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
+    "loss, first → last": _losses,
+}
+"""Lines of the table of a run or a comparison."""
+
+
+def measured_rows(runs: Mapping[str, Results], chance: Mapping[str, float]) -> Rows:
+    """Return a table of runs side by side, with a line for each measured quantity."""
+    waits = any(verdict.hidden_wait_of(run) for run in runs.values())
+    rows = [["", *runs]]
     rows += [
-        [f"step time {name}", _seconds(results.step_seconds[name])]
-        for name in ("p50", "p75", "p90", "p95")
+        [name, *map(cell, runs.values())]
+        for name, cell in _MEASURED.items()
+        if cell is not _sustained or waits
     ]
-    rates = results.samples_per_second
-    start_up, compiling = (_seconds(results.startup_seconds[name]) for name in ("total", "compile"))
-    rows += [
-        ["steady state, all processes", rate(rates["global"])],
-        ["steady state, per device", rate(rates["per_device"])],
-        ["whole run, with start-up", rate(rates["whole_run"])],
-        [
-            "start-up",
-            f"{start_up}, of which compiling {compiling}"
-            if results.startup_seconds["compile"]
-            else start_up,
-        ],
-        ["peak memory, host", _gibibytes(results.peak_memory_bytes["host"])],
-        ["peak memory, device", _gibibytes(results.peak_memory_bytes["device"])],
-        ["loss, first → last", _losses(results)],
-    ]
-    rows += [
-        [
-            "resumed",
-            f"at step {one['step']}, {one['lost_steps']} steps done again, "
-            f"{one['processes']} process{'' if one['processes'] == 1 else 'es'}",
-        ]
-        for one in results.interruptions
-    ]
-    rows += [[f"held-out {name}", number(value)] for name, value in results.metrics.items()]
-    return rows + [[f"backend: {name}", what] for name, what in results.techniques.items()]
+    for name in next(iter(runs.values())).metrics:
+        label = f"held-out {name}"
+        label += f" (chance {number(chance[name])})" if name in chance else ""
+        values = (run.metrics.get(name, math.nan) for run in runs.values())
+        rows.append([label, *map(number, values)])
+    return rows
 
 
 def results_text(results: Results) -> str:
@@ -68,37 +88,26 @@ def results_text(results: Results) -> str:
         f"{verdict.task_name(results.task)}, {processes}, {verdict.precision(results)}, "
         f"{verdict.batch(results)}"
     )
-    return f"\n{title}\n{text_table(results_rows(results))}"
+    rows = [*measured_rows({"value": results}, {})]
+    rows += [
+        [
+            "resumed",
+            f"at step {one['step']}, {one['lost_steps']} steps done again, "
+            f"{one['processes']} process{'' if one['processes'] == 1 else 'es'}",
+        ]
+        for one in results.interruptions
+    ]
+    rows += [[f"backend: {name}", what] for name, what in results.techniques.items()]
+    parts = ["", title, text_table(rows)]
+    if results.tuning:
+        parts += ["", f"Why it runs so, of the candidates of --tune:\n{results.tuning}"]
+    said = (verdict.loader_line({"this run": results}), busy_line(results))
+    return "\n".join([*parts, *filter(None, said)])
 
 
 def comparison_rows(comparison: Comparison) -> Rows:
     """Return a table of both variants side by side."""
-    names = list(comparison.variants)
-    both = list(comparison.variants.values())
-    rows = [["", *names]]
-    rows += [
-        [f"step time {name}", *(_seconds(r.step_seconds[name]) for r in both)]
-        for name in ("p50", "p75", "p90", "p95")
-    ]
-    rows += [
-        ["steady state", *(rate(r.samples_per_second["global"]) for r in both)],
-        ["whole run, with start-up", *(rate(r.samples_per_second["whole_run"]) for r in both)],
-        ["start-up", *(_seconds(r.startup_seconds["total"]) for r in both)],
-        [
-            "… of which compiling",
-            *(_seconds(t) if (t := r.startup_seconds["compile"]) else "none" for r in both),
-        ],
-        ["peak memory, host", *(_gibibytes(r.peak_memory_bytes["host"]) for r in both)],
-        ["page faults a step, host", *(f"{r.page_faults:,.0f}" for r in both)],
-        ["peak memory, device", *(_gibibytes(r.peak_memory_bytes["device"]) for r in both)],
-        ["loss, first → last", *map(_losses, both)],
-    ]
-    for name, value in comparison.baseline.metrics.items():
-        label = f"held-out {name}" + (
-            f" (chance {number(comparison.chance[name])})" if name in comparison.chance else ""
-        )
-        rows.append([label, number(value), number(comparison.candidate.metrics[name])])
-    return rows
+    return measured_rows(comparison.variants, comparison.chance)
 
 
 def parity_rows(comparison: Comparison) -> Rows:
@@ -110,6 +119,7 @@ def parity_rows(comparison: Comparison) -> Rows:
         [
             "parity check",
             "worst",
+            "median",
             "limit",
             "where",
             "",
@@ -120,6 +130,7 @@ def parity_rows(comparison: Comparison) -> Rows:
         [
             c.name,
             number(c.worst),
+            "" if c.median is None else number(c.median),
             number(c.limit),
             c.where,
             "passed" if c.passed else "FAILED",
@@ -129,41 +140,34 @@ def parity_rows(comparison: Comparison) -> Rows:
     ]
 
 
-def _parity_text(comparison: Comparison) -> str:
-    """Return the parity checks as text for a terminal.
-
-    What each check compares stands below the table, where there is room.
-    """
-    explained = [
-        f"  {check.name}: {verdict.meaning_of(check)}" for check in comparison.parity.checks
-    ]
-    return "\n".join([text_table([row[:-1] for row in parity_rows(comparison)]), *explained])
-
-
 def techniques_rows(techniques: Mapping[str, str]) -> Rows:
     """Return a table of what the backend did in a run."""
     return [["technique", "in this run"], *([name, what] for name, what in techniques.items())]
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """Return a comparison as text for a terminal: the verdict, then the details."""
-    techniques = [f"  {name}: {what}" for name, what in comparison.candidate.techniques.items()]
-    parts = [
-        "",
-        *verdict.lines(comparison),
-        "",
-        verdict.conditions_line(comparison),
-        text_table(comparison_rows(comparison)),
-        "",
-        _parity_text(comparison),
-        "",
-        verdict.break_even_line(comparison),
-        *(f"Data: {line}" for line in data_lines(comparison.baseline.data)),
-        "What the backend did:",
-        *techniques,
-        f"results: {comparison.folder}/comparison.json",
-    ]
-    return "\n".join(parts)
+def comparison_text(comparison: Comparison, *, details: bool = True) -> str:
+    """Return a comparison as text for a terminal: the tables, and last the verdict.
+
+    Without `details` there is one table, and parity has a line if it passed.
+    """
+    parity = text_table([row[:-1] for row in parity_rows(comparison)])
+    parts = ["", verdict.conditions_line(comparison), text_table(comparison_rows(comparison))]
+    if details:
+        parts += [
+            "",
+            parity,
+            *(f"  {check.name}: {verdict.meaning_of(check)}" for check in comparison.parity.checks),
+            "",
+            verdict.break_even_line(comparison),
+            *(f"Data: {line}" for line in data_lines(comparison.baseline.data)),
+            "What the backend did:",
+            *(f"  {name}: {what}" for name, what in comparison.candidate.techniques.items()),
+            *filter(None, [comparison.candidate.tuning]),
+        ]
+    elif not comparison.parity.passed:
+        parts += ["", parity]
+    parts += ["", *verdict.lines(comparison)]
+    return "\n".join([*parts, "", f"results: {comparison.folder}/comparison.json"])
 
 
 def comparison_markdown(comparison: Comparison) -> str:
@@ -184,60 +188,37 @@ def comparison_markdown(comparison: Comparison) -> str:
     )
 
 
-def scaling_rows(one: Comparison, several: Comparison) -> Rows:
-    """Return a table of throughput on one process and on several, and their ratio.
+def scaling_markdown(one: Comparison, several: Comparison) -> str:
+    """Return throughput on one process and on several as a Markdown table, and how to read it.
 
     Where processes have devices of their own, the table has their scaling efficiency too. Processes
     that share the cores of one CPU have no more to compute with than one process, so they have no
     efficiency.
     """
-    n = several.baseline.world_size
-    shared = one.baseline.environment["device"] == "cpu"
-    rows = [
-        ["", "1 process", f"{n} processes", f"{n} processes over 1"]
-        + ([] if shared else ["scaling efficiency"])
-    ]
+    n, shared = several.baseline.world_size, one.baseline.environment["device"] == "cpu"
+    rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"]]
+    rows[0] += [] if shared else ["scaling efficiency"]
+    gains = []
     for name in one.variants:
         alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))
-        row = [name, rate(alone), rate(together), f"{together / alone:.2f}×"]
-        rows.append(row if shared else [*row, f"{together / alone / n:.0%}"])
-    return rows
-
-
-def scaling_note(one: Comparison, several: Comparison) -> str:
-    """Return a note on how to read `scaling_rows`; '' where none is needed."""
-    n, batches = (
-        several.baseline.world_size,
-        [c.baseline.config["batch_size"] for c in (one, several)],
-    )
-    gains = [
-        several.variants[name].samples_per_second["global"]
-        / one.variants[name].samples_per_second["global"]
-        for name in one.variants
-    ]
-    if one.baseline.environment["device"] == "cpu":
-        note = (
-            f"One process already has every CPU core, and {n} share the same cores ({batches[0]} "
-            f"samples a step alone, {batches[1]} a process together). So no gain is to be expected"
+        gains.append(together / alone)
+        rows.append([name, rate(alone), rate(together), f"{together / alone:.2f}×"])
+        rows[-1] += [] if shared else [f"{together / alone / n:.0%}"]
+    notes = []
+    if shared:
+        alone, together = (c.baseline.config["batch_size"] for c in (one, several))
+        notes.append(
+            f"One process already has every CPU core, and {n} share the same cores ({alone} "
+            f"samples a step alone, {together} a process together), so no gain is to be expected."
         )
-        return (
-            f"{note}; where there is one, one process does not keep all cores at work."
-            if max(gains) > 1
-            else f"{note}."
-        )
-    if max(gains) > n:
-        return (
+        if max(gains) > 1:
+            notes.append("Where there is one, one process does not keep all cores at work.")
+    elif max(gains) > n:
+        notes.append(
             "More than 100 %: the two columns were measured one after the other, not in turns, so "
             "the machine was slower for the first. Read it as 100 %."
         )
-    return ""
-
-
-def scaling_markdown(one: Comparison, several: Comparison) -> str:
-    """Return the scaling table and its note as Markdown for a notebook."""
-    return "\n\n".join(
-        filter(None, [markdown_table(scaling_rows(one, several)), scaling_note(one, several)])
-    )
+    return "\n\n".join([markdown_table(rows), *([" ".join(notes)] if notes else [])])
 
 
 def folder_text(folder: Path | str) -> str:

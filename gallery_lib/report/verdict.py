@@ -7,14 +7,16 @@ stand below it (tables.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gallery_lib.console.table import number
+from gallery_lib.console.table import number, seconds
+from gallery_lib.console.user_errors import short_name
 from gallery_lib.system import hardware
-from gallery_lib.train.results import Results
+from gallery_lib.train.results import Results, hidden_wait
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.result import Check, Comparison
+    from gallery_lib.measure.comparison.result import Check, Comparison, Parity
 
 BASELINE = "PyTorch eager"
 """Name of the variant `baseline` in texts."""
@@ -53,10 +55,12 @@ def batch(results: Results) -> str:
 def task_name(task: str) -> str:
     """Return a task's name.
 
-    For a task in a file, this is the file's name and the object's.
+    For a task in a file, this is the file's name and the object's. For a model from a cell of
+    `your_model`, it is the name of the model's class.
     """
-    file, _, name = task.rpartition(":")
-    return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{name}" if file else task
+    path, _, name = task.rpartition(":")
+    file, short = path.replace(chr(92), "/").rpartition("/")[2], short_name(task)
+    return f"{file}:{name}" if file and short == name else short
 
 
 def _subject(comparison: Comparison) -> str:
@@ -102,15 +106,7 @@ def one_line(comparison: Comparison) -> str:
     subject, other = _subject(comparison), _compared_with(comparison)
     ratio = comparison.speedup
     if ratio is None:
-        failed = "; ".join(
-            f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}"
-            for c in comparison.parity.checks
-            if not c.passed
-        )
-        return (
-            f"{subject}: not comparable with {other}, since it does not compute the same training "
-            f"({failed}), so no speed-up is given."
-        )
+        return f"{subject}: {_why_no_speedup(comparison.parity, other)}, so no speed-up is given."
     level = (
         "interval"
         if comparison.confidence is None
@@ -129,14 +125,31 @@ def one_line(comparison: Comparison) -> str:
     )
 
 
+def _why_no_speedup(parity: Parity, other: str) -> str:
+    """Return why there is no speed-up over `other`, with the checks that failed."""
+    failed = "; ".join(
+        f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}"
+        for c in parity.checks
+        if not c.passed
+    )
+    if parity.batch_to_take is not None:
+        return (
+            f"too small to judge: a second run of {other}, from weights that are moved by a "
+            f"rounding, does not pass either ({failed}). Take a batch size of "
+            f"{parity.batch_to_take:,} or more"
+        )
+    if parity.verdict == "same at first, then not":
+        check = next(c for c in parity.checks if not c.passed)
+        return (
+            f"same at first, then not: its loss parts from that of {other} at {check.where} "
+            f"({number(check.worst)} apart where {number(check.limit)} is allowed)"
+        )
+    return f"not comparable with {other}, since it does not compute the same training ({failed})"
+
+
 def busy_line(comparison: Comparison) -> str:
     """Return what other load the machine had; '' for a quiet one."""
-    reasons = comparison.load.reasons() if comparison.load else []
-    return (
-        f"The machine was busy: {'; '.join(reasons)}; repeat it when it is quiet."
-        if reasons
-        else ""
-    )
+    return comparison.load.sentence() if comparison.load else ""
 
 
 def caution_line(comparison: Comparison) -> str:
@@ -153,9 +166,31 @@ def caution_line(comparison: Comparison) -> str:
     )
 
 
+def hidden_wait_of(results: Results) -> float:
+    """Return how long a sustained step waits for data beyond the median one, in seconds."""
+    return hidden_wait(results.step_seconds["p50"], results.sustained)
+
+
+def loader_line(runs: Mapping[str, Results]) -> str:
+    """Return a sentence on runs whose loader is slower than their steps; '' where none is."""
+    steps = [
+        f"{name} {seconds(run.sustained['step_seconds'])} ({seconds(run.step_seconds['p50'])})"
+        for name, run in runs.items()
+        if hidden_wait_of(run)
+    ]
+    if not steps:
+        return ""
+    return (
+        "The loader is slower than the steps, and batches arrive in bursts. A sustained step (and "
+        f"the median one) takes: {', '.join(steps)}. Over a whole run the sustained one counts. "
+        "More workers or cheaper loading shorten it."
+    )
+
+
 def lines(comparison: Comparison) -> list[str]:
     """Return the verdict, followed by what a reader must know before any figure."""
-    return [*filter(None, [one_line(comparison), busy_line(comparison), caution_line(comparison)])]
+    others = [busy_line(comparison), loader_line(comparison.variants), caution_line(comparison)]
+    return [*filter(None, [one_line(comparison), *others])]
 
 
 def break_even_line(comparison: Comparison) -> str:
@@ -164,7 +199,7 @@ def break_even_line(comparison: Comparison) -> str:
     Where there is no such number, the sentence says why.
     """
     if comparison.speedup is None:
-        return "There is no break-even: the two are not comparable."
+        return "There is no break-even, since no speed-up is given."
     if comparison.verdict == "no measurable difference":
         return (
             "There is no break-even: there is no measurable difference between the steps of the "
@@ -215,6 +250,9 @@ _MEANINGS = {
         "How much longer or shorter a parameter's gradient is than the baseline's, over several "
         "batches, as a part of its length. A wrong factor shows here, and rounding hardly does."
     ),
+    "all losses": (
+        "How far a loss of the candidate is from the baseline's, over all steps of the comparison."
+    ),
 }
 
 
@@ -223,6 +261,12 @@ def meaning_of(check: Check) -> str:
     meaning = _MEANINGS.get(check.name, "")
     if check.baselines is None or not math.isfinite(check.limit):
         return meaning
+    if check.name == "all losses":
+        return (
+            f"{meaning} A second run, from weights that are moved by a rounding, is "
+            f"{number(check.baselines)} off by then. So the limit is three times that and a "
+            f"tolerance, together {number(check.limit)}; {number(check.worst)} is {_judged(check)}."
+        )
     return (
         f"{meaning} The baseline itself is {number(check.baselines)} off there, by rounding alone. "
         f"So the limit is three times that and a tolerance, together {number(check.limit)}; "

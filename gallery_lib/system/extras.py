@@ -5,7 +5,7 @@ An environment that uv has made has no pip. The uv that `prepare.sh` used may be
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import shlex
 import shutil
 import sys
@@ -29,6 +29,8 @@ def install_command(extra: str) -> str:
             ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []
         )
         return shlex.join([uv, "pip", "install", "--python", sys.executable, *package, *pinned])
-    if importlib.util.find_spec("pip") is not None:
+    # Not by `find_spec`: setuptools takes a look for pip's module for pip at work, and then refuses
+    # the compiler, which imports it.
+    if any(importlib.metadata.distributions(name="pip")):
         return shlex.join([sys.executable, "-m", "pip", "install", *package])
     return shlex.join(["bash", str(root / "prepare.sh"), "--test"])

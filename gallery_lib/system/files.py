@@ -59,6 +59,24 @@ def atomic_write(
         raise
 
 
+_said: set[Path] = set()
+
+
+@contextlib.contextmanager
+def written_if_possible(folder: Path) -> Iterator[None]:
+    """Context: write something to a run's folder that the run can do without.
+
+    A disk that is full for a minute does not end a training of days. The first failure is printed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if folder not in _said:
+            _said.add(folder)
+            lost = "lines of the log are lost meanwhile, and the run goes on"
+            print(f"{folder} cannot be written to ({error.strerror or error}): {lost}", flush=True)
+
+
 def is_temporary(name: str) -> bool:
     """Return whether a file of that name is a temporary file of `atomic_write`."""
     return name.startswith(".") and name.endswith(".tmp")

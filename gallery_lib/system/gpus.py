@@ -44,7 +44,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
             Gpu(one.name, (one.major, one.minor))
             for one in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         )
-    return _asked(torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    count = torch.cuda.device_count()
+    return _asked(count, os.environ.get("CUDA_VISIBLE_DEVICES")) if count else ()
 
 
 @functools.cache

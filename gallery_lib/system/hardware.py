@@ -13,6 +13,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -141,20 +142,18 @@ def device_type() -> str:
 
 
 def cpp_compiler() -> str | None:
-    """Return the C++ compiler that Inductor would use on the CPU, or None."""
-    return next(
-        (
-            path
-            for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-            if name and (path := shutil.which(name))
-        ),
-        None,
-    )
+    """Return the C++ compiler that Inductor would use on the CPU, or None.
+
+    Inductor looks for no other where CXX names one that is not there.
+    """
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    several_words = len(name.split()) > 1  # as in `ccache g++`
+    return shutil.which("g++" if several_words else name)
 
 
 def git_revision(folder: Path) -> str | None:
     """Return `<commit>` or `<commit>+changes` of the checkout at `folder`; None without one."""
-    git = ["git", "-C", str(folder)]
+    git = ["git", "--no-optional-locks", "-C", str(folder)]  # a run refreshes no index
     try:
         commit = subprocess.run(
             [*git, "rev-parse", "--short=12", "HEAD"],

@@ -1,39 +1,35 @@
 """JSON files: written whole or not at all, and read against a declared shape.
 
-A misfit is an InputError that names the file and the place in it (`tasks.resnet50.rows: must be an
-object, and is a list`). Numbers are finite: NaN and Infinity, which are no JSON, are refused both
-ways.
+msgspec holds what was read against the shape. A misfit is an InputError that names the file, the
+place in it (such as `tasks[...].rows`), and what was expected. A dataclass knows all its fields; a
+shape of `having` allows others. Numbers are finite: NaN, Infinity and 1e999 are refused. On a
+machine that has torch and no msgspec, files are read as what they are declared to be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
-import math
 import shutil
-import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, TypedDict, TypeVar, Union, get_args, get_origin
 
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
+from gallery_lib.system.standard_error import tell
+
+try:
+    import msgspec
+except ModuleNotFoundError:
+    msgspec = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-
-_NAMES = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-}
-_NAMES[type(None)] = "null"
+_LARGEST = 1e300
+"""Bound of numbers in a file: far above what is measured, and products of a few stay finite."""
 
 
 class Misfit(ValueError):
@@ -55,7 +51,14 @@ def write_json(path: Path, value: Any) -> None:
         json.dump(value, file, indent=1, allow_nan=False)
 
 
-def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = None) -> T:
+def read_json(
+    path: Path,
+    shape: type[T],
+    *,
+    again: str,
+    schema: int | None = None,
+    check: Callable[[T], object] | None = None,
+) -> T:
     """Return the file's content as `shape`: a dataclass, a container, or a type with alternatives.
 
     Args:
@@ -64,13 +67,14 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         again: what to do about a file that cannot be used, as a sentence.
         schema: the number that the file must have under `schema`, which `shape` does not name;
             None: it has none.
+        check: raises Misfit for what a shape cannot say.
 
     Raises:
         FileNotFoundError: there is no such file.
         InputError: it cannot be read, is no JSON, of another schema, or does not have the shape.
     """
     try:
-        value = json.loads(path.read_bytes(), parse_constant=_refuse)
+        value = parsed(path.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -82,14 +86,16 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         ) from None
     try:
         if schema is not None:
-            if not isinstance(value, dict):
-                raise Misfit(f"must be an object, and is {_name(value)}")
+            value = converted(value, dict[str, Any])
             if (file_schema := value.pop("schema", None)) != schema:
                 raise InputError(
                     f"{path} has schema {file_schema!r}, and this version reads {schema}. {again}",
                     parameter="schema",
                 )
-        return converted(value, shape)
+        content = converted(value, shape)
+        if check is not None:
+            check(content)
+        return content
     except Misfit as error:
         raise InputError(
             f"{path} is damaged, or of another version: {error}. {again}",
@@ -111,128 +117,83 @@ def set_aside(path: Path, why: object) -> Path | None:
     except OSError:
         aside, message = None, f"{path} is not used"  # type: ignore[assignment]
     with contextlib.suppress(OSError, ValueError):
-        print(f"{message}: {why}", file=sys.stderr, flush=True)
+        tell(f"{message}: {why}")
     return aside
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+def parsed(content: str | bytes) -> Any:
+    """Return what JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON, or has a number that is not finite.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(content, parse_constant=_number, parse_float=_number, parse_int=_number)
+
+
+def _number(text: str) -> float:
+    if not abs(float(text)) < _LARGEST:
+        raise ValueError(f"{text[:20]} is no finite number")
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def having(fields: Mapping[str, Any]) -> Any:
+    """Return the shape of an object with these fields among others.
+
+    A field may be such a mapping itself, or a list with the shape of its entries.
+    """
+
+    def kind(of: Any) -> Any:
+        if isinstance(of, list):
+            return list.__class_getitem__(kind(of[0]))
+        return having(of) if isinstance(of, dict) else of
+
+    return TypedDict("having", {name: kind(of) for name, of in fields.items()})  # type: ignore
 
 
 def converted(value: Any, shape: type[T], place: str = "") -> T:
-    """Return `value`, of plain JSON, as `shape`.
+    """Return `value`, of plain JSON, as `shape`: what msgspec knows, or what `having` returns.
 
     Raises:
         Misfit: with the place, where the value has another shape.
     """
-    return cast(T, _converted(value, shape, place))
-
-
-def _converted(value: Any, shape: Any, place: str) -> Any:
-    origin, inside = get_origin(shape), get_args(shape)
-    if shape is Any or shape is object:
-        return value
-    if origin in (Union, types.UnionType):
-        return _one_of(value, inside, place)
-    if origin is Literal:
-        return (
-            value
-            if value in inside
-            else _misfit(place, f"one of {', '.join(map(repr, inside))}", value)
-        )
-    if dataclasses.is_dataclass(shape):
-        return _dataclass(value, cast(type, shape), place)
-    if shape is float:
-        return _number(value, place)
-    plain = origin or shape
-    if issubclass(plain, Mapping):
-        values = value if isinstance(value, dict) else _misfit(place, "an object", value)
-        of = inside[1] if inside else Any
-        return {name: _converted(entry, of, _at(place, name)) for name, entry in values.items()}
-    if plain in (list, tuple, Sequence) or plain is typing.Sequence:
-        return _row(value, plain, inside, place)
-    return (
-        value
-        if type(value) is shape
-        else _misfit(place, _NAMES.get(shape, getattr(shape, "__name__", str(shape))), value)
-    )
-
-
-def _number(value: Any, place: str) -> Any:
+    if msgspec is None:
+        return _taken_for(value, shape)
     try:
-        if type(value) in (int, float) and math.isfinite(value):
-            return value
-    except OverflowError:
-        pass
-    return _misfit(place, "a number", value)
+        kept = msgspec.convert(value, shape)
+    except (msgspec.ValidationError, RecursionError) as error:
+        problem, _, where = str(error).partition(" - at `$")
+        raise Misfit(problem, (place + where.rstrip("`")).lstrip(".")) from None
+    _refuse_unknown(value, kept, place)
+    return kept
 
 
-def _one_of(value: Any, shapes: Sequence[Any], place: str) -> Any:
-    misfits = []
-    for shape in shapes:
-        try:
-            return _converted(value, shape, place)
-        except Misfit as error:
-            misfits.append((shape, error))
-    others = [error for shape, error in misfits if shape is not type(None)]
-    if value is not None and len(others) == 1:
-        raise others[0]
-    return _misfit(place, " or ".join(_NAMES.get(shape, "an object") for shape in shapes), value)
+def _taken_for(value: Any, shape: Any) -> Any:
+    """Return `value` built into the dataclasses and containers of `shape`, without any check."""
+    kind, inside = get_origin(shape), get_args(shape)
+    if kind in (Union, types.UnionType):
+        return value if value is None else _taken_for(value, inside[0])
+    if dataclasses.is_dataclass(shape):
+        hints = typing.get_type_hints(shape)
+        return shape(**{name: _taken_for(one, hints[name]) for name, one in value.items()})  # type: ignore[operator]
+    if kind is dict or kind is Mapping:
+        return {name: _taken_for(one, inside[1]) for name, one in value.items()}
+    if kind in (list, tuple):
+        alike = kind is list or inside[-1] is Ellipsis
+        shapes = [inside[0]] * len(value) if alike else inside
+        return kind(_taken_for(one, of) for one, of in zip(value, shapes, strict=False))
+    return value
 
 
-def _row(value: Any, plain: Any, inside: Sequence[Any], place: str) -> Any:
-    values = value if isinstance(value, list) else _misfit(place, "a list", value)
-    if plain is tuple and inside and inside[-1] is not Ellipsis:
-        if len(values) != len(inside):
-            _misfit(place, f"a list of {len(inside)}", value)
-        return tuple(
-            _converted(entry, of, _at(place, str(number)))
-            for number, (entry, of) in enumerate(zip(values, inside, strict=True))
-        )
-    of = inside[0] if inside else Any
-    return (tuple if plain is tuple else list)(
-        _converted(entry, of, _at(place, str(number))) for number, entry in enumerate(values)
-    )
-
-
-@functools.cache
-def _fields(shape: type) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
-    """Return the fields of a dataclass by name, and their types."""
-    return {
-        field.name: field for field in dataclasses.fields(shape) if field.init
-    }, typing.get_type_hints(shape)
-
-
-def _dataclass(value: Any, shape: type, place: str) -> Any:
-    values = value if isinstance(value, dict) else _misfit(place, "an object", value)
-    fields, hints = _fields(shape)
-    if unknown := sorted(set(values) - set(fields)):
-        raise Misfit("is not known here", _at(place, unknown[0]))
-    required = [
-        name
-        for name, field in fields.items()
-        if field.default is field.default_factory is dataclasses.MISSING
-    ]
-    if missing := [name for name in required if name not in values]:
-        raise Misfit("is missing", _at(place, missing[0]))
-    return shape(
-        **{name: _converted(entry, hints[name], _at(place, name)) for name, entry in values.items()}
-    )
-
-
-def _at(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
-
-
-def _name(value: Any) -> str:
-    text = repr(value)
-    shown = (
-        f" ({text if len(text) <= 40 else text[:39] + '…'})"
-        if not isinstance(value, dict | list)
-        else ""
-    )
-    return _NAMES.get(type(value), type(value).__name__) + shown
-
-
-def _misfit(place: str, expected: str, value: Any) -> typing.NoReturn:
-    raise Misfit(f"must be {expected}, and is {_name(value)}", place)
+def _refuse_unknown(value: Any, kept: Any, place: str) -> None:
+    """Raise Misfit for a field that a dataclass in `kept`, made of `value`, does not declare."""
+    if dataclasses.is_dataclass(kept):
+        kept = vars(kept)
+        if unknown := sorted(value.keys() - kept.keys()):
+            raise Misfit("is not known here", f"{place}.{unknown[0]}".lstrip("."))
+    if isinstance(value, dict):
+        for name in value.keys() & kept.keys():
+            _refuse_unknown(value[name], kept[name], f"{place}.{name}")
+    elif isinstance(value, list):
+        for number, (entry, kept_entry) in enumerate(zip(value, kept, strict=True)):
+            _refuse_unknown(entry, kept_entry, f"{place}[{number}]")

@@ -7,9 +7,13 @@ override both.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+import tempfile
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from gallery_lib.errors import InputError
 
@@ -45,13 +49,25 @@ def _own_checkout(inside: str) -> Path | None:
     return folder if ours(folder if folder.exists() else root) else None
 
 
+def home() -> Path:
+    """Return the user's home; for a user who has none (`docker --user`) a folder for temporary use.
+
+    HOME may name a folder that is not there, and a user's number may have no name.
+    """
+    with contextlib.suppress(RuntimeError, OSError):
+        folder = Path.home()
+        if ours(folder):
+            return folder
+    return Path(tempfile.gettempdir()) / f"gallery-user-{os.geteuid()}"
+
+
 def cache_dir() -> Path:
     """Return the folder of compiler caches, mock data and tuning results."""
     if setting := os.environ.get("GALLERY_CACHE_DIR"):
         return Path(setting).expanduser().resolve()
     if inside := _own_checkout(".cache"):
         return inside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gallery_lib"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "gallery_lib"
 
 
 def environment_dir(root: Path) -> Path:
@@ -87,7 +103,7 @@ def runs_dir() -> Path:
         return Path(setting).expanduser().resolve()
     if checkout() is None:
         return Path.cwd() / "runs"
-    return _own_checkout("runs") or Path.home() / "gallery-runs"
+    return _own_checkout("runs") or home() / "gallery-runs"
 
 
 def notice() -> str:
@@ -108,24 +124,52 @@ def code_folder(path: Path) -> Path:
     """Return `path`, a folder of files that are loaded as code; create it for this user alone.
 
     Who can change such a file has it executed. Two users are as trustworthy as this one: root, and
-    the owner of this package, whose code is executed anyway.
+    the owner of this package, whose code is executed anyway. A folder that others can enter is
+    searched whole, once, and then closed to them. Of a closed one only the first level is looked
+    at: others could reach deeper ones through that alone.
 
     Raises:
-        InputError: for a folder into which somebody else may write.
+        InputError: for a folder that somebody else owns, may write to or may rename, and for one
+            that holds what somebody else owns.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = path.stat()
     trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
-    if there.st_uid in trusted and not there.st_mode & 0o022:
-        return path
-    who = (
-        f"belongs to user {there.st_uid}"
-        if there.st_uid not in trusted
-        else f"may be written by others (mode {there.st_mode & 0o777:o})"
-    )
+    # Who can rename what is above this package can as well replace the package.
+    for above in {*path.absolute().parents, *path.resolve().parents} - {*Path(__file__).parents}:
+        there = above.stat()
+        if there.st_mode & 0o002 and not (there.st_mode & stat.S_ISVTX and there.st_uid in trusted):
+            _refuse(path, above, there, trusted)
+    there = path.stat()
+    if there.st_uid not in trusted or there.st_mode & 0o022:
+        _refuse(path, path, there, trusted)
+    is_open = there.st_mode & 0o011
+    for folder, folders, files in os.walk(path):
+        for inside in (Path(folder, name) for name in folders + files):
+            with contextlib.suppress(FileNotFoundError):  # another process replaces it
+                there = inside.lstat()
+                may_write = is_open and there.st_mode & 0o022 and not inside.is_symlink()
+                if there.st_uid not in trusted or may_write:
+                    _refuse(path, inside, there, trusted)
+        if not is_open:
+            return path
+    with contextlib.suppress(PermissionError):  # that of another trusted user
+        path.chmod(0o700)
+    return path
+
+
+def _refuse(path: Path, culprit: Path, there: os.stat_result, trusted: set[int]) -> NoReturn:
+    """Raise InputError for the folder of code at `path`, about what others can do to `culprit`."""
+    if there.st_uid not in trusted:
+        who, mend = f"belongs to user {there.st_uid}", f"Remove {culprit}"
+    else:
+        who = f"may be written by others (mode {there.st_mode & 0o777:o})"
+        mend = f"Run `chmod {'-R ' if culprit is path else ''}go-w {culprit}`"
+    variable = "GALLERY_CACHE_DIR"
+    if not path.is_relative_to(cache_dir()):
+        variable = "TORCHINDUCTOR_CACHE_DIR"
     raise InputError(
-        f"{path} {who}, and code is loaded from it. "
-        f"Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR.",
+        f"{culprit} {who}, and code is loaded from {'it' if culprit is path else path}. "
+        f"{mend}, or move the cache with {variable}.",
         parameter=str(path),
     )
 

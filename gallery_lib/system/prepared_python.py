@@ -24,14 +24,9 @@ from gallery_lib.system import paths
 OLDEST_PYTHON = (3, 11)
 PACKAGES = ("torch", "numpy", "psutil", "tqdm")
 """Packages without which no command starts."""
-EXECUTED_VARIABLE = "GALLERY_EXECUTED_PROCESS"
-"""Variable with the id of the process that was executed anew, so that it is not a second time.
-
-Its children have other ids.
-"""
 
 
-def reason_not_usable() -> str | None:
+def _reason_not_usable() -> str | None:
     """Return what this Python is short of, for a message; None when nothing."""
     if sys.version_info[:2] < OLDEST_PYTHON:
         return "is Python {}.{}, older than {}.{}".format(*sys.version_info[:2], *OLDEST_PYTHON)
@@ -39,15 +34,13 @@ def reason_not_usable() -> str | None:
     return f"has no {missing[0]}" if missing else None
 
 
-def _same_command() -> list[str]:
-    """Return the words behind the interpreter with which this process was started."""
-    if hasattr(sys, "orig_argv"):  # from Python 3.10 on
-        return sys.orig_argv[1:]
-    module = getattr(sys.modules["__main__"], "__spec__", None)  # None: started as a file
-    return [*(["-m", module.parent] if module else sys.argv[:1]), *sys.argv[1:]]
+def _execute(python: str) -> None:
+    """Execute the words of this process with another Python, in the place of this process."""
+    words = getattr(sys, "orig_argv", ["", *sys.argv])[1:]  # from Python 3.10 on
+    os.execv(python, [python, *words])
 
 
-def read_files_as_utf8() -> None:
+def _read_files_as_utf8() -> None:
     """Restart this process in Python's UTF-8 mode where the locale has another encoding.
 
     All files of the gallery are UTF-8. Output keeps the locale's encoding.
@@ -60,7 +53,7 @@ def read_files_as_utf8() -> None:
     os.environ.setdefault(
         "PYTHONIOENCODING", (getattr(sys.stdout, "encoding", None) or "ascii") + ":replace"
     )
-    os.execv(sys.executable, [sys.executable, *_same_command()])
+    _execute(sys.executable)
 
 
 def run_in_prepared_environment() -> None:
@@ -76,23 +69,21 @@ def run_in_prepared_environment() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    read_files_as_utf8()
-    reason = reason_not_usable()
+    _read_files_as_utf8()
+    reason = _reason_not_usable()
     if reason is None:
         return
     root = Path(__file__).resolve().parents[2]
     python = paths.environment_dir(root) / "bin" / "python"
-    is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve() or os.environ.get(
-        EXECUTED_VARIABLE
-    ) == str(os.getpid())
+    is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve()
+    is_that_one |= Path(sys.executable).absolute() == python.absolute()  # it may lack pyvenv.cfg
     if not is_that_one and python.exists():
         print(
             f"Using the environment that prepare.sh made: {os.path.relpath(python)}",
             file=sys.stderr,
             flush=True,
         )
-        os.environ[EXECUTED_VARIABLE] = str(os.getpid())
-        os.execv(str(python), [str(python), *_same_command()])
+        _execute(str(python))
     lacking = (
         "the environment that prepare.sh makes is incomplete"
         if is_that_one

@@ -25,6 +25,12 @@ from gallery_lib.errors import Interrupted
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Variable with the file in which processes of a run on one host meet, instead of at a port."""
 
+PYTHON = (sys.executable, "-P")
+"""Words that start this Python for a module of this package.
+
+It looks for no module in the working folder: a `queue.py` of the reader's there is none of ours.
+"""
+
 STOP_SECONDS = 8.0
 """Time that a supervisor may take to end everything before it is killed itself."""
 
@@ -111,14 +117,6 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_with_parent(worker: int) -> None:
-    """Call `die_with_parent`; for use as a DataLoader's `worker_init_fn`.
-
-    A loader's process that goes on would hide from torchrun that its rank has died.
-    """
-    die_with_parent()
-
-
 def adopt_orphans() -> None:
     """Make descendants whose parents end children of this process, so that none can slip away."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -127,11 +125,12 @@ def adopt_orphans() -> None:
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
     """Ask a supervisor to end all that is below it; kill its process group if it takes longer.
 
-    The supervisor is the leader of a session of its own.
+    The supervisor is the leader of a session of its own. A stopped one is resumed.
     """
     if process.poll() is not None:
         return
     process.terminate()
+    process.send_signal(signal.SIGCONT)
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -157,9 +156,10 @@ def start_supervised(
     """
     return subprocess.Popen(
         [
-            sys.executable,
+            *PYTHON,
             "-m",
             "gallery_lib.system.supervisor",
+            str(os.getpid()),
             *([HEARS_STDIN] if stdin == subprocess.PIPE else []),
             *command,
         ],

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.system.processes import end_supervised, start_supervised
+from gallery_lib.system.processes import PYTHON, end_supervised, start_supervised
 
 _NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Failed): ")
 
@@ -29,7 +28,7 @@ def printed_by(arguments: list[str], what: str) -> str:
         RunFailed: when the child fails, with its error in a line.
     """
     with start_supervised(
-        [sys.executable, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*PYTHON, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         encoding="utf-8", errors="replace",
     ) as process:  # fmt: skip
         try:

@@ -1,12 +1,12 @@
 """Run one command so that none of its processes outlives this process or its parent.
 
-    python -m gallery_lib.system.supervisor COMMAND …
+    python -m gallery_lib.system.supervisor PARENT COMMAND …
 
 The supervisor runs in a session of its own. It adopts every orphan below it, so that a killed
 torchrun cannot leave workers behind. It ends all of them when the command ends, when it is
-terminated, or when the process that started it is gone. Its exit code is the command's. After
-`--stdin` the command has this process's standard input, else none. With `HEARS_NOTICE_VARIABLE` it
-is terminated by the process that started it alone.
+terminated, or when PARENT, the process that started it, is gone. Its exit code is the command's.
+After `--stdin` the command has this process's standard input, else none. With
+`HEARS_NOTICE_VARIABLE` it is terminated by the process that started it alone.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ def _begin() -> None:
     die_with_parent()
 
 
-def main(command: list[str]) -> int:
+def main(parent: int, command: list[str]) -> int:
     """Run `command` to its end and return its exit code, as shells tell it."""
     heard = command[0] == HEARS_STDIN
     command = command[heard:]
-    parent = os.getppid()
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
@@ -97,4 +96,4 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

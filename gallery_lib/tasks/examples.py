@@ -18,7 +18,7 @@ class Pictures:
     images: Sequence[np.ndarray]
     captions: Sequence[str]
     description: str
-    columns: int = 8
+    columns: int = 5
 
 
 @dataclass(frozen=True)

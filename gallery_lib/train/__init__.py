@@ -1,9 +1,9 @@
 """One training run: its options, loop, precision, records, results and the causes of failures.
 
 - `resolved`: the options of a run, checked and completed once.
-- `session`: data, model, optimizer and log; `recipe` says who makes the model ready.
-- `loop`: the one loop for baseline and backend. `evaluation`: held-out metrics after it.
-- `precision`: fp32 or autocast, and gradient scaling. `step_clock`: times of steps and phases.
+- `session`: data, model, optimizer, log and the clock of steps; `recipe` makes the model ready.
+- `loop`: the one loop for baseline and backend, and held-out metrics after it.
+- `precision`: fp32 or autocast, and gradient scaling.
 - `measurements`: the figures of a run. `results`: `results.json`, written last.
 - `run_log`: `config.json`, `steps.jsonl`, a log per rank. `weights`: `weights.pt`.
 - `checkpoints`: saved at the end of steps. `interruptions`: how a run goes on, with `starts` (what

@@ -15,6 +15,7 @@ from gallery_lib.checkpoint.training_state import Parts
 from gallery_lib.config import TrainConfig, command_line
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, RunFailed
+from gallery_lib.system.files import written_if_possible
 from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.compiled_graphs import STATE, CompiledGraphs
@@ -42,11 +43,6 @@ class RunCheckpoints:
         self._session, self._parts, self._notice = session, parts, notice
         self.graphs = CompiledGraphs(session)
         self.saver: Saver | None = None
-        if config.compile_in_background and (config.checkpoint_every or config.resume):
-            session.log.say(
-                "compiler  works in the background, and no checkpoint has the step at which the "
-                "run goes over: losses of a resumed run differ by rounding"
-            )
         if config.checkpoint_every is not None:
             # Here, since the import takes most of a second.
             from gallery_lib.checkpoint.saver import Saver
@@ -98,7 +94,7 @@ class RunCheckpoints:
             f"whole one is {last.name}"
         )
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            with contextlib.suppress(OSError):  # a full disk
+            with written_if_possible(Path(config.run_dir)):
                 write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "reason": saved})
         return GoOnLater(f"{saved}. Go on with: {resume_command(config)}")
 

@@ -15,32 +15,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
-from gallery_lib.compiler import background, compilations
+from gallery_lib.compiler import compilations
 from gallery_lib.config import TrainConfig, options, switches
+from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
-from gallery_lib.errors import Diverged, GalleryError, SilentRank
-from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.data.loading import waiting
+from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import paths
+from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
 from gallery_lib.train import divergence, interruptions, measurements, precision, starts
 from gallery_lib.train.checkpoints import RunCheckpoints, notice_of_run, parts_of
-from gallery_lib.train.evaluation import evaluate
-from gallery_lib.train.failure import ErrorReport
+from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
-from gallery_lib.train.session import Observer, Session, open_session
+from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
 from gallery_lib.train.weights import save_weights
 
 
@@ -77,12 +79,17 @@ def train(
 
 
 def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
-    calls_before = call_counts.counts()
+    calls_before = operators.counts()
     launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or began_at())
     with contextlib.ExitStack() as ends:
         ends.callback(process_group.leave)
         process_group.ensure_initialized()
         config = _resolved(config)
+        _check_one_precision(config)
+        watch = None
+        if process_group.rank() == 0 and not observer.takes_turns:
+            # What started several ranks is above all of this host.
+            watch = Watch(os.getppid() if process_group.world_size() > 1 else None)
         ends.enter_context(_silent_ranks_end_the_run(config))
         notice = ends.enter_context(notice_of_run(config))
         resumed, earlier = interruptions.choose(config), starts.earlier(Path(config.run_dir))
@@ -98,7 +105,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 earlier=resumed.steps_file if resumed else None,
                 after_step=resumed.step if resumed else 0,
             )
-        ends.callback(background.end, session.plain)
+        ends.callback(session.watch.stop)
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
@@ -108,7 +115,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         ready_seconds = now() - launched_at
         with _compilations_shown(phases):
             trained = interruptions.begin(session, parts, checkpoints.graphs, resumed, earlier)
-            _run_steps(session, observer, trained, checkpoints)
+            _run_steps(session, observer, trained, checkpoints, watch)
         checkpoints.finish()
         observer.after_training(session)
         metrics = {} if trained.broken_off else _held_out_metrics(session)
@@ -122,6 +129,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             data=data,
             techniques=measurements.techniques(session, calls_before),
             ready_seconds=ready_seconds,
+            load=watch.seen({}) if watch else None,
         )
         _write(session, results)
         return results
@@ -139,33 +147,29 @@ def _resolved(config: TrainConfig) -> ResolvedConfig:
     )
 
 
+def _check_one_precision(config: ResolvedConfig) -> None:
+    """Raise InputError where `auto` has chosen another precision on another host of the run."""
+    levels = process_group.all_ranks(config.amp_level)
+    if len(set(levels)) > 1:
+        raise InputError(
+            f"amp_level=auto is O1 on some hosts of this run, and O0 on others (rank "
+            f"{levels.index('O0')}, say, does not compute in half precision). Name one for all.",
+            parameter="amp_level",
+        )
+
+
 @contextlib.contextmanager
 def _silent_ranks_end_the_run(config: ResolvedConfig) -> Iterator[None]:
     """Context: of several processes, end this one when another gives no sign of life."""
     if process_group.world_size() == 1:
         yield
         return
-    watch = Heartbeat(
-        "run", config.rank_timeout, functools.partial(_end_of_run, Path(config.run_dir))
-    )
+    run_dir, rank = Path(config.run_dir), process_group.rank()
+    watch = Heartbeat("run", config.rank_timeout, functools.partial(end_of_run, run_dir, rank))
     try:
         yield
     finally:
         watch.stop()
-
-
-def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
-    """End this process and the silent ones, which would not hear a request.
-
-    The reason is written to the run's folder, where the launcher reads it.
-    """
-    with contextlib.suppress(OSError):  # a full disk
-        ErrorReport(process_group.rank(), SilentRank.__name__, reason).write(run_dir)
-        print(reason, file=sys.stderr, flush=True)
-    for number in silent:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-    os._exit(SilentRank.exit_code)
 
 
 def _compilations_shown(phases: PhaseLog) -> contextlib.AbstractContextManager[None]:
@@ -189,7 +193,11 @@ def _announce(session: Session, data: dict[str, Any]) -> None:
 
 
 def _run_steps(
-    session: Session, observer: Observer, trained: Trained, checkpoints: RunCheckpoints
+    session: Session,
+    observer: Observer,
+    trained: Trained,
+    checkpoints: RunCheckpoints,
+    watch: Watch | None,
 ) -> None:
     """Train, log every `log_interval` steps, and save checkpoints where they are due.
 
@@ -204,6 +212,7 @@ def _run_steps(
         phases.begin(WARM_UP)
     else:
         phases.begin(TRAINING, count=done, total=total_steps)
+        _look(watch)
     clock.start()
     for step, batch in _batches(session, trained, total_steps):
         clock.phase_done("input")
@@ -220,9 +229,19 @@ def _run_steps(
                 break
         if save and trained.diverged is None:
             checkpoints.save(trained, step + 1)
+        if step + 1 == warmup and watch is not None:
+            clock.pause()
+            watch.at_pause()
+            clock.resume()
         if end and step + 1 < total_steps:
             raise _ended_early(checkpoints, step + 1)
     trained.step_seconds = clock.read()
+    _look(watch)
+
+
+def _look(watch: Watch | None) -> None:
+    if watch is not None:
+        watch.at_pause()
 
 
 def _ended_early(checkpoints: RunCheckpoints, steps: int) -> GalleryError:
@@ -237,7 +256,8 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
     """Yield (step, batch), epoch after epoch, until the last step."""
     step = len(trained.curve)
     while step < total_steps:
-        for batch in session.loader:
+        session.loader.set_epoch(session.loader.passes)
+        for batch in session.watch.batches(session.loader):
             yield step, batch
             step += 1
             if step == total_steps:
@@ -260,6 +280,7 @@ def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any)
         loss=losses[-1],
         learning_rate=session.learning_rates[-1],
         step_seconds=session.clock.read()[since:],
+        warmup=session.config.warmup_steps,
         world_size=process_group.world_size(),
         peak_memory_bytes=memory["device"] or memory["host"] or 0,
     )
@@ -278,9 +299,16 @@ def _write(session: Session, results: Results) -> None:
     """Write the run's files, results last; raise Diverged where training was broken off."""
     config = session.config
     if process_group.rank() == 0:
-        if config.save_weights:
-            save_weights(session.plain, Path(config.run_dir))
-        write_results(Path(config.run_dir), results)
+        try:
+            if config.save_weights:
+                save_weights(session.plain, Path(config.run_dir))
+            write_results(Path(config.run_dir), results)
+        except OSError as error:
+            lost = "its weights and results" if config.save_weights else "its results"
+            raise RunFailed(
+                f"the training is done, but {lost} could not be written and are lost: "
+                f"{refusal(error)}"
+            ) from None
     session.log.close()
     if results.diverged_at is not None and results.status == "diverged":
         # The first rank that fails has the others ended, and rank 0 has to write first.
@@ -290,3 +318,52 @@ def _write(session: Session, results: Results) -> None:
             f"{config.run_dir}/results.json has what was measured until then. A smaller lr may "
             "help; --no-terminate-on-nan trains on in any case"
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Held-out metrics of a trained model.
+
+
+def _evaluation_batches(session: Session) -> DeviceLoader:
+    """Return this rank's share of the held-out data, in batches on its device."""
+    data: Any = session.splits.held_out
+    loader = DataLoader(
+        data,
+        batch_size=items_per_batch(session.config, session.task),
+        sampler=range(process_group.rank(), len(data), process_group.world_size()),
+        num_workers=session.config.workers,
+        collate_fn=getattr(data, "collate", None),
+        worker_init_fn=waiting.begin,
+    )
+    return DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
+
+
+def evaluate(session: Session) -> dict[str, float]:
+    """Return the held-out metrics, each sample once.
+
+    Evaluation runs eagerly, since it is not what is being compiled.
+    """
+    model, batches = session.plain, _evaluation_batches(session)
+    sums: dict[str, Any] = {}
+    model.eval()
+    with (
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),
+        precision.autocast(session.autocast_dtype, batches.device.type),
+    ):
+        for batch in session.watch.batches(batches):
+            for name, (total, count) in session.task.metrics(model, batch).items():
+                pair = (
+                    total.double(),
+                    torch.tensor(float(count), device=batches.device, dtype=torch.float64),
+                )
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = (before[0] + pair[0], before[1] + pair[1])
+    model.train()
+    means = {
+        name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count)
+        for name, (total, count) in sums.items()
+    }
+    if session.task.summary:
+        return session.task.summary(means)
+    return {name: float(mean) for name, mean in means.items()}

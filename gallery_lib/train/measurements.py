@@ -15,12 +15,14 @@ from gallery_lib import optim, stats
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.config import options
-from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
+from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.train import learning_rate, pretrained
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
+from gallery_lib.tune import first_batch
 
 
 @dataclass
@@ -84,7 +86,7 @@ def techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict
     reason = usage.reason_not_used(session.loader.device)
     if not session.config.kernels:
         reason = "switched off (--no-kernels)"
-    ran = call_counts.summary(since=calls_before)  # of this process, evaluation included
+    ran = operators.summary(since=calls_before)  # of this process, evaluation included
     return {
         **session.techniques,
         "optimizer": optim.kind(session.optimizer),
@@ -100,6 +102,7 @@ def results_of(
     data: dict[str, Any],
     techniques: dict[str, str],
     ready_seconds: float,
+    load: MachineLoad | None,
 ) -> Results:
     """Return the results of a run.
 
@@ -110,6 +113,7 @@ def results_of(
         data: `data_facts` of the run.
         techniques: `techniques` of the run.
         ready_seconds: time from launch to the first step.
+        load: what else wanted the machine; None: not looked at.
     """
     config, clock, durations = session.config, session.clock, trained.step_seconds
     steps = len(trained.curve)
@@ -118,6 +122,7 @@ def results_of(
     first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
     world_size = process_group.world_size()
     whole_batch = config.batch_size * world_size
+    sustained = clock.sustained(warmup, config.workers * _batches_per_worker(session))
     return Results(
         task=config.model,
         config=options.to_mapping(config),
@@ -132,8 +137,14 @@ def results_of(
         samples_per_second={
             "per_device": config.batch_size / step_seconds["p50"],
             "global": whole_batch / step_seconds["p50"],
+            **(
+                {"sustained": whole_batch / sustained["step_seconds"]}
+                if "step_seconds" in sustained
+                else {}
+            ),
             "whole_run": whole_batch * steps / (ready_seconds + sum(durations)),
         },
+        sustained=sustained,
         startup_seconds={
             "total": ready_seconds + first_steps_excess,
             "compile": first_steps_excess if "compiler" in techniques else 0.0,
@@ -149,7 +160,14 @@ def results_of(
         diverged_at=trained.diverged.as_json() if trained.diverged else None,
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
+        load=load,
+        tuning=first_batch.explanation(session.plain),
     )
+
+
+def _batches_per_worker(session: Session) -> int:
+    """Return how many batches a loading process may have ready."""
+    return int(getattr(session.loader, "prefetch_factor", None) or 2)
 
 
 def _loss_facts(curve: list[list[float]]) -> dict[str, Any]:

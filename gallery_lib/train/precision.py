@@ -32,7 +32,7 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
     Raises:
         InputError: where the device cannot train in that dtype.
     """
-    if config.amp_level == "O0":
+    if chosen_level(config.amp_level, device_type) == "O0":
         return None
     if device_type == "cpu":
         if config.amp_dtype == "fp16":
@@ -47,6 +47,13 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
     ):
         return torch.bfloat16
     return torch.float16
+
+
+def described(config: TrainConfig, device_type: str) -> str:
+    """Return the precision of a run in words, such as `bf16 autocast (auto)`."""
+    dtype = autocast_dtype(config, device_type)
+    words = {None: "fp32", torch.bfloat16: "bf16 autocast", torch.float16: "fp16 autocast"}[dtype]
+    return f"{words} (auto)" if config.amp_level == "auto" else words
 
 
 def notice(dtype: torch.dtype | None, device_type: str, *, accelerated: bool) -> str | None:

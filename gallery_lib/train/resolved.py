@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.config import TrainConfig, options
@@ -26,6 +27,7 @@ class ResolvedConfig(TrainConfig):
     the data and `epochs` decide.
     """
 
+    amp_level: Literal["O0", "O1"]
     batch_size: int
     lr: float
     weight_decay: float
@@ -50,19 +52,19 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         InputError: for a value that is wrong, options that do not go together, or an unknown task.
     """
     from gallery_lib import tasks  # imports torch
-    from gallery_lib.train import learning_rate, pretrained
+    from gallery_lib.train import learning_rate, precision, pretrained
 
     config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
     learning_rate.check(config, task)
     pretrained.check(config)
-    _check_compiler(config)
     _check_checkpoints(config)
     default = task.optimizer
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return ResolvedConfig(
         **values
         | {
+            "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
             "lr": default.lr if config.lr is None else config.lr,
             "weight_decay": default.weight_decay
             if config.weight_decay is None
@@ -71,17 +73,6 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             "run_dir": config.run_dir or run_dir,
         }
     )
-
-
-def _check_compiler(config: TrainConfig) -> None:
-    """Raise InputError for a run whose compiler cannot work in the background as asked."""
-    if config.compile_in_background and (config.tune or not config.compiler_opt):
-        reason = (
-            "tune measures compiled code at the first step. Leave one of them out."
-            if config.tune
-            else "this run does not compile. Add compiler_opt, or leave it out."
-        )
-        raise InputError(f"compile_in_background: {reason}", parameter="compile_in_background")
 
 
 def _check_checkpoints(config: TrainConfig) -> None:

@@ -7,12 +7,15 @@ when a field changes its meaning.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import Misfit, converted, read_json, write_json
+from gallery_lib.stats import Positive
+from gallery_lib.system.json_files import converted, having, read_json, write_json
+from gallery_lib.system.machine_load import MachineLoad
 
 SCHEMA = 1
 _AGAIN = "Run it again."
@@ -35,7 +38,8 @@ class Results:
     loss: dict[str, Any]  # first, last, curve: [[step, loss], …]
     metrics: dict[str, float]  # on held-out data, by name; empty when not evaluated
     step_seconds: dict[str, float]  # p50, p75, p90, p95, mean, of steps after the warm-up
-    # per_device and global: steady state; whole_run: with start-up, without evaluation.
+    # per_device and global: steady state, by the median step; sustained: of all processes, by the
+    # mean step of `sustained`, where it has one; whole_run: with start-up, without evaluation.
     samples_per_second: dict[str, float]
     # input, forward, backward, optimizer of usual steps; exposed_communication, part of backward.
     phase_seconds: dict[str, float]
@@ -57,10 +61,38 @@ class Results:
     # step, rank, what: where the loss was first no finite number; None: nowhere.
     diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
+    # What else wanted the machine; None: not looked at, as in a comparison, which looks itself.
+    load: MachineLoad | None = None
+    tuning: str = ""  # why `--tune` chose as it did, as a table; '' without tuning
     # Where the run was resumed: step, lost_steps, processes_before, processes, resumed_at,
     # checkpoint (None: it started again). Its times are then those of several processes' lives.
     interruptions: list[dict[str, Any]] = field(default_factory=list)
+    # step_seconds: mean over at least ten times the batches that loading processes have in flight;
+    # input_seconds: wait for data in it, and steady_input_seconds in a usual step; steps: how many.
+    # Of a run with fewer than steps_needed steps: steps and steps_needed alone. Older: empty.
+    sustained: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
+
+
+def busy_line(results: Results) -> str:
+    """Return what else wanted the machine during a run, and what to do; '' for a quiet one."""
+    return results.load.sentence() if results.load else ""
+
+
+_NOTICEABLE = 0.05
+"""Part of the steady step by which a sustained one is longer before it is said."""
+
+
+def hidden_wait(steady_seconds: float, sustained: dict[str, float]) -> float:
+    """Return how long a sustained step waits for data beyond a steady one, in seconds.
+
+    It is 0 where the sustained step is hardly longer, or longer for other reasons.
+    """
+    if "step_seconds" not in sustained:
+        return 0.0
+    longer = sustained["step_seconds"] - steady_seconds
+    wait = sustained["input_seconds"] - sustained["steady_input_seconds"]
+    return wait if longer > _NOTICEABLE * steady_seconds and wait > longer / 2 else 0.0
 
 
 def data_lines(data: dict[str, Any]) -> list[str]:
@@ -70,7 +102,7 @@ def data_lines(data: dict[str, Any]) -> list[str]:
             f"classes of the training data: {data['classes']}; outputs of the model: "
             f"{data['outputs']}"
         ]
-        if "outputs" in data
+        if data.keys() >= {"classes", "outputs"}
         else []
     )
     return [*classes, *data.get("notices", [])]
@@ -92,54 +124,65 @@ def check_folder(folder: Path | str) -> None:
         )
 
 
-_ASKED_OF_ALL: dict[str, dict[str, Any]] = {
-    "config": {"amp_level": str, "batch_size": int, "threads": int},
-    "environment": {
+ENVIRONMENT = having(
+    {
         "device": str,
         "cpu": str,
         "cores": int,
-        "isa": list,
+        "isa": list[str],
         "memory_bytes": int,
         "python": str,
         "torch": str,
-    },
-    "step_seconds": {"p50": float},
-    "samples_per_second": {"per_device": float, "global": float, "whole_run": float},
-    "startup_seconds": {"total": float, "compile": float},
-    "peak_memory_bytes": {"host": Any, "device": Any},
-    "loss": {"first": Any, "last": Any, "curve": list},
-}
+    }
+)
+"""Values of an `environment` that are read without a check that they exist."""
+
+_SUSTAINED = {"step_seconds": float, "input_seconds": float, "steady_input_seconds": float}
+_FIGURES = having(
+    {
+        "step_seconds": {"p50": Positive},
+        "samples_per_second": {"global": float, "whole_run": float},
+        "startup_seconds": {"total": float},
+    }
+)
+_SUSTAINED_FIGURES = having({"sustained": _SUSTAINED, "samples_per_second": {"sustained": float}})
+_ASKED_OF_ALL = having(
+    {
+        "config": {
+            "amp_level": str,
+            "batch_size": int,
+            "threads": int,
+            "workers": int,
+            "compiler_opt": bool,
+        },
+        "environment": ENVIRONMENT,
+        "step_seconds": {"p75": float, "p90": float, "p95": float},
+        "samples_per_second": {"per_device": float},
+        "startup_seconds": {"compile": float},
+        "peak_memory_bytes": {"host": int | None, "device": int | None},
+        "loss": {
+            "first": float | None,
+            "last": float | None,
+            "curve": list[tuple[int, float | None]],
+        },
+        "interruptions": [{"step": int, "lost_steps": int, "processes": int}],
+        "data": {"notices": NotRequired[list[str]]},
+    }
+)
 """Values that are read from every run without a check that they exist."""
 
 
-def results_from(values: Any, place: str = "") -> Results:
-    """Return plain JSON as `Results`.
+def check_figures(values: Mapping[str, Any], place: str) -> None:
+    """Raise Misfit unless a measured run has the times, rates and memory that are read of it."""
+    converted(values, _FIGURES, place)
+    if "step_seconds" in values["sustained"]:
+        converted(values, _SUSTAINED_FIGURES, place)
 
-    A value of another type is wrong.
 
-    Raises:
-        Misfit: for a missing, unknown or wrong value.
-    """
-    if isinstance(values, dict):
-        # Older runs lack these fields.
-        later: dict[str, Any] = {
-            "data": {},
-            "interruptions": [],
-            "learning_rate": {},
-            "started_from": {},
-        }
-        values = {**later, "diverged_at": None, **values}
-    results = converted(values, Results, place)
-    for name, kinds in _ASKED_OF_ALL.items():
-        for key, kind in kinds.items():
-            where = f"{place}.{name}.{key}".lstrip(".")
-            if key not in getattr(results, name):
-                raise Misfit("is missing", where)
-            converted(getattr(results, name)[key], kind, where)
-    converted(
-        results.loss["curve"], list[tuple[int, float | None]], f"{place}.loss.curve".lstrip(".")
-    )
-    return results
+def check_results(results: Results, place: str = "") -> None:
+    """Raise Misfit unless the results have all that is read of them."""
+    converted(vars(results), _ASKED_OF_ALL, place)
+    check_figures(vars(results), place)
 
 
 def read_results(run_dir: Path | str) -> Results:
@@ -151,21 +194,9 @@ def read_results(run_dir: Path | str) -> Results:
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:
-        values = read_json(path, dict[str, Any], again=_AGAIN)
+        return read_json(path, Results, again=_AGAIN, schema=SCHEMA, check=check_results)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: that run did not finish. Its log-rank0.txt says why.",
             parameter=str(path),
-        ) from None
-    if values.get("schema") != SCHEMA:
-        raise InputError(
-            f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. {_AGAIN}",
-            parameter="schema",
-        )
-    try:
-        return results_from(values)
-    except Misfit as error:
-        raise InputError(
-            f"{path} is damaged, or of another version: {error}. {_AGAIN}",
-            parameter=error.place or str(path),
         ) from None

@@ -12,8 +12,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.console.table import rate
+from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import Misfit, converted, write_json
+from gallery_lib.system.files import written_if_possible
+from gallery_lib.system.json_files import Misfit, converted, parsed, write_json
 
 STEPS_FILE = "steps.jsonl"
 
@@ -57,20 +60,23 @@ class RunLog:
             purge = after_step + 1 if after_step else None
             self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
 
-    def say(self, message: str) -> None:
-        """Log a line for people.
+    def say(self, message: str, *, of_any_rank: bool = False) -> None:
+        """Log a line for people; rank 0 shows it too, and `of_any_rank` every rank.
 
-        What no UTF-8 text can hold is escaped, since a folder's name may be any bytes.
+        Control characters are escaped, and what no UTF-8 text can hold: a folder's name may be any
+        bytes.
         """
-        message = message.encode("utf-8", "backslashreplace").decode()
-        print(message, file=self._text)
-        if self.rank == 0:
+        message = visible(message)
+        with written_if_possible(self.run_dir):
+            print(message, file=self._text)
+        if self.rank == 0 or of_any_rank:
             print(message, flush=True)
 
     def parameters(self, config: dict[str, Any]) -> None:
         """Write the run's options, once, before the first step."""
         if self.rank == 0:
-            write_json(self.run_dir / "config.json", config)
+            with written_if_possible(self.run_dir):
+                write_json(self.run_dir / "config.json", config)
         self.say("parameters  " + "  ".join(f"{name}={value}" for name, value in config.items()))
 
     def step(
@@ -82,17 +88,22 @@ class RunLog:
         loss: float,
         learning_rate: float,
         step_seconds: list[float],
+        warmup: int,
         world_size: int,
         peak_memory_bytes: int,
     ) -> None:
         """Log the state after `step`, on rank 0.
 
-        `step_seconds` holds the time of each step since the last line. The rate is over all ranks.
+        `step_seconds` holds the time of each step since the last line. The printed time is the mean
+        of those after step `warmup`, where there are any: the first ones hold compilation and
+        tuning. The rate is over all ranks.
         """
         if self._steps is None:
             return
-        mean = sum(step_seconds) / len(step_seconds)
-        rate = batch_size * world_size / mean
+        before = step - len(step_seconds)
+        counted = step_seconds[max(0, warmup - before) :] or step_seconds
+        mean = sum(counted) / len(counted)
+        samples_per_second = batch_size * world_size / mean
         line = {
             "epoch": epoch,
             "step": step,
@@ -100,37 +111,38 @@ class RunLog:
             "loss": loss if math.isfinite(loss) else None,
             "learning_rate": learning_rate,
             "step_seconds": mean,
-            "samples_per_second": rate,
+            "samples_per_second": samples_per_second,
             "peak_memory_bytes": peak_memory_bytes,
             "each_step_seconds": step_seconds,
         }
-        self._steps.write(json.dumps(line) + "\n")
+        with written_if_possible(self.run_dir):
+            self._steps.write(json.dumps(line) + "\n")
         self.say(
             f"epoch {epoch}  step {step}  batch_size {batch_size}  loss {loss:.4f}  "
             f"step_time {mean:.4f} s  "
-            f"{rate:.1f} samples/s  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
+            f"{rate(samples_per_second)}  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
         )
         if self._board is not None:
-            self._board.add_scalar("loss", loss, step)
-            self._board.add_scalar("learning_rate", learning_rate, step)
-            self._board.add_scalar("step_seconds", mean, step)
-            self._board.add_scalar("samples_per_second", rate, step)
-            self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
+            with written_if_possible(self.run_dir):
+                self._board.add_scalar("loss", loss, step)
+                self._board.add_scalar("learning_rate", learning_rate, step)
+                self._board.add_scalar("step_seconds", mean, step)
+                self._board.add_scalar("samples_per_second", samples_per_second, step)
+                self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
 
     def metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log the held-out metrics after `step`."""
         self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(f"held_out/{name}", value, step)
+            with written_if_possible(self.run_dir):
+                for name, value in metrics.items():
+                    self._board.add_scalar(f"held_out/{name}", value, step)
 
     def close(self) -> None:
         """Close all files, so that everything is on disk."""
-        self._text.close()
-        if self._steps is not None:
-            self._steps.close()
-        if self._board is not None:
-            self._board.close()
+        for file in filter(None, (self._text, self._steps, self._board)):
+            with written_if_possible(self.run_dir):
+                file.close()
 
 
 def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
@@ -150,7 +162,7 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
 
 def _step(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        return converted(json.loads(line), dict[str, Any])
+        return converted(parsed(line), dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}, line {number}, is damaged: {error}. Run it again.", parameter=str(path)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +21,20 @@ from torch import Tensor, nn
 from gallery_lib import optim, tasks
 from gallery_lib.comm import process_group
 from gallery_lib.console.phases import DATA, MODEL, PhaseLog
+from gallery_lib.data.loading import waiting
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.early_start import EarlyWorkers
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
 from gallery_lib.optim.updates import Updates
-from gallery_lib.system.processes import end_with_parent
+from gallery_lib.system.sockets import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import learning_rate, precision, pretrained
+from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.run_log import RunLog
-from gallery_lib.train.step_clock import StepClock
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Session:
     log: RunLog
     phases: PhaseLog
     clock: StepClock
+    watch: waiting.LoaderWatch
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
     started_from: pretrained.Fit | None = None  # weights of a file; None: drawn ones
@@ -81,6 +85,9 @@ class Session:
 
 class Observer:
     """Hooks into a run, for measure/. The methods of this class do nothing."""
+
+    takes_turns = False
+    """Whether others train while the run is paused, so that who lets it go looks at the machine."""
 
     def model_built(self, model: nn.Module) -> None:
         """Receive the plain model once it has its initial weights, on the CPU."""
@@ -139,10 +146,15 @@ def open_session(
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     ready = recipe.prepare(Plain(model, loader, _builder(config, task, model), config, dtype))
+    ready.loader.draw_from_generators()
     _check_enough_data(config, task, splits, ready.loader)
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
     total_steps = _total_steps(config, ready.loader)
     schedule = learning_rate.scheduler(config, task, ready.optimizer, total_steps=total_steps)
+    run_dir, rank = Path(config.run_dir), process_group.rank()
+    log = RunLog(
+        run_dir, rank=rank, tensorboard=config.tensorboard, earlier=earlier, after_step=after_step
+    )
     return Session(
         config=dataclasses.replace(config, max_steps=total_steps),
         task=task,
@@ -154,15 +166,15 @@ def open_session(
         scaler=scaler,
         updates=Updates(ready.optimizer, scaler, schedule, config.max_grad_norm),
         autocast_dtype=ready.autocast_dtype,
-        log=RunLog(
-            Path(config.run_dir),
-            rank=process_group.rank(),
-            tensorboard=config.tensorboard,
-            earlier=earlier,
-            after_step=after_step,
-        ),
+        log=log,
         phases=phases,
         clock=StepClock(ready.loader.device.type),
+        watch=waiting.LoaderWatch(
+            config.rank_timeout,
+            rank,
+            functools.partial(log.say, of_any_rank=True),
+            functools.partial(end_of_run, run_dir, rank),
+        ),
         techniques=ready.techniques,
         propagate=ready.propagate,
         started_from=started_from,
@@ -182,6 +194,7 @@ def _builder(
 
 
 def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
+    shorten_loaders_paths()
     generator = torch.Generator().manual_seed(config.seed)
     lengths = getattr(splits.train, "lengths", None)
     batch_size = items_per_batch(config, task)
@@ -199,7 +212,7 @@ def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
         collate_fn=getattr(splits.train, "collate", None),
         pin_memory=torch.cuda.is_available(),
         generator=generator,
-        worker_init_fn=end_with_parent,
+        worker_init_fn=waiting.begin,
     )
 
 
@@ -233,3 +246,143 @@ def _total_steps(config: ResolvedConfig, loader: DeviceLoader) -> int:
     if config.max_steps is None:
         return of_epochs
     return min(config.max_steps, of_epochs) if config.epochs else config.max_steps
+
+
+# --------------------------------------------------------------------------------------------------
+# Clock for training steps and their phases on the device that works, with page faults on the host.
+#
+# On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device. So
+# events on the stream time the steps. They are read later, which does not make the device wait.
+# `pause` and `resume` cut out the time in which another variant has its turn. The step that is
+# under way keeps the time that it has taken before, which is that of its wait for data.
+
+
+_IN_FLIGHT = 10
+"""How many times the batches in flight a sustained mean is taken over at least."""
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class StepClock:
+    """Durations in seconds of steps that `step_done()` marks, without paused time.
+
+    Paused is the time between `pause()` and `resume()`. `phase_done(name)` marks the end of a part
+    of the step. What follows the last mark belongs to no phase.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.cuda = device_type == "cuda"
+        self.durations: list[float] = []
+        # Minor faults of this process, by step: pages that its allocator had given back.
+        self.page_faults: list[int] = []
+        self.phases: dict[str, list[float]] = {}
+        self.paused_seconds = 0.0
+        self._pending: list[tuple[Any, Any, float]] = []
+        self._pending_phases: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+        self._last_phase: Any = None
+        self._last_faults = 0
+        self._paused_at = 0.0
+        self._before_pause = 0.0
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """Start the clock: the first step begins now."""
+        self._last = self._last_phase = self._mark()
+        self._last_faults = _page_faults()
+
+    def phase_done(self, name: str) -> None:
+        """Mark the end of a part of the current step (on CUDA: that it is queued)."""
+        now = self._mark()
+        if self.cuda:
+            self._pending_phases.append((name, self._last_phase, now))
+        else:
+            self.phases.setdefault(name, []).append(now - self._last_phase)
+        self._last_phase = now
+
+    def step_done(self) -> None:
+        """Mark the end of one step (on CUDA: that it is queued) and the beginning of the next."""
+        now = self._mark()
+        if self.cuda:
+            self._pending.append((self._last, now, self._before_pause))
+        else:
+            self.durations.append(now - self._last + self._before_pause)
+        self._before_pause = 0.0
+        self._last = self._last_phase = now
+        faults = _page_faults()
+        self.page_faults.append(faults - self._last_faults)
+        self._last_faults = faults
+
+    def read(self) -> list[float]:
+        """Return all durations so far in seconds; on CUDA this waits for the device."""
+        if self._pending:
+            self._pending[-1][1].synchronize()
+            self.durations.extend(
+                begin.elapsed_time(end) / 1000.0 + before for begin, end, before in self._pending
+            )
+            for name, begin, end in self._pending_phases:
+                self.phases.setdefault(name, []).append(begin.elapsed_time(end) / 1000.0)
+            self._pending.clear()
+            self._pending_phases.clear()
+        return self.durations
+
+    def usual_phases(self, warmup: int = 0) -> dict[str, float]:
+        """Return the seconds of each phase in a usual step.
+
+        They are means over those steps after `warmup` whose durations are in the middle half. So
+        they add up to such a step. Medians of single phases need not: a step that waits for data
+        may have a short rest.
+        """
+        durations = self.read()
+        by_duration = sorted(range(warmup, len(durations)), key=durations.__getitem__)
+        quarter = len(by_duration) // 4
+        middle = by_duration[quarter : len(by_duration) - quarter]
+        return {
+            name: sum(values[step] for step in middle) / len(middle)
+            for name, values in self.phases.items()
+        }
+
+    def sustained(self, warmup: int, batches_in_flight: int) -> dict[str, float]:
+        """Return the mean step over a long time, with the wait for data in it, in seconds.
+
+        Loading processes may hide their slowness as long as batches lie ready. So the first batches
+        after `warmup`, which may have lain ready, do not count, and ten times as many must follow.
+        With fewer steps there is no mean, only `steps` and `steps_needed`.
+        """
+        durations, inputs = self.read(), self.phases.get("input", [])
+        first, steps_needed = warmup + batches_in_flight, _IN_FLIGHT * batches_in_flight
+        counted = durations[first:]
+        facts = {"steps": float(len(counted)), "steps_needed": float(first + steps_needed)}
+        if not counted or len(counted) < steps_needed or len(inputs) < len(durations):
+            return facts
+        return facts | {
+            "step_seconds": sum(counted) / len(counted),
+            "input_seconds": sum(inputs[first : len(durations)]) / len(counted),
+            "steady_input_seconds": self.usual_phases(warmup).get("input", 0.0),
+        }
+
+    def pause(self) -> None:
+        """Stop the clock in the middle of a step, after the device has finished its queued work."""
+        now = self._mark()
+        self.read()
+        if self.cuda:
+            now.synchronize()
+            self._before_pause += self._last.elapsed_time(now) / 1000.0
+        else:
+            self._before_pause += now - self._last
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        """Restart the clock in the middle of the step in which it was stopped."""
+        self.paused_seconds += time.perf_counter() - self._paused_at
+        self.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
+from gallery_lib.system.files import written_if_possible
 from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.train.run_log import last_step
 
@@ -31,7 +32,8 @@ class Start:
 
     def write(self, run_dir: Path) -> None:
         """Write this start to the run's folder in place of the one before."""
-        write_json(run_dir / FILE, dataclasses.asdict(self))
+        with written_if_possible(run_dir):
+            write_json(run_dir / FILE, dataclasses.asdict(self))
 
 
 @dataclass(frozen=True)

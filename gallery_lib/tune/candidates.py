@@ -10,7 +10,7 @@ from torch import nn
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler, Config
-from gallery_lib.memory.layout import memory_format
+from gallery_lib.memory.layout import convert_images, memory_format
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,14 @@ class Candidate:
             f", {self.layout}" if self.layout != "contiguous" else ""
         )
 
-    @property
-    def memory_format(self) -> torch.memory_format:
-        """Return the layout as a `torch.memory_format`."""
-        return torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
-
     def apply(self, model: nn.Module, options: Compiler, device: torch.device) -> None:
         """Lay out and compile `model` in place; compilation itself runs at its next call."""
-        for parameter in [*model.parameters(), *model.buffers()]:
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=self.memory_format)
+        channels_last = self.layout == "channels_last"
         if self.backend:
-            compile_model(model, dataclasses.replace(options, backend=self.backend), device)
+            options = dataclasses.replace(options, backend=self.backend)
+            compile_model(model, options, device, channels_last=channels_last)
+        elif channels_last:
+            convert_images(model)
 
 
 BASELINE = Candidate()
@@ -47,14 +43,17 @@ BASELINE = Candidate()
 def candidates(model: nn.Module, config: Config, device: torch.device) -> list[Candidate]:
     """Return the baseline, then what `config` allows: its layout alone, and with its compiler.
 
-    Candidates that coincide appear once.
+    A layout is a candidate of its own where it is asked for by name. Candidates that coincide
+    appear once.
     """
     layout = (
         "channels_last"
         if memory_format(model, config.memory, device.type) is torch.channels_last
         else "contiguous"
     )
-    variants = [BASELINE, Candidate(layout)]
+    variants = [BASELINE]
+    if config.memory.layout != "auto":
+        variants.append(Candidate(layout))
     if config.compiler.enabled:
         variants.append(Candidate(layout, config.compiler.backend))
     return list(dict.fromkeys(variants))

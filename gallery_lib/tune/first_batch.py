@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from gallery_lib.comm import process_group
+from gallery_lib.compiler.calls import compiled_call, set_compiled
 from gallery_lib.config import Config
-from gallery_lib.console.outlets import note
-from gallery_lib.errors import InputError
+from gallery_lib.console.progress import note
 from gallery_lib.tune.candidates import Candidate, candidates
 from gallery_lib.tune.choice import Choice, choose
 
+_explanations: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def explanation(model: nn.Module) -> str:
+    """Return why the model runs as it does: the table of its candidates; '' if it was not tuned."""
+    return _explanations.get(model, "")
+
 
 def _explain(model: nn.Module, choice: Choice) -> None:
-    if process_group.rank() != 0:
-        return
     origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
     where = f"; {choice.path} may be edited or deleted" if choice.path else ""
-    note(f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).")
+    last = f"{type(model).__name__} runs as `{choice.chosen}` ({origin}{where})."
+    _explanations[model] = f"{choice.table()}\n{last}"
+    if process_group.rank() == 0:
+        note(_explanations[model])
 
 
 def tune_at_first_step(
@@ -43,22 +52,13 @@ def tune_at_first_step(
         device: where the model runs.
         done: receives a line about the choice, under `tuning`.
         chosen: called with the candidate, after the model has been changed to it.
-
-    Raises:
-        InputError: for a compiler that is to work in the background.
     """
-    if config.compiler.background:
-        raise InputError(
-            "config.compiler.background and config.tune.enabled do not go together: tuning "
-            "measures compiled code at the first step. Leave one of them out.",
-            parameter="background",
-        )
     eager: Any = model._call_impl
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         if not (model.training and torch.is_grad_enabled()):
             return eager(*args, **kwargs)
-        model._compiled_call_impl = None
+        set_compiled(model, None)
         choice = choose(model, (args, kwargs), config, device)
         candidate = next(c for c in candidates(model, config, device) if c.name == choice.chosen)
         candidate.apply(model, config.compiler, device)
@@ -67,6 +67,6 @@ def tune_at_first_step(
         )
         _explain(model, choice)
         chosen(candidate)
-        return model(*args, **kwargs)
+        return (compiled_call(model) or eager)(*args, **kwargs)
 
-    model._compiled_call_impl = first_call  # type: ignore[assignment]
+    set_compiled(model, first_call)

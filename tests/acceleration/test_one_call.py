@@ -52,24 +52,6 @@ def test_the_baseline_has_none_of_the_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gains", "layout", "changes"),
-    [(True, "auto", True), (False, "auto", False), (False, "channels_last", True)],
-)
-def test_convolutions_get_channels_last_where_they_gain_from_it_and_keep_their_values(
-    monkeypatch: pytest.MonkeyPatch, gains: bool, layout: Any, changes: bool
-) -> None:
-    monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: gains)
-    original = model()
-    config = Config()
-    config.compiler.enabled = False
-    config.memory.layout = layout
-    changed, _ = accelerate(copy.deepcopy(original), None, config)
-    assert changed[0].weight.is_contiguous(memory_format=torch.channels_last) == changes
-    assert torch.equal(changed[0].weight, original[0].weight)
-    assert ("layout" in techniques(changed)) == changes
-
-
-@pytest.mark.parametrize(
     ("device_type", "flags", "gains"),
     [
         ("cpu", {"avx2"}, False),

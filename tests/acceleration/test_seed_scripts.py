@@ -93,6 +93,7 @@ def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
     return [(int(words[1]), int(words[3])) for words in lines]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_a_script_runs_alone(name: str, tmp_path: Path, checkout: Path) -> None:

@@ -19,7 +19,8 @@ from torch import nn
 def share(model: nn.Module) -> None:
     """Broadcast rank 0's parameters and buffers now, and its buffers before each forward pass.
 
-    This is a collective call. `model` also gets a `no_sync` context manager.
+    This is a collective call. `model` also gets a `no_sync` context manager, and a `module` that
+    can be called without any communication, unless it has one of its own.
     """
     state = {"before": True, "average": True}
     with torch.no_grad():
@@ -43,9 +44,19 @@ def share(model: nn.Module) -> None:
         finally:
             state["average"] = True
 
+    def alone(*arguments: Any, **more: Any) -> Any:
+        kept = dict(state)
+        state["before"] = False
+        try:
+            return model(*arguments, **more)
+        finally:
+            state.update(kept)
+
     model.register_forward_pre_hook(before, prepend=True)
     model.register_forward_hook(after)
     object.__setattr__(model, "no_sync", no_sync)
+    if not hasattr(model, "module"):
+        object.__setattr__(model, "module", alone)
 
 
 def _from_rank_0(tensors: list[torch.Tensor]) -> None:

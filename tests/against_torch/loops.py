@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from .batches import describe, unpack
 from .case import Case
+from .loaders import Replay
 from .models import CALLS, MODELS, loss
 
 
@@ -42,7 +43,7 @@ class Run:
 
     def batches(self, name: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield x and target of each batch of one pass, and record what came."""
-        loader = self.loader if name == "train" else self.validation
+        loader = self.validation if name == "validation" else self.loader
         seen: list[list[int]] = []
         self.record["samples"].setdefault(name, []).append(seen)
         complete = self.record["complete"].setdefault(name, [])
@@ -51,7 +52,7 @@ class Run:
             self.record["length"][name] = len(loader)
         source = (
             itertools.islice(loader, 4)
-            if self.case.loader == "endless" and name == "train"
+            if self.case.loader == "endless" and name != "validation"
             else loader
         )
         for batch in source:
@@ -82,6 +83,11 @@ class Run:
             self.log(value)
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def look_alone(self) -> None:
+        """Take the first batch of a pass on rank 0 alone, of a loader that divides the data."""
+        if self.rank == 0 and not isinstance(self.loader, Replay):
+            next(iter(self.loader), None)
 
     def quiet(self) -> Any:
         """Return `no_sync()` of the model, or a context that does nothing where there is none."""
@@ -190,6 +196,7 @@ def gan(run: Run) -> None:
             value = loss(run.model(maker(noise)), real)
             value.backward()
             run.ready(maker)
+            run.ready(run.model)  # whose gradients have the generator's part in them
             optimizer.step()
             run.record["extra"].append(value.detach())
     run.record["extra"] += [p.detach().clone() for p in maker.parameters()]
@@ -244,6 +251,30 @@ def evaluate_in_between(run: Run) -> None:
             run.update(loss(run.model(x), y))
             if number == 1:
                 _evaluate(run, run.model)
+
+
+def measure(run: Run) -> None:
+    """Measure the loss on the training data after each epoch, without any communication."""
+    alone = getattr(run.model, "module", run.model)
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+        run.model.eval()
+        with torch.no_grad():
+            for x, y in run.batches("measured"):
+                run.record["extra"].append(loss(alone(x), y))
+        run.model.train()
+
+
+def rank_0_looks_first(run: Run) -> None:
+    """Look at a batch on rank 0 alone before each epoch."""
+    run.look_alone()
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+        run.look_alone()
 
 
 def freeze(run: Run) -> None:
@@ -355,6 +386,8 @@ LOOPS: dict[str, Callable[[Run], None]] = {
         averaged_model,
         evaluate,
         evaluate_in_between,
+        measure,
+        rank_0_looks_first,
         freeze,
         rate_by_hand,
         early_break,

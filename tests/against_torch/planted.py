@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .loops import Run
@@ -187,6 +188,17 @@ def decay_lost(run: Run) -> Any:
     return contextlib.nullcontext()
 
 
+def pass_waits(run: Run) -> Any:
+    """Let the ranks wait for each other at the beginning of a pass."""
+
+    def change(batches: Iterator[Any], _: int) -> Iterator[Any]:
+        if run.world > 1:
+            dist.barrier()
+        yield from batches
+
+    return patch.object(run, "loader", _Changed(run.loader, change))
+
+
 def never_ends(run: Run) -> Any:
     """Make a training hang: its first step waits for an hour."""
     return patch.object(run.optimizer, "step", lambda *_: time.sleep(3600))
@@ -210,6 +222,7 @@ FAULTS: dict[str, Callable[[Run], Any]] = {
         thawed,
         random_state_moved,
         decay_lost,
+        pass_waits,
         never_ends,
     )
 }

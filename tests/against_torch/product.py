@@ -23,7 +23,7 @@ COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
 """Configurations that compile, and torch.compile's backend that does the same."""
 
 
-def _aot(model: nn.Module, options: Compiler, device: torch.device) -> str:
+def _aot(model: nn.Module, options: Compiler, device: torch.device, *_: bool) -> str:
     model.compile(backend="aot_eager")
     return "aot_eager"
 

@@ -27,13 +27,6 @@ from .loops import LOOPS, Run
 from .models import CALLS, MODELS
 from .optimizers import SCHEDULERS, optimizer_of
 
-SIDES = ("product", "plain", "compiled")
-"""The sides of a case.
-
-`compiled` is plain PyTorch whose model torch.compile compiles, with the backend of the product's
-configuration.
-"""
-
 
 def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]) -> None:
     """Run a case on one rank of one side, and fill its record."""
@@ -94,9 +87,13 @@ def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any
     if world == 1:
         return loaders.build(case), loaders.validation(case)
     seen = read(folder, "product", rank)
-    names = ("train", "validation")
-    return tuple(
-        loaders.Replay(case, n, seen["samples"].get(n, []), seen["length"].get(n)) for n in names
+    samples, length = seen["samples"], seen["length"]
+    train = samples.get("train", [])
+    if measured := samples.get("measured"):  # a pass of the same loader after each epoch
+        train = [one for pair in zip(train, measured, strict=True) for one in pair]
+    return (
+        loaders.Replay(case, "train", train, length.get("train")),
+        loaders.Replay(case, "validation", samples.get("validation", []), length.get("validation")),
     )
 
 

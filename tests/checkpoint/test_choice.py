@@ -12,8 +12,8 @@ from refusal import refused
 
 from gallery_lib.checkpoint import choice, folders, manifest, reading
 from gallery_lib.checkpoint.manifest import Unusable
+from gallery_lib.checkpoint.saver import Outcome, Writer
 from gallery_lib.checkpoint.training_state import Parts
-from gallery_lib.checkpoint.writing import Outcome, Writer
 
 
 @pytest.fixture

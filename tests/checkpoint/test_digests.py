@@ -11,8 +11,8 @@ import torch
 from refusal import refused
 
 from gallery_lib.checkpoint import choice, digests
+from gallery_lib.checkpoint.saver import Outcome, Writer
 from gallery_lib.checkpoint.training_state import Parts
-from gallery_lib.checkpoint.writing import Outcome, Writer
 
 
 def saved(folder: Path) -> Path:

@@ -19,8 +19,13 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_in_the_checkout_they_are_short(root: Path) -> None:
-    assert commands(root, root, into_current=False) == [
+@pytest.fixture
+def python(root: Path) -> Path:
+    return root / ".venv" / "bin" / "python"
+
+
+def test_in_the_checkout_they_are_short(root: Path, python: Path) -> None:
+    assert commands(root, root, python) == [
         "bash prepare.sh --lab",
         (
             ".venv/bin/python launch_single_task.py --model resnet50 --batch_size 16 "
@@ -30,24 +35,24 @@ def test_in_the_checkout_they_are_short(root: Path) -> None:
     ]
 
 
-def test_from_elsewhere_they_have_the_path_quoted(root: Path, tmp_path: Path) -> None:
-    lab, train, compare = commands(root, tmp_path, into_current=False)
+def test_from_elsewhere_they_have_the_path_quoted(root: Path, python: Path, tmp_path: Path) -> None:
+    lab, train, compare = commands(root, tmp_path, python)
     assert lab == f"bash '{root}/prepare.sh' --lab"
     assert train.startswith(f"'{root}/.venv/bin/python' '{root}/launch_single_task.py' --model")
     assert compare.startswith(f"'{root}/.venv/bin/gallery' compare")
 
 
-def test_into_the_current_environment_there_is_no_venv(root: Path) -> None:
-    lab, train, compare = commands(root, root, into_current=True)
+def test_they_are_of_the_notebook_that_was_run_and_of_another_environment(root: Path) -> None:
+    words = ["rounds", "4", "batch_size", "2"]
+    lab, train, compare = commands(root, root, Path("/opt/env/bin/python"), "hf_Bert", words)
     assert lab == "bash prepare.sh --lab --into-current"
-    assert train.startswith("python3 launch_single_task.py --model")
-    assert compare.startswith("python3 -m gallery_lib compare --model")
+    assert train.startswith(
+        "/opt/env/bin/python launch_single_task.py --model hf_Bert --batch_size 2"
+    )
+    assert compare.startswith("/opt/env/bin/python -m gallery_lib compare --model hf_Bert")
 
 
-def test_a_packed_task_is_the_one_that_is_there(root: Path) -> None:
+def test_a_packed_task_is_the_one_that_is_there(root: Path, python: Path) -> None:
     for name in ("index", "resnet50"):
         (root / "notebooks" / f"{name}.ipynb").unlink()
-    assert (
-        "--model hf_Bert --batch_size 4 --sequence_length 32"
-        in commands(root, root, into_current=False)[1]
-    )
+    assert "--model hf_Bert --batch_size 4 --sequence_length 32" in commands(root, root, python)[1]

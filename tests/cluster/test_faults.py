@@ -111,6 +111,7 @@ def test_ranks_of_which_one_is_killed_name_it(lab: Lab) -> None:
         ), [each[-4:] for each in training.lines]
 
 
+@pytest.mark.thorough
 def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> None:
     training = Training(lab, per_host=1, steps=10_000)
     training.wait_for_step(5)
@@ -121,6 +122,7 @@ def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> N
     assert "the store of the run does not answer: rank 0, " in ended[1][1]
 
 
+@pytest.mark.thorough
 def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_nothing(
     lab: Lab,
 ) -> None:

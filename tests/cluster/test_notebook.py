@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from executed_notebook import execute
 
-pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
+pytestmark = [pytest.mark.cluster, pytest.mark.several_cores]
 
 
 def test_the_notebook_measures_the_techniques_on_a_lab(
@@ -38,4 +38,3 @@ def test_the_notebook_measures_the_techniques_on_a_lab(
     ):
         assert row in text
     assert "Hierarchical averaging does not apply" in text
-    assert text.count("**What to do with it**: ") == 5  # below each finding

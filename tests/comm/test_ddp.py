@@ -28,12 +28,6 @@ def test_a_part_that_is_put_in_later_starts_alike_everywhere_and_is_averaged(two
     assert max(two.call("twins.replaced_head")) < 1e-5
 
 
-def test_a_model_that_becomes_contiguous_in_its_first_step_is_averaged_in_that_step(
-    two: Ranks,
-) -> None:
-    assert max(max(differences) for differences in two.call("twins.flattened_by_view")) < 1e-5
-
-
 def test_what_several_processes_cannot_train_is_refused_in_one_line(two: Ranks) -> None:
     for lazy, norm, distributed in two.call("twins.refusals"):
         assert lazy.startswith("InputError: the model has lazy parameters") and "\n" not in lazy
@@ -68,10 +62,11 @@ def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -
 
 
 def test_unused_parameters_are_named_with_the_option_that_handles_them(two: Ranks) -> None:
-    for (said,) in two.call("twins.unused", False):
-        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
-        assert "config.comm.find_unused_parameters = True" in said and "\n" not in said
-    assert two.call("twins.unused", True) == [[True, True]] * 2
+    for training in ("twins.unused", "twins.unused_in_two_backward_passes"):
+        for (said,) in two.call(training, False):
+            assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
+            assert "config.comm.find_unused_parameters = True" in said and "\n" not in said
+        assert two.call(training, True) == [[True, True]] * 2
 
 
 def test_a_step_on_gradients_that_are_not_averaged_is_refused(two: Ranks) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gallery_lib.comm.power_sgd import PowerSGD
+from gallery_lib.comm.wire_formats import PowerSGD
 
 
 @pytest.fixture

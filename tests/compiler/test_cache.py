@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from gallery_lib.compiler import cache
 from gallery_lib.errors import RunFailed
+from gallery_lib.system import paths
 
 
 @pytest.fixture
@@ -62,6 +66,17 @@ def test_a_path_with_spaces_is_avoided(tmp_path: Path, monkeypatch: pytest.Monke
     other = cache.folder()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "an other" / "inductor"))
     assert cache.folder() != other
+
+
+def test_what_torch_sets_by_itself_is_nobodys_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_by_torch = Path(tempfile.gettempdir(), "torchinductor_me")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen_by_torch))
+    assert cache.folder() == paths.cache_dir() / "inductor"
+
+
+def test_a_comparison_does_not_import_torchs_compiler_which_makes_a_folder() -> None:
+    loaded = "import sys, gallery_lib.measure.bench.bench; print('torch._dynamo' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", loaded]) == b"False\n"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import nn
 
 from gallery_lib import accelerate
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_calls
+from gallery_lib.compiler.backend import compile_calls
 
 
 class Own(nn.Module):
@@ -26,7 +26,7 @@ class Own(nn.Module):
 def traced(monkeypatch):
     """Let the compiler trace, and run its graphs with eager's operators."""
 
-    def compiled(model, options, device):
+    def compiled(model, options, device, channels_last):
         compile_calls([model], backend="aot_eager")
         return "aot_eager"
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gallery_lib.compiler import notices
-from gallery_lib.compiler.in_place import compile_calls
+from gallery_lib.compiler.backend import compile_calls
 
 LIMIT = 8
 """Compilations of a function at which Dynamo stops, unless a test before has raised it."""

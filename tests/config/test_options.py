@@ -43,7 +43,13 @@ def test_dashes_and_underscores_are_the_same() -> None:
         (("--batch_size", "0"), "batch_size", ("'0'", "at least 1")),
         (("--batch_size", "abc"), "batch_size", ("'abc'", "whole number")),
         (("--batch_size", "2.5"), "batch_size", ("'2.5'", "whole number")),
+        (("--batch_size", "１２"), "batch_size", ("'１２'", "whole number")),
+        (("--batch_size", "1_000"), "batch_size", ("'1_000'", "whole number")),
+        (("--batch_size", "8\n"), "batch_size", (r"'8\n'", "whole number")),
+        (("--rank_timeout", "１0"), "rank_timeout", ("'１0'", "number")),
+        (("--batch_size", "1" * 5000), "batch_size", ("1111… (5,0",)),
         (("--lr", "nan"), "lr", ("'nan'", "finite")),
+        (("--lr", "1e-400"), "lr", ("'1e-400'", "would be 0")),
         (("--amp_level=O2",), "amp_level", ("O2", "O1")),
         (("--amp_level=O7",), "amp_level", ("'O7'", "O0 or O1")),
         (("--batch_sise", "4"), "batch_sise", ("`--batch_sise`", "`--batch_size`")),
@@ -58,8 +64,9 @@ def test_dashes_and_underscores_are_the_same() -> None:
 def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(
     words: tuple[str, ...], parameter: str, values: tuple[object, ...]
 ) -> None:
-    with refused(parameter, *values):
+    with refused(parameter, *values) as raised:
         parse(*words)
+    assert len(str(raised.value)) < 500
 
 
 def test_a_missing_operand_is_named() -> None:
@@ -100,8 +107,8 @@ def test_what_is_no_duration_is_refused_with_the_forms_that_are(written: str) ->
 
 
 def test_other_numbers_take_no_duration() -> None:
-    with refused("memory_limit", "'10m'", "number"):
-        from_mapping(BatchConfig, {"memory_limit": "10m"})
+    with refused("retries", "'10m'", "number"):
+        from_mapping(BatchConfig, {"retries": "10m"})
 
 
 def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:

@@ -1,12 +1,8 @@
-"""Phases of a run: what it records, what the waiting user sees, and expected durations.
-
-Earlier runs give the expected durations.
-"""
+"""Phases of a run: what it records, and what the waiting user sees."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,6 @@ import pytest
 import torch
 
 from gallery_lib.compiler import compilations
-from gallery_lib.console.expected_durations import Durations
 from gallery_lib.console.phases import (
     DATA,
     IMPORTS,
@@ -26,29 +21,11 @@ from gallery_lib.console.phases import (
     Phase,
     PhaseLog,
     read_phases,
-    seconds_by_phase,
 )
 from gallery_lib.console.progress import Progress
-from gallery_lib.kernels.runtime import builds
+from gallery_lib.kernels.runtime import kept_code
 from gallery_lib.launcher.run_view import RunView
 from gallery_lib.system.processes import now as clock_now
-
-COMMAND = {"model": "alexnet", "compiler_opt": True}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def compiler_cache(tmp_path: Path) -> Path:
-    return tmp_path / "inductor"
-
-
-def fill(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "graph").touch()
 
 
 def test_phases_are_read_in_their_order_with_what_is_counted(tmp_path: Path) -> None:
@@ -89,7 +66,7 @@ def test_compilations_of_forward_and_backward_and_builds_of_own_kernels_are_noti
         assert (
             said == first and said.count("graph") >= 1 and said[1::2] == ["done"] * (len(said) // 2)
         )
-        with builds.under_way():
+        with kept_code.build():
             assert said[-1] == "build"
         assert said[-1] == "done"
     counted = len(said)
@@ -107,25 +84,9 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     PhaseLog(tmp_path / "file").begin(DATA)  # no folder can be made there
 
 
-def test_the_seconds_of_a_phase_that_came_back_count_together() -> None:
-    phases = [
-        Phase(WARM_UP, 10.0),
-        Phase("compiling", 12.0, 1),
-        Phase(WARM_UP, 40.0),
-        Phase(TRAINING, 43.0),
-    ]
-    assert seconds_by_phase(phases, 50.0) == {
-        "warm-up": 5.0,
-        "compiling, graph 1": 28.0,
-        "training": 7.0,
-    }
-
-
-def view(tmp_path: Path, compiler_cache: Path, **values: Any) -> RunView:
+def view(tmp_path: Path, **values: Any) -> RunView:
     progress = Progress(line_seconds=0.0)
-    return RunView(
-        progress, tmp_path / "run", Phase(IMPORTS, clock_now()), COMMAND, compiler_cache, **values
-    )
+    return RunView(progress, tmp_path / "run", Phase(IMPORTS, clock_now()), **values)
 
 
 @pytest.fixture
@@ -135,9 +96,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
 
 
 def test_every_phase_is_shown_also_what_passes_between_two_looks(
-    tmp_path: Path, compiler_cache: Path, lines: Callable[[], list[str]]
+    tmp_path: Path, lines: Callable[[], list[str]]
 ) -> None:
-    shown, now = view(tmp_path, compiler_cache, name="alexnet"), clock_now()
+    shown, now = view(tmp_path, name="alexnet"), clock_now()
     shown.look()
     begun = [
         Phase(DATA, now + 1),
@@ -155,69 +116,10 @@ def test_every_phase_is_shown_also_what_passes_between_two_looks(
 
 
 def test_steps_are_counted_where_they_are_steady(
-    tmp_path: Path, compiler_cache: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = view(tmp_path, compiler_cache)
+    shown = view(tmp_path)
     PhaseLog(tmp_path / "run").begin(TRAINING, count=3, total=40)
     (tmp_path / "run" / "steps.jsonl").write_text('{"step": 20}\n')
     shown.look()
     assert "training: 20 of 40 steps, 0 s" in capsys.readouterr().err
-
-
-def test_a_first_run_has_nothing_to_expect(compiler_cache: Path) -> None:
-    durations = Durations(COMMAND, compiler_cache)
-    assert durations.expected("compiling, graph 1") is None and durations.graphs() is None
-
-
-def test_compilation_is_expected_to_take_as_long_as_with_the_same_state_of_the_cache(
-    compiler_cache: Path,
-) -> None:
-    # The cache was empty.
-    Durations(COMMAND, compiler_cache).keep({"compiling, graph 1": 60.0, "training": 20.0})
-    fill(compiler_cache)
-    second = Durations(COMMAND, compiler_cache)
-    assert second.expected("compiling, graph 1") is None  # what a warm cache gives is not known yet
-    assert (second.expected("training"), second.graphs()) == (20.0, None)
-    second.keep({"compiling, graph 1": 12.0, "training": 22.0})
-    assert Durations(COMMAND, compiler_cache).expected("compiling, graph 1") == 12.0
-    again = Durations(COMMAND, compiler_cache.with_name("empty"))
-    assert (again.expected("compiling, graph 1"), again.graphs()) == (60.0, 1)
-
-
-def test_a_cache_that_others_have_filled_is_no_grounds(compiler_cache: Path) -> None:
-    fill(compiler_cache)
-    Durations(COMMAND, compiler_cache).keep({"compiling, graph 1": 60.0})
-    assert Durations(COMMAND, compiler_cache).expected("compiling, graph 1") is None
-
-
-def test_runs_that_differ_a_lot_and_phases_that_depend_on_the_moment_are_no_grounds(
-    compiler_cache: Path,
-) -> None:
-    for seconds in (20.0, 40.0):
-        Durations(COMMAND, compiler_cache).keep(
-            {"training": seconds, "imports": 20.0, "data": 20.0}
-        )
-    durations = Durations(COMMAND, compiler_cache)
-    assert [durations.expected(label) for label in ("training", "imports", "data")] == [
-        None,
-        None,
-        None,
-    ]
-
-
-def test_another_command_has_durations_of_its_own(compiler_cache: Path) -> None:
-    Durations(COMMAND, compiler_cache).keep({"training": 20.0})
-    assert Durations({**COMMAND, "batch_size": 3}, compiler_cache).expected("training") is None
-    assert Durations(COMMAND, compiler_cache).expected("training") == 20.0
-
-
-def test_the_number_of_graphs_is_said_where_it_is_known(
-    tmp_path: Path, compiler_cache: Path, lines: Callable[[], list[str]]
-) -> None:
-    Durations(COMMAND, compiler_cache).keep({"compiling, graph 1": 5.0, "compiling, graph 2": 5.0})
-    shown, log = view(tmp_path, compiler_cache), PhaseLog(tmp_path / "run")
-    for _ in range(3):
-        log.compilation_began()
-        time.sleep(0.06)
-        shown.look()
-    assert lines() == ["compiling, graph 1 of 2", "compiling, graph 2 of 2", "compiling, graph 3"]

@@ -1,4 +1,4 @@
-"""A signal ends the command that runs, wherever the exception of its handler is swallowed."""
+"""A signal ends the command that runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
-
-from gallery_lib.console.exit_code import exit_code_of
 
 COMMAND = """
 import os, subprocess, sys, time
@@ -24,24 +23,6 @@ def body():
 
 sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 """
-AT_FORK = """
-def slow():
-    time.sleep(0.5)
-os.register_at_fork(after_in_parent=slow)
-"""
-DESTRUCTOR = """
-class Slow:
-    def __del__(self):
-        time.sleep(0.5)
-"""
-IMPORT = """
-def swallowed():
-    try:
-        time.sleep(30)
-    except BaseException:
-        pass  # as an extension does while it is being imported
-    time.sleep(0.5)
-"""
 STARTED = """
 def started():
     process = subprocess.Popen(["sleep", "0.01"], preexec_fn=lambda: time.sleep(0.2))
@@ -49,9 +30,6 @@ def started():
 """
 PLACES = {
     "a computation": ("", "sum(range(1000))"),
-    "a callback of a fork": (AT_FORK, "os.waitpid(os.fork() or os._exit(0), 0)"),
-    "a destructor": (DESTRUCTOR, "Slow()"),
-    "an import": (IMPORT, "swallowed()"),
     "the start of a process": (STARTED, "started()"),
 }
 
@@ -80,7 +58,7 @@ def body():
         time.sleep(30)
     finally:
         try:
-            time.sleep(0.4)  # several times as long as the timer takes
+            time.sleep(0.4)
             raise OSError("a file is gone")
         except OSError:
             time.sleep(0.4)
@@ -90,34 +68,19 @@ sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 """
 
 
-def test_cleanup_is_not_interrupted() -> None:
+def terminated(code: str) -> tuple[int, str, str]:
+    """Return exit code, output and errors of Python code that gets SIGTERM once it is at work."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CLEANS_UP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "at work\n"
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=20)
-    assert (process.returncode, output, errors) == (143, "cleaned up\n", "stopped\n")
+    return process.returncode, output, errors
 
 
-def test_a_timer_of_the_process_is_left_alone_and_comes_back() -> None:
-    def body() -> None:
-        assert signal.getsignal(signal.SIGALRM) is alarm
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 100
-        signal.raise_signal(signal.SIGINT)
-
-    def alarm(*_: object) -> None:
-        raise AssertionError("too early")
-
-    handler = signal.signal(signal.SIGALRM, alarm)
-    timer = signal.setitimer(signal.ITIMER_REAL, 200)
-    try:
-        assert exit_code_of(body, error_prefix="error", interrupted="stopped") == 130
-        assert signal.getsignal(signal.SIGALRM) is alarm
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 100
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+def test_cleanup_is_not_interrupted() -> None:
+    assert terminated(CLEANS_UP) == (143, "cleaned up\n", "stopped\n")
 
 
 TORCH = """
@@ -129,12 +92,17 @@ while time.monotonic() - began < 1.0:
 print("imported", flush=True)
 """
 IMPORTS_TORCH = """
-import sys, time
+import subprocess, sys, time
 from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.signals import importing
 
 def body():
-    import torch
-    time.sleep(30)
+    nothing = subprocess.DEVNULL
+    child = subprocess.Popen(["sleep", "60"], stdout=nothing, stderr=nothing)
+    print(child.pid, flush=True)
+    with importing():
+        import torch
+        time.sleep(30)
 
 sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 """
@@ -144,7 +112,10 @@ sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 def test_nothing_is_raised_into_the_import_of_torch(
     tmp_path: Path, checkout: Path, sent: signal.Signals, code: int
 ) -> None:
-    """Its C++ calls Python where an exception ends the process with SIGABRT."""
+    """Its C++ calls Python where an exception ends the process with SIGABRT.
+
+    A command that has declared it ends in the middle, with its processes.
+    """
     (tmp_path / "torch.py").write_text(TORCH)
     process = subprocess.Popen(
         [sys.executable, "-c", IMPORTS_TORCH],
@@ -153,7 +124,33 @@ def test_nothing_is_raised_into_the_import_of_torch(
         text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{checkout}"},
     )
-    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    assert process.stdout.readline() == "importing\n"
     process.send_signal(sent)
     output, errors = process.communicate(timeout=20)
-    assert (process.returncode, output, errors) == (code, "imported\n", "stopped\n")
+    assert (process.returncode, output, errors) == (code, "", "stopped\n")
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+SWALLOWS = """
+import sys, time
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.progress import Progress
+
+def body():
+    print("at work", flush=True)
+    with Progress(enabled=False) as progress:
+        try:
+            time.sleep(30)
+        except BaseException:
+            pass  # as a destructor does
+        while True:
+            progress.show("training")
+
+sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
+"""
+
+
+def test_what_was_swallowed_is_raised_again_where_a_command_waits() -> None:
+    assert terminated(SWALLOWS) == (143, "", "stopped\n")

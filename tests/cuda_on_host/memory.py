@@ -87,3 +87,26 @@ def poisoned(
     if guarded.tensor.numel():
         guarded.tensor.view(torch.uint8).fill_(POISON)
     return guarded
+
+
+class GuardedMemory:
+    """Tensors between guard pages, all of which `check()` looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[Guarded] = []
+
+    def take(self, values: torch.Tensor, offset: int | None = None) -> torch.Tensor:
+        """Return a contiguous copy of the values between guard pages."""
+        self.memory.append(Guarded(values, offset))
+        return self.memory[-1].tensor
+
+    def new(self, *shape: int, dtype: torch.dtype, offset: int | None = None) -> torch.Tensor:
+        """Return a tensor of poison between guard pages."""
+        self.memory.append(poisoned(shape, dtype, offset))
+        return self.memory[-1].tensor
+
+    def check(self) -> None:
+        """Raise AssertionError when a byte beside one of the tensors was written."""
+        for guarded in self.memory:
+            guarded.check()

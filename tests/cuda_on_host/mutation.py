@@ -43,12 +43,13 @@ def _mutations(
     return [Mutation(kernel, source, after, old, new, tests) for old, new in changes]
 
 
-_STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element"
+_STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element and host"
 _LAMB = f"({_BOUND} or skipped or moves) and lamb"
-_CROSS_ENTROPY = "test_cross_entropy and not torch"
-_MOMENTS = "test_batch_norm and (statistics_are or parts_of or same_bits)"
-_GRADIENT = "test_batch_norm and test_every_result"
-_PACKED, _ADDED = "test_compression and (arrives or overflow)", "test_compression and added_up"
+_CROSS_ENTROPY = "test_cross_entropy and host"
+_MOMENTS = "test_batch_norm and not cpp and (statistics_are or parts_of or same_bits)"
+_GRADIENT = "test_batch_norm and test_every_result and host"
+_PACKED = "test_compression and host and (arrives or overflow)"
+_ADDED = "test_compression and host and added_up"
 MUTATIONS = [
     *_mutations(
         "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
@@ -200,7 +201,7 @@ MUTATIONS = [
     ),
     *_mutations(
         "every kernel of batch norm", "batch_norm.cuh", "place_of_thread",
-        "test_batch_norm and not torch and not opcheck",
+        "test_batch_norm and host",
         ("end < shape.rows ? end : shape.rows", "end"),
         ("channel < shape.channels ? end : first", "end"),
         # NaN becomes 0.

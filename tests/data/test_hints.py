@@ -8,7 +8,7 @@ import pytest
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text.token_files import make_again
+from gallery_lib.data.text.tokenized import damaged
 from gallery_lib.errors import InputError
 
 
@@ -44,11 +44,7 @@ def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    assert make_again(tmp_path / "cache" / "data" / "text").startswith(
-        f"Delete {tmp_path}/cache/data/text "
-    )
-    assert (
-        make_again(tmp_path / "mine")
-        == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER "
-        "--out NEW_FOLDER"
-    )
+    own = damaged(tmp_path / "cache" / "data" / "text" / "wordpiece" / "train.npy", "it is cut")
+    assert f"Delete {tmp_path}/cache/data/text and make it again" in str(own)
+    theirs = damaged(tmp_path / "mine" / "wordpiece" / "train.npy", "it is cut")
+    assert "Make it again in a new folder" in str(theirs) and "Delete" not in str(theirs)

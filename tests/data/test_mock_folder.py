@@ -1,74 +1,106 @@
-"""Mock data appears whole or not at all, is made once, and never replaces something else."""
+"""Mock data appear whole or not at all, are made once, go on, and never replace something else."""
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from refusal import refused
 
-from gallery_lib.data.mock_folder import make
+from gallery_lib.data.mock_folder import Made, make, verify
 from gallery_lib.errors import RunFailed
 
 RECORD = {"kind": "test", "count": 2}
+JOBS = {"a/1.txt": ("one",), "a/2.txt": ("two",), "b/3.txt": ("three",)}
 
 
-def fill(folder: Path) -> None:
-    (folder / "a").mkdir()
-    (folder / "a" / "1.txt").write_text("one")
-    (folder / "2.txt").write_text("two")
+def write(path: Path, content: str) -> None:
+    path.write_text(content)
+
+
+def made_in(root: Path, record: dict[str, object] = RECORD, write: object = write) -> Made:
+    return make(root, record, JOBS, write, progress=False)
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*.txt")}
 
 
 def test_the_second_call_finds_it_complete_and_changes_nothing(tmp_path: Path) -> None:
-    first = make(tmp_path / "sub" / "data", RECORD, fill)
-    assert (first.now, first.files) == (True, 2) and "made now" in str(first)
+    first = made_in(tmp_path / "sub" / "data")
+    assert (first.now, first.files) == (True, 3) and "made now" in str(first)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    second = make(tmp_path / "sub" / "data", RECORD, fill)
+    second = made_in(tmp_path / "sub" / "data")
     assert (
-        (second.now, second.files) == (False, 2)
+        (second.now, second.files) == (False, 3)
         and second.seconds < 0.5
         and "complete already" in str(second)
     )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    def interrupted(folder: Path) -> None:
-        fill(folder)
-        raise error
+class Interrupt:
+    """Writer that is interrupted at a file, of which it has written a part."""
 
-    with pytest.raises(error):
-        make(tmp_path / "data", RECORD, interrupted)
-    assert list(tmp_path.iterdir()) == []
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self.written: list[str] = []
+
+    def __call__(self, path: Path, content: str) -> None:
+        if path.name == self.at:
+            path.with_name(f".{path.name}.77.tmp").write_text(content[:2])
+            raise KeyboardInterrupt
+        self.written.append(path.name)
+        write(path, content)
 
 
-def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / ".data.partial" / "old").mkdir(parents=True)
-    (tmp_path / ".data.partial" / "half.txt").write_text("ha")
-    assert make(tmp_path / "data", RECORD, fill).files == 2
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "1.txt",
-        "2.txt",
-        "a",
-        "data",
-        "made.json",
-    ]
+def test_an_interrupted_call_leaves_nothing_that_looks_whole_and_the_next_goes_on(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        made_in(tmp_path / "data", write=Interrupt("2.txt"))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".partial"]
+    assert verify(tmp_path / "data")[0].startswith("incomplete")
+    again = Interrupt("none")
+    assert made_in(tmp_path / "data", write=again).files == 3
+    assert again.written == ["2.txt", "3.txt"] and verify(tmp_path / "data") == []
+    assert contents(tmp_path / "data") == {"a/1.txt": "one", "a/2.txt": "two", "b/3.txt": "three"}
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["a", "b", "made.json"]
+
+
+def test_data_that_a_killed_call_was_moving_up_are_completed(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with pytest.raises(KeyboardInterrupt):
+        made_in(root, write=Interrupt("3.txt"))
+    (root / ".partial" / "a").rename(root / "a")
+    assert verify(root)[0].startswith("incomplete")
+    again = Interrupt("none")
+    assert made_in(root, write=again).files == 3 and again.written == ["3.txt"]
+    assert sorted(path.name for path in root.iterdir()) == ["a", "b", "made.json"]
+
+
+def test_other_data_do_not_go_on_from_interrupted_ones(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        made_in(tmp_path / "data", write=Interrupt("2.txt"))
+    with refused("out", "'count': 2", "'count': 3"):
+        made_in(tmp_path / "data", {**RECORD, "count": 3})
 
 
 def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -> None:
     calls, results = [], []
     started = threading.Event()
 
-    def slowly(folder: Path) -> None:
-        calls.append(folder)
+    def slowly(path: Path, content: str) -> None:
+        calls.append(path)
         started.set()
-        threading.Event().wait(0.2)
-        fill(folder)
+        threading.Event().wait(0.1)
+        write(path, content)
 
     threads = [
-        threading.Thread(target=lambda: results.append(make(tmp_path / "data", RECORD, slowly)))
+        threading.Thread(target=lambda: results.append(made_in(tmp_path / "data", write=slowly)))
         for _ in range(2)
     ]
     threads[0].start()
@@ -76,36 +108,51 @@ def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -
     threads[1].start()
     for thread in threads:
         thread.join()
-    assert len(calls) == 1 and sorted(made.now for made in results) == [False, True]
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert len(calls) == 3 and sorted(made.now for made in results) == [False, True]
 
 
 def test_other_content_is_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with refused("out", tmp_path, "not empty"):
-        make(tmp_path, RECORD, fill)
+        made_in(tmp_path)
     with refused("out", tmp_path / "thesis.txt", "is a file"):
-        make(tmp_path / "thesis.txt", RECORD, fill)
+        made_in(tmp_path / "thesis.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_another_record_or_changed_content_is_refused(tmp_path: Path) -> None:
-    make(tmp_path / "data", RECORD, fill)
+def test_another_record_is_refused_untouched(tmp_path: Path) -> None:
+    made_in(tmp_path / "data")
+    before = contents(tmp_path / "data")
     with refused("out", "'count': 2", "'count': 3"):
-        make(tmp_path / "data", {**RECORD, "count": 3}, fill)
-    (tmp_path / "data" / "2.txt").unlink()
-    with refused("out", "changed", "2 files"):
-        make(tmp_path / "data", RECORD, fill)
+        made_in(tmp_path / "data", {**RECORD, "count": 3})
+    assert contents(tmp_path / "data") == before
+
+
+def test_files_that_are_missing_altered_or_extra_are_named(tmp_path: Path) -> None:
+    made_in(tmp_path / "data")
+    (tmp_path / "data" / "a" / "1.txt").unlink()
+    (tmp_path / "data" / "a" / "2.txt").write_text("TWO")
+    (tmp_path / "data" / "b" / "4.txt").write_text("four")
+    problems = ["missing: a/1.txt", "extra: b/4.txt", "altered: a/2.txt"]
+    assert verify(tmp_path / "data") == problems
+    with refused("out", "changed", *problems):
+        made_in(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "b")
+    (tmp_path / "data" / "a" / "2.txt").write_text("two")
+    assert verify(tmp_path / "data") == ["missing: a/1.txt", "missing: b/3.txt"]
 
 
 def test_a_failing_write_is_a_failed_run_that_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFailed, match="file/data"):
-        make(tmp_path / "file" / "data", RECORD, fill)
+        made_in(tmp_path / "file" / "data")
 
 
-def test_a_file_of_the_same_size_with_other_content_is_found(tmp_path: Path) -> None:
-    make(tmp_path / "data", RECORD, fill)
-    (tmp_path / "data" / "2.txt").write_text("TWO")
-    with refused("out", "other content"):
-        make(tmp_path / "data", RECORD, fill)
+def test_too_little_disk_space_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")(2**40, 2**40 - 2**30, 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with refused("out", tmp_path / "large", "3.0 GiB needed", "1.0 GiB available"):
+        make(tmp_path / "large", RECORD, JOBS, write, job_bytes=2**30)
+    assert not (tmp_path / "large").exists()

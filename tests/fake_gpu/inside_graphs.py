@@ -16,14 +16,14 @@ from torch import nn
 from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_calls
+from gallery_lib.compiler.backend import compile_calls
 
 STEPS, BATCH = 6, 8
 
 
 @pytest.fixture(autouse=True)
 def captured_operator_by_operator(monkeypatch):
-    def captured(model, options, device):
+    def captured(model, options, device, channels_last):
         compile_calls([model], backend="cudagraphs")
         return "cudagraphs"
 

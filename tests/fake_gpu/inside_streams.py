@@ -13,8 +13,7 @@ import pytest
 import torch
 from fake_gpu import work
 
-from gallery_lib.kernels.compression_launch import pack_launch
-from gallery_lib.kernels.compression_layout import packed_bytes
+from gallery_lib.kernels.compression import pack
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import launch
 
@@ -188,11 +187,18 @@ def test_a_kernel_goes_to_its_tensors_device():
     torch.testing.assert_close(norm.cpu(), values.norm())
 
 
+def launch_of_packing(gradient: torch.Tensor) -> launch.Launch:
+    """Return a launch that was not carried out."""
+    seen: list[launch.Launch] = []
+    with launch.carried_out_by(seen.append):
+        pack(gradient, "bf16")
+    return seen[0]
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
 def test_a_kernel_on_a_stream_of_another_device_is_refused():
     gradient = torch.ones(64, device="cuda:1")
-    packed = torch.empty(packed_bytes(64, "bf16"), dtype=torch.uint8, device="cuda:1")
-    one = pack_launch(gradient, None, "bf16", packed)
+    one = launch_of_packing(gradient)
     enqueue = launch._launcher(one.source, one.kernel, one.defines, 0)
     stream = torch.cuda.Stream("cuda:1").cuda_stream
     error = enqueue(one.blocks, stream, ctypes.addressof(one.arguments))
@@ -201,7 +207,6 @@ def test_a_kernel_on_a_stream_of_another_device_is_refused():
 
 def test_a_launch_that_the_driver_refuses_is_an_error():
     gradient = torch.ones(64, device=DEVICE)
-    packed = torch.empty(packed_bytes(64, "bf16"), dtype=torch.uint8, device=DEVICE)
-    one = pack_launch(gradient, None, "bf16", packed)
+    one = launch_of_packing(gradient)
     with pytest.raises(launch.LaunchFailed, match="CUDA_ERROR_INVALID_VALUE"):
         launch.run(dataclasses.replace(one, blocks=2**31), DEVICE)

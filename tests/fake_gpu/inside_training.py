@@ -22,7 +22,7 @@ from small_tasks import SMALL
 
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.in_place import compile_calls
+from gallery_lib.compiler.backend import compile_calls
 from gallery_lib.config import TrainConfig
 from gallery_lib.tasks.domains import cross_entropy
 from gallery_lib.train.loop import train
@@ -57,12 +57,12 @@ def own_runs_and_no_compiler(tmp_path, monkeypatch):
     torch._dynamo.reset()
 
 
-def operator_by_operator(model, options, device):
+def operator_by_operator(model, options, device, channels_last):
     model._compiled_call_impl = model._call_impl
     return "nothing: a test on the fake device"
 
 
-def captured(model, options, device):
+def captured(model, options, device, channels_last):
     compile_calls([model], backend="cudagraphs")
     return "cudagraphs"
 

@@ -23,7 +23,7 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
 UPDATES = ("../kernels/test_updates_on_the_device.py", "-m", "gpu")
-KERNELS = ("../kernels/test_compression_operator.py", "-m", "gpu")
+KERNELS = ("../kernels/test_compression.py", "-m", "gpu")
 STATISTICS = ("../kernels/test_gradient_statistics.py", "-m", "gpu")
 RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
 
@@ -78,19 +78,19 @@ FAULTS = [
           ("inside_streams.py",)),
     Fault("an operator without fake", "kernels/runtime/operators.py",
           "    torch.library.register_fake(qualified, fake)\n", "", STEPS),
-    Fault("a fake in another layout", "kernels/batch_norm_buffers.py",
+    Fault("a fake in another layout", "kernels/batch_norm.py",
           "device=x.device, memory_format=torch.channels_last)", "device=x.device)", STEPS),
     Fault("the reference stands in for the kernel", "kernels/runtime/operators.py",
-          "if place is None or not fallback.kernels_run(place):", "if True:", STEPS),
+          "if place is None or not usage.kernels_run(place):", "if True:", STEPS),
     Fault("a copy dies before its kernel runs", "kernels/gradient_statistics.py",
-          "    for kernel_launch in plan:\n        launch.run(kernel_launch, device)\n",
-          "    del _partial\n"
-          "    _next = torch.full((64,), -1.0, dtype=torch.float64, device=device)\n"
-          "    for kernel_launch in plan:\n        launch.run(kernel_launch, device)\n"
-          "        _next = torch.full((64,), -1.0, dtype=torch.float64, device=device)\n",
+          '    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, partial,',
+          "    address = partial.data_ptr()\n    del partial\n"
+          "    _next = torch.full((64,), -1.0, dtype=torch.float64, device=first.device)\n"
+          '    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, address,',
           STATISTICS),
     Fault("the last part of the gradients is left out", "kernels/gradient_statistics.py",
-          "    for kernel_launch in plan:\n", "    for kernel_launch in plan[1:]:\n", STATISTICS),
+          "    for like, packing, blocks in parts:\n",
+          "    for like, packing, blocks in parts[1:]:\n", STATISTICS),
     Fault("the channel does not wait for the gradients", CHANNEL,
           "        self._stream.wait_stream(torch.cuda.current_stream())\n", "", RANKS),
     Fault("nobody waits for the channel", CHANNEL,
@@ -127,14 +127,13 @@ FAULTS = [
     Fault("the clip factor is dropped", SYNC_FREE,
           "            clip_factor=here(self.clip_factor),\n",
           "            clip_factor=None,\n", STEPS),
-    Fault("clipping waits for the device", "optim/clipping.py",
+    Fault("clipping waits for the device", "optim/updates.py",
           ".clamp(max=1.0).float()", ".clamp(max=1.0).cpu().to(norm.device).float()", STEPS),
-    Fault("the labels' stride is ignored", "kernels/cross_entropy_launch.py",
+    Fault("the labels' stride is ignored", "kernels/cross_entropy.py",
           "        logits.stride(0),\n", "        logits.shape[1] + 1,\n", STEPS),
-    Fault("the gradient's launch has one block", "kernels/cross_entropy_launch.py",
-          '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        logits.shape[0],',
-          '"cross_entropy_gradient",\n        ELEMENTS[logits.dtype],\n        1,',
-          STEPS),
+    Fault("the gradient's launch has one block", "kernels/cross_entropy.py",
+          '"cross_entropy_gradient", logits, logits.shape[0],',
+          '"cross_entropy_gradient", logits, 1,', STEPS),
     Fault("outputs of a captured model are not copied", CAPTURED,
           "    return value.clone()\n", "    return value\n", GRAPHS),
     Fault("gradients of a captured model are not copied", CAPTURED,

@@ -16,8 +16,11 @@ def test_the_device_brings_out_what_a_program_forgot(order):
 
 
 @pytest.mark.slow
-def test_the_tasks_train_on_it_as_on_the_cpu():
-    pytest_on_device("tests/fake_gpu/inside_training.py")
+@pytest.mark.parametrize(
+    "names", ["resnet18 or hf_Bert", pytest.param("test", marks=pytest.mark.thorough)]
+)
+def test_the_tasks_train_on_it_as_on_the_cpu(names):
+    pytest_on_device("tests/fake_gpu/inside_training.py", "-k", names)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_gpu.running import ROOT, SECONDS
 
-from gallery_lib.cli.preparation.installation import find_uv
+from gallery_lib.cli.preparation.environment import find_uv
 from gallery_lib.system import paths
 from gallery_lib.system.processes import end_supervised, start_supervised
 
@@ -38,7 +38,7 @@ def python() -> str:
     free = shutil.disk_usage(paths.cache_dir()).free / 2**30
     if free < DISK_GIB:
         pytest.skip(f"an environment with torch 2.11 needs {DISK_GIB} GiB of disk; {free:.0f} free")
-    uv = find_uv(sys.executable, paths.cache_dir())
+    uv = find_uv(paths.cache_dir())
     for command in (
         [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
         [uv, "pip", "install", "--quiet", "--python", str(of_it), *PACKAGES],
@@ -54,7 +54,7 @@ def test_it_has_no_package_of_the_gallerys_own(python: str, tmp_path: Path) -> N
     code = """
 import importlib.util, torch
 print(torch.__version__.split(".")[:2])
-names = ("gallery_lib", "papermill", "jupyterlab", "simplejpeg", "kaldiio")
+names = ("gallery_lib", "papermill", "jupyterlab", "simplejpeg", "kaldiio", "msgspec")
 print([name for name in names if importlib.util.find_spec(name)])
 """
     done = subprocess.run(
@@ -63,6 +63,7 @@ print([name for name in names if importlib.util.find_spec(name)])
     assert done.stdout.splitlines() == ["['2', '11']", "[]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "tests",
     [

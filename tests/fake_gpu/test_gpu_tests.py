@@ -7,7 +7,7 @@ from fake_gpu.running import ROOT, pytest_on_device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early"])
+@pytest.mark.parametrize("order", ["late", pytest.param("early", marks=pytest.mark.thorough)])
 def test_the_tests_for_a_gpu_pass(order):
     files = [
         str(path.relative_to(ROOT))

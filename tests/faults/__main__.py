@@ -18,9 +18,7 @@ from .workspace import ROOT
 def main(arguments: list[str] | None = None) -> int:
     """Do what the arguments ask for and return the exit code: 1 when something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument(
-        "--all", action="store_true", help="every row, and write docs/guides/faults.md"
-    )
+    parser.add_argument("--all", action="store_true", help="every row, and write FAULTS.md")
     parser.add_argument("--only", help="rows with this text in their kind or name")
     parser.add_argument(
         "--write", action="store_true", help="with --only: bring those rows of the page up to date"

@@ -145,8 +145,12 @@ def _judge(command: Command, done: Try) -> None:
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
-    # A batch says in its summary, on standard output, what became of its notebooks.
-    summary = re.search(r"^\d+ of \d+ passed; .+$", command.result(), re.MULTILINE)
+    # A batch says in its summary, on standard output, what became of its notebooks, or of its one.
+    summary = re.search(
+        r"^(\d+ of \d+ passed; .+|\S+: (not run|failed|timeout|kernel died|out of memory).*)$",
+        command.result(),
+        re.MULTILINE,
+    )
     if code not in (0, *ended_by_signal) and not text.strip() and not summary:
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:

@@ -165,7 +165,6 @@ EVERY: Mapping[str, Words] = {
     "show": on(comparison, "show"),
     "plot": plot(with_steps),
     "list": lambda workspace: gallery("list"),
-    "submit": lambda workspace: gallery("submit", "slurm", f"{TASKS}:SLOW", "--dry-run"),
     "doctor": lambda workspace: gallery("doctor"),
 }
 """One command of each kind, for what has to hold of all."""

@@ -14,6 +14,7 @@ import psutil
 from .checkpoint_rows import checkpoints
 from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
+from .limit_rows import limits
 from .preparations import (
     damaged_inductor,
     damaged_library,
@@ -64,7 +65,9 @@ def _to(part: str, number: int) -> Cause:
 
     def cause(command: Command) -> None:
         found = [
-            process for process in command.everything() if process.cmdline()[1:3] == ["-m", part]
+            process
+            for process in command.everything()
+            if process.cmdline()[1:4] == ["-P", "-m", part]
         ]
         os.kill(min(found, key=lambda process: process.create_time()).pid, number)
 
@@ -130,12 +133,11 @@ def _second_refused(workspace: Workspace, command: Command) -> str:
 def _strangers(command: Command) -> None:
     """Connect strangers to the socket where turns are handed out: one silent, one with garbage."""
     import socket
-    import tempfile
     import time
 
-    folder = Path(tempfile.gettempdir())
-    if command.wait_until(lambda: any(folder.glob("gallery-turns-*/turns"))):
-        for path in folder.glob("gallery-turns-*/turns"):
+    folder = Path("/dev/shm")
+    if command.wait_until(lambda: any(folder.glob("gallery-sockets-*/turns"))):
+        for path in folder.glob("gallery-sockets-*/turns"):
             silent, garbage = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
             silent.connect(str(path))
             garbage.connect(str(path))
@@ -318,6 +320,8 @@ def _faults() -> Iterator[Row]:
         seconds=20,
         lines=30,
     )
+
+    yield from limits(_to_loader(signal.SIGSTOP))
 
     compiled, compared, aside = train("SLOW", "--compiler-opt", steps=6), compare(), ("*.damaged",)
     for name, prepare, words, says in (

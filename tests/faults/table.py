@@ -1,16 +1,16 @@
-"""Writer of the table of faults in the documents, from what was seen."""
+"""Writer of FAULTS.md, the table of faults, from what was seen."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from .driver import Row, Seen
-from .workspace import ROOT
 
-_PAGE = ROOT / "docs" / "guides" / "faults.md"
+_PAGE = Path(__file__).with_name("FAULTS.md")
 _HEAD = """\
-# When something goes wrong
+# Faults, and what came of them
 
 Each row was caused for real, and this is what was seen: `.venv/bin/python -m tests.faults --all`
 writes the page.
@@ -25,7 +25,7 @@ _SECTION = re.compile(r"^## (.+)\n\n\|.+\n\|-.+\n((?:\|.+\n)+)", re.MULTILINE)
 
 
 def write(found: Sequence[tuple[Row, Seen]], *, keep: bool = False) -> None:
-    """Write docs/guides/faults.md; with `keep`, rows that were not carried out stay as they are."""
+    """Write FAULTS.md; with `keep`, rows that were not carried out stay as they are."""
     rows: dict[str, dict[str, str]] = _rows_of_page() if keep else {}
     for row, seen in found:
         took = "" if seen.seconds is None else f"{seen.seconds:.0f}"

@@ -87,6 +87,6 @@ def wrong_values() -> Iterator[Row]:
         "prepare.sh --run ''",
         lambda workspace: ["bash", str(ROOT / "prepare.sh"), "--run", ""],
         codes=(2,),
-        says="--run needs the name of a notebook",
+        says="--run '': no such notebook",
         quick=True,
     )

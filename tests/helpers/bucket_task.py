@@ -112,6 +112,7 @@ def config(name: str = "TASK", **values: Any) -> TrainConfig:
     return TrainConfig(
         **{
             "model": f"{__file__}:{name}",
+            "amp_level": "O0",
             "workers": 2,
             "max_steps": 40,
             "log_interval": 3,

@@ -1,4 +1,4 @@
-"""Cores for a process of the tests: one core of its own, or all with nothing beside it.
+"""Cores for a process of the tests: one of its own, all of them, or all with nothing beside it.
 
 There are two file locks. A process holds `turn` while it waits for `cores`. So those who want a
 share never overtake a process that waits for the whole machine. Nothing is done where processes
@@ -54,8 +54,12 @@ class Share:
             os.sched_setaffinity(0, {sorted(self.cores)[self.number % len(self.cores)]})
 
     @contextmanager
-    def taken(self, *, whole: bool) -> Iterator[None]:
-        """Context: hold the share, or the whole machine, until the end of the block."""
+    def taken(self, *, several: bool, whole: bool) -> Iterator[None]:
+        """Context: hold the share until the end of the block.
+
+        With `several` this process may use every core, and others go on beside it; with `whole` it
+        is alone on the machine.
+        """
         if self.number is None:
             yield
             return
@@ -63,7 +67,7 @@ class Share:
             fcntl.flock(turn, fcntl.LOCK_EX)
             fcntl.flock(cores, fcntl.LOCK_EX if whole else fcntl.LOCK_SH)
             fcntl.flock(turn, fcntl.LOCK_UN)
-            if whole:
+            if several or whole:
                 os.sched_setaffinity(0, self.cores)
             try:
                 yield

@@ -20,6 +20,12 @@ ENVIRONMENT: dict[str, Any] = {
     "python": "3",
     "torch": "2",
 }
+FIGURES: dict[str, dict[str, float]] = {
+    "step_seconds": {"p50": 0.1},
+    "samples_per_second": {"global": 10.0, "whole_run": 5.0},
+    "startup_seconds": {"total": 9.0},
+}
+"""What a row of a bench has that was measured."""
 FASTER = Ratio(2.0, 1.9, 2.1)
 NO_DIFFERENCE = Ratio(1.18, 0.9, 1.8)
 SLOWER = Ratio(0.8, 0.7, 0.9)
@@ -28,7 +34,14 @@ SLOWER = Ratio(0.8, 0.7, 0.9)
 def results(p50: float) -> Results:
     return Results(
         task="resnet50",
-        config={"amp_level": "O0", "batch_size": 16, "image_size": 48, "threads": 2},
+        config={
+            "amp_level": "O0",
+            "batch_size": 16,
+            "image_size": 48,
+            "threads": 2,
+            "workers": 1,
+            "compiler_opt": False,
+        },
         environment=ENVIRONMENT,
         world_size=1,
         nodes=1,
@@ -69,7 +82,7 @@ def changed(found: Comparison, **values: Any) -> Comparison:
 
     def of(run: Results) -> Results:
         merged = {
-            name: {**getattr(run, name), **value} if isinstance(value, dict) else value
+            name: {**(getattr(run, name) or {}), **value} if isinstance(value, dict) else value
             for name, value in values.items()
         }
         return dataclasses.replace(run, **merged)

@@ -16,7 +16,7 @@ from gallery_lib.measure.replay.sweep_table import SETTINGS, TABLE, write_sweep
 MODELS = ("alexnet", "resnet50", "hf_Bert")
 CONDITIONS: dict[str, Any] = {
     "date": "2026-11-22",
-    "command": "python benchmarks/ddp_lab.py sweep",
+    "command": "python benchmarks/network.py sweep",
     "what_it_is": "Made up, for a test.",
     "sweep": {
         "ranks": 2,
@@ -77,7 +77,7 @@ def cells(models: Sequence[str] = MODELS, hosts: Sequence[int] = (1, 2, 4, 8)) -
 
 
 def write(folder: Path, table: Sequence[Cell] | None = None, **changed: Any) -> Path:
-    """Write a sweep's folder as benchmarks/ddp_lab.py leaves it, and return it.
+    """Write a sweep's folder as benchmarks/network.py leaves it, and return it.
 
     The last measurement is missing unless a table is given.
     """

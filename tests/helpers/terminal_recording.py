@@ -1,7 +1,7 @@
 """Recording of what a person sees on a terminal: once a second, the last line with text in it.
 
 A command runs on a pseudo-terminal of the standard library. Only the terminal language that
-Progress uses is understood: carriage return, new line, and `erase to the end of the line`.
+Progress and rich use is understood: carriage return, new line, line up, and erasing of a line.
 Recordings are kept in `runs/recordings`, for people.
 """
 
@@ -22,7 +22,8 @@ from pathlib import Path
 RECORDINGS = Path(__file__).resolve().parents[2] / "runs" / "recordings"
 """Folder of recordings, kept after the tests for people and as artefacts of the CI."""
 WIDTH = 120
-_ERASE = "\x1b[K"
+_CONTROL = re.compile(r"(\r\n|\n|\r|\x1b\[1?A|\x1b\[2K)")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class _Screen:
@@ -30,14 +31,20 @@ class _Screen:
 
     def __init__(self) -> None:
         self.lines, self.drawn = [""], [""]  # every state of every line, in order
+        self._row = 0
 
     def write(self, text: str) -> None:
-        for part in re.split(r"(\r\n|\n|\r)", text):
+        for part in _CONTROL.split(text):
             if part in ("\r\n", "\n"):
-                self.lines.append("")
+                self._row += 1
+                self.lines += [""] * (self._row == len(self.lines))
+            elif part.endswith("A") and part.startswith("\x1b["):
+                self._row -= 1
+            elif part == "\x1b[2K":
+                self.lines[self._row] = ""
             elif part and part != "\r":
-                self.lines[-1] = part.replace(_ERASE, "")
-                self.drawn.append(self.lines[-1])
+                self.lines[self._row] = _ESCAPE.sub("", part)
+                self.drawn.append(self.lines[self._row])
 
     @property
     def last(self) -> str:

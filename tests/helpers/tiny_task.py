@@ -2,19 +2,24 @@
 
 It is given as `--model tests/helpers/tiny_task.py:TASK`. `SLOW`, `WRONG` and `FAILING` are the same
 with a planted defect. `FAILING_ACCELERATED` has one where the accelerated backend is on, and
-`WRONG_EAGER_O1` in half precision where it is off.
+`WRONG_EAGER_O1` in half precision where it is off. Those that begin with `LATE` go wrong at step
+12, or at step 50. Of the processes that load the
+data of `BURSTS`, one is slow.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Dataset, get_worker_info
 
 from gallery_lib.compiler import compiler_enabled
 from gallery_lib.config import TrainConfig
@@ -40,6 +45,14 @@ class Stripes(Dataset[Any]):
         wave = torch.sin(grid + 6.28 * torch.rand((), generator=generator))
         image = wave.expand(16, 16) if label % 2 else wave[:, None].expand(16, 16)
         return image.expand(3, 16, 16) + 0.3 * torch.randn(3, 16, 16, generator=generator), label
+
+
+class _SlowStripes(Stripes):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        worker = get_worker_info()
+        if worker is not None and worker.id == 0:
+            time.sleep(0.05)
+        return super().__getitem__(index)
 
 
 def build_model() -> nn.Module:
@@ -117,6 +130,37 @@ def _wrong_eager_o1_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tens
     )
 
 
+def _with_step_hook(hook: Callable[[int, torch.optim.Optimizer], None]) -> Callable[[], nn.Module]:
+    """Return a `build_model` after which each step of an optimizer calls `hook` with its number."""
+
+    def build() -> nn.Module:
+        steps = itertools.count(1)
+        register_optimizer_step_pre_hook(
+            lambda optimizer, args, kwargs: hook(next(steps), optimizer)
+        )
+        return build_model()
+
+    return build
+
+
+_steps: list[int] = []
+
+
+def _late_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return loss(model, batch) * (1.01 if len(_steps) >= 11 else 1.0)
+
+
+def _drop_momentum(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step >= 12:
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+
+
+def _skip_each_50th(step: int, optimizer: torch.optim.Optimizer) -> None:
+    if step >= 12 and step % 50 == 0:
+        optimizer.zero_grad(set_to_none=True)
+
+
 def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     time.sleep(0.5)
     return loss(model, batch)
@@ -129,6 +173,23 @@ FAILING_ACCELERATED = dataclasses.replace(
     TASK, name="failing_accelerated", loss=_failing_accelerated_loss
 )
 WRONG_EAGER_O1 = dataclasses.replace(TASK, name="wrong_eager_o1", loss=_wrong_eager_o1_loss)
+LATE_LOSS = dataclasses.replace(
+    TASK,
+    name="late_loss",
+    loss=_late_loss,
+    build_model=_with_step_hook(lambda step, optimizer: _steps.append(step)),
+)
+LATE_MOMENTUM = dataclasses.replace(
+    TASK, name="late_momentum", build_model=_with_step_hook(_drop_momentum)
+)
+LATE_SKIPS = dataclasses.replace(
+    TASK, name="late_skips", build_model=_with_step_hook(_skip_each_50th)
+)
+BURSTS = dataclasses.replace(
+    TASK,
+    name="bursts",
+    data=lambda config: Splits(_SlowStripes(256, config.seed * 1000), Stripes(64, 500_000)),
+)
 SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
 
 
@@ -137,6 +198,7 @@ def config(name: str = "TASK", **values: Any) -> TrainConfig:
     return TrainConfig(
         **{
             "model": f"{__file__}:{name}",
+            "amp_level": "O0",
             "workers": 0,
             "max_steps": 12,
             "log_interval": 1,

@@ -11,11 +11,11 @@ import traceback
 from pathlib import Path
 
 import without_dropout
+from made_up_text import documents
 from small_tasks import SMALL
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.system.processes import die_with_parent
 from gallery_lib.train.loop import train
@@ -27,7 +27,7 @@ def prepare(folder: Path) -> Path:
     The text is the same under every Python; the default text is from Python's own library.
     """
     (folder / "text").mkdir()
-    (folder / "text" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
+    (folder / "text" / "all.txt").write_text("\n\n".join(documents(count=8)))
     text.prepare(folder / "text", folder / "tokens")
     return folder
 
@@ -40,6 +40,7 @@ def config(name: str, folder: Path) -> TrainConfig:
     model = f"{Path(without_dropout.__file__)}:{name}"
     return TrainConfig(
         model=model,
+        amp_level="O0",
         seed=1,
         max_steps=2,
         log_interval=1,

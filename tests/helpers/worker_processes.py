@@ -18,9 +18,8 @@ def _starts_workers(process: psutil.Process | None) -> bool:
 
     A process that one of them has forked has the same command line.
     """
-    return process is not None and process.cmdline()[1:3] in [
-        ["-m", module] for module in _STARTERS
-    ]
+    words = [] if process is None else process.cmdline()[1:]
+    return words[words[:1] == ["-P"] :][:2] in [["-m", module] for module in _STARTERS]
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""Fixture with a CUDA device on which kernels run, for the tests marked `gpu`."""
+"""Fixture with a CUDA device on which kernels run, for every test marked `gpu`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
-from gallery_lib.kernels.runtime import fallback
+from gallery_lib.kernels.runtime import usage
 
 
 @pytest.fixture
@@ -17,6 +17,13 @@ def cuda_kernels(monkeypatch) -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device: kernels are launched on it")
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = fallback.reason_not_used(device)
+    reason = usage.reason_not_launched(device)
     assert reason is None, reason
     return device
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_the_device(request) -> None:
+    """Switch kernels on for a test that needs a device."""
+    if request.node.get_closest_marker("gpu"):
+        request.getfixturevalue("cuda_kernels")

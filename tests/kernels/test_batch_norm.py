@@ -1,225 +1,456 @@
-"""`gallery::batch_norm_relu`: results and gradients of its kernels on the CPU against float64."""
+"""`gallery::batch_norm_relu` and its parts, each way: against float64 and torch, and refusals.
+
+U is the unit roundoff of fp32. A thread of a kernel takes in a 32nd of its slab's rows, then the
+parts of 2 other threads and of 8 warps: `terms` steps, each of which adds a few U of what has been
+added so far. C++ adds up in fp64.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from cuda_on_host import draw
+from cuda_on_host.device import on
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernels.batch_norm_memory import (
-    CHANNELS,
-    DTYPES,
-    EPS,
-    OFFSETS,
-    ROWS,
-    SEEDS,
-    Memory,
-    U,
-    as_batch,
-    channel_values,
-    terms_of,
+from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp, OnDevice, OnHost
+from own_batch_norms import BatchNormReLU, every_kind_of_layer
+from refusal import refused
+from torch import nn
+from torch.nn import functional
+
+from gallery_lib.kernels import batch_norm_statistics
+from gallery_lib.kernels.batch_norm import batch_norm_relu
+from gallery_lib.kernels.runtime import cpp, operators
+
+OPERATORS = torch.ops.gallery
+U, EPS = 2.0**-24, 1e-5
+ROWS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 300]))
+CHANNELS = st.sampled_from([1, 3, 4, 8, 17, 20, 31, 64, 72, 100, 2051])
+OFFSETS = st.sampled_from([0, None, 1])
+SEEDS = st.integers(0, 2**16)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+def as_batch(matrix):
+    """Return [rows, C] as a view [1, C, rows, 1] in channels_last."""
+    return matrix[None, :, None].permute(0, 3, 1, 2)
+
+
+def matrix(batch):
+    """Return a batch as [rows, C] in fp64."""
+    return batch[0, :, :, 0].t().double()
+
+
+def terms_of(way, x) -> int:
+    slabs = batch_norm_statistics.slabs_of(x)
+    each = min(slabs.rows, slabs.rows_per_slab) // batch_norm_statistics.LANES + 12
+    return 8 if way is InCpp else each
+
+
+def taken(way, dtype):
+    return dtype if dtype in way.dtypes else torch.bfloat16
+
+
+@EVERY_WAY
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=ROWS,
+    channels=CHANNELS,
+    dtype=DTYPES,
+    centre=st.sampled_from([0.0, 1.0, 50.0, 200.0]),
+    exponent=st.sampled_from([-70.0, 0.0, 6.0]),
+    momentum=st.sampled_from([None, 0.1, 1.0]),
+    offset=OFFSETS,
+    seed=SEEDS,
+    schedule=draw.SCHEDULES,
 )
+@example(300, 72, torch.float16, 1.0, 0.0, None, 0, 1, 3)
+@example(5000, 4, torch.float32, 1.0, 0.0, 0.1, 0, 2, 1)
+@example(300, 72, torch.float32, 50.0, 0.0, 0.1, 0, 2, 5)
+@example(9000, 64, torch.bfloat16, 0.0, 0.0, 0.1, 0, 1, 1)
+def test_statistics_are_those_of_float64(
+    way, rows, channels, dtype, centre, exponent, momentum, offset, seed, schedule
+):
+    device, dtype = way(schedule, offset), taken(way, dtype)
+    values = draw.values(rows * channels, dtype, seed, exponent).double() + centre * 2**exponent
+    x = as_batch(device.take(values.view(rows, channels).to(dtype), offset))
+    old = [draw.values(channels, torch.float32, seed + k).abs() for k in (1, 2)]
+    running = [*map(device.take, old), device.take(torch.tensor([3]))]
+    mean, inverse = device.call("batch_norm_statistics_", x, *running, momentum, EPS)
+    partial_mean, squares = device.call("batch_norm_partial", x)
+    exact = matrix(x)
+    exact_mean, spread = exact.mean(0), exact.amax(0) - exact.amin(0) + 2.0**-100
+    exact_squares = (exact - exact_mean).square().sum(0)
+    terms, largest = terms_of(way, x), exact.abs().amax(0)
+    if way is InCpp:
+        mean_bound = 12 * U * spread + 2 * U * exact_mean.abs()
+        squares_bound = 24 * U * (exact_squares + rows * spread.square())
+    else:
+        mean_bound = 3 * terms * U * largest + draw.SMALLEST[torch.float32]
+        squares_bound = 3 * terms * U * exact_squares + rows * mean_bound**2
+        squares_bound = squares_bound + 4 * mean_bound * (rows * exact_squares).sqrt()
+    squares_bound = squares_bound + rows * draw.SMALLEST[torch.float32]
+    assert torch.equal(mean, partial_mean) and running[2].item() == 4
+    assert ((mean - exact_mean).abs() <= mean_bound).all()
+    assert ((squares - exact_squares).abs() <= squares_bound).all()
+    variance, variance_bound = exact_squares / rows, squares_bound / rows
+    expected = (variance + EPS).rsqrt()
+    bound = expected * (variance_bound / (variance + EPS) + 2 * U)
+    assert ((inverse - expected).abs() <= bound).all()
+    share, unbiased = 1 / 4 if momentum is None else momentum, rows / max(rows - 1, 1)
+    for got, first, second, bound in (
+        (running[0], old[0], exact_mean, mean_bound),
+        (running[1], old[1], variance * unbiased, variance_bound * unbiased),
+    ):
+        wanted = (1 - share) * first.double() + share * second
+        assert ((got - wanted).abs() <= share * bound + 2 * U * wanted.abs() + 2.0**-140).all()
 
-from gallery_lib.kernels import batch_norm_launch as plan
-from gallery_lib.kernels import batch_norm_reference as rules
-from gallery_lib.kernels.batch_norm_reference import Channels, Running
-from gallery_lib.kernels.runtime.launch import ELEMENTS
 
-
-def forward_on_host(memory, rows, channels, dtype, c, with_residual, offset, seed, schedule):
-    """Return (x, residual, result), each [rows, C], with the result made by the kernel."""
-    x = memory.take(draw.values(rows * channels, dtype, seed + 7).view(rows, channels), offset)
-    residual = (
-        memory.take(draw.values(rows * channels, dtype, seed + 8).view(rows, channels))
-        if with_residual
-        else None
+@settings(max_examples=20, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 50), min_size=1, max_size=40),
+    channels=st.integers(1, 20),
+    seed=SEEDS,
+    schedule=draw.SCHEDULES,
+)
+@example(counts=[0, 0], channels=9, seed=0, schedule=0)
+@example(counts=[5] * 40, channels=9, seed=0, schedule=1)
+def test_parts_of_several_processes_make_the_whole(counts, channels, seed, schedule):
+    rows, device = sum(counts), OnHost(schedule)
+    values = as_batch(draw.values(rows * channels, torch.float64, seed).view(rows, channels))
+    parts = [OPERATORS.batch_norm_partial(part) for part in values.split(counts, dim=2)]
+    means, squares = (device.take(torch.stack(c).float()) for c in zip(*parts, strict=True))
+    old = torch.rand(channels)
+    running = device.take(old), device.take(old)
+    given_counts = device.take(torch.tensor(counts))
+    mean, inverse = device.call(
+        "batch_norm_combine_", given_counts, means, squares, *running, None, 0.3, EPS
     )
-    result = memory.new(rows, channels, dtype=dtype)
-    beside = None if residual is None else as_batch(residual)
-    memory.run(plan.normalise(as_batch(x), beside, c, as_batch(result)), schedule=schedule)
-    return x, residual, result
+    wanted_mean, wanted_squares = OPERATORS.batch_norm_partial(values)
+    # Values are below 4.
+    torch.testing.assert_close(mean.double(), wanted_mean, rtol=0, atol=16 * U)
+    wanted = (wanted_squares / max(rows, 1) + EPS).rsqrt()
+    torch.testing.assert_close(inverse.double(), wanted, rtol=2e-5, atol=0)
+    if rows == 0:
+        assert torch.equal(running[0], old) and torch.equal(running[1], old)
+    else:
+        wanted = 0.7 * old.double() + 0.3 * wanted_mean
+        torch.testing.assert_close(running[0].double(), wanted, rtol=0, atol=16 * U)
 
 
+@EVERY_WAY
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.one_of(st.just(0), ROWS),
     channels=CHANNELS,
     dtype=DTYPES,
     affine=st.booleans(),
-    with_residual=st.booleans(),
+    parts=st.sampled_from([0, 1, 2]),  # of the gradient, two of them in C++ alone; 0: no residual
     offset=OFFSETS,
     seed=SEEDS,
     schedule=draw.SCHEDULES,
 )
-@example(
-    rows=129,
-    channels=72,
-    dtype=torch.bfloat16,
-    affine=True,
-    with_residual=True,
-    offset=0,
-    seed=1,
-    schedule=3,
-)
-@example(
-    rows=129,
-    channels=72,
-    dtype=torch.float32,
-    affine=True,
-    with_residual=False,
-    offset=0,
-    seed=1,
-    schedule=3,
-)
-@example(
-    rows=5000,
-    channels=4,
-    dtype=torch.float32,
-    affine=True,
-    with_residual=False,
-    offset=0,
-    seed=1,
-    schedule=1,
-)
+@example(129, 72, torch.bfloat16, True, 1, 0, 1, 3)
+@example(129, 72, torch.float32, True, 0, 0, 1, 3)
+@example(5000, 4, torch.float32, True, 0, 0, 1, 1)
+@example(9000, 64, torch.bfloat16, True, 2, 0, 1, 1)
 def test_every_result_and_gradient_is_within_the_bound_of_float64(
-    rows, channels, dtype, affine, with_residual, offset, seed, schedule
+    way, rows, channels, dtype, affine, parts, offset, seed, schedule
 ):
-    memory = Memory()
-    c = channel_values(memory, channels, seed, affine)
-    x, residual, result = forward_on_host(
-        memory, rows, channels, dtype, c, with_residual, offset, seed, schedule
+    device, dtype = way(schedule, offset), taken(way, dtype)
+    x, residual, first, second = (
+        as_batch(
+            device.take(draw.values(rows * channels, dtype, seed + k).view(rows, channels), offset)
+        )
+        for k in range(4)
     )
-    off = x.double() - c.mean.double()
-    scale = c.inverse_deviation.double() * (c.weight.double() if affine else 1.0)
-    shift = c.bias.double() if affine else torch.zeros(channels, dtype=torch.float64)
-    beside = (
-        residual.double() if with_residual else torch.zeros(rows, channels, dtype=torch.float64)
-    )
+    values = [draw.values(channels, torch.float32, seed + k) for k in range(4, 8)]
+    mean, inverse, weight, bias = map(device.take, (values[0], values[1].abs(), *values[2:]))
+    c = (mean, inverse, weight, bias) if affine else (mean, inverse, None, None)
+    result = device.call("batch_norm_relu", x, residual if parts else None, *c)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    off = matrix(x) - mean.double()
+    scale = inverse.double() * (weight.double() if affine else 1.0)
+    shift = bias.double() if affine else torch.zeros(channels).double()
+    beside = matrix(residual) if parts else torch.zeros(1).double()
     exact = (off * scale + shift + beside).relu()
     bound = 4 * U * ((off * scale).abs() + shift.abs() + beside.abs())
-    assert (
-        (result.double() - exact).abs()
-        <= bound + draw.UNIT_ROUNDOFF[dtype] * (exact + bound) + draw.SMALLEST[dtype]
-    ).all()
+    unit, least = draw.UNIT_ROUNDOFF[dtype], draw.SMALLEST[dtype]
+    assert ((matrix(result) - exact).abs() <= bound + unit * (exact + bound) + least).all()
 
-    gradient = memory.take(
-        draw.values(rows * channels, dtype, seed + 9).view(rows, channels), offset
-    )
-    batches = [as_batch(each) for each in (gradient, x)]
-    given_result = as_batch(result) if with_residual else None
-    masked = (
-        memory.new(rows, channels, dtype=dtype) if with_residual else torch.empty(0, dtype=dtype)
-    )
-    slabs = plan.slabs_of(*batches, given_result, masked if with_residual else None)
-    parts = memory.new(slabs.count, channels), memory.new(slabs.count, channels)
-    of_weight, of_bias, of_x = (
-        memory.new(channels),
-        memory.new(channels),
-        memory.new(rows, channels, dtype=dtype, offset=offset),
-    )
-    memory.run(
-        plan.sums(*batches, given_result, c, masked, slabs, parts),
-        plan.totals(*parts, c.inverse_deviation, of_weight, of_bias),
-        plan.of_input(batches[0], False, batches[1], c, of_weight, of_bias, None, as_batch(of_x))
-        if not with_residual
-        else plan.of_input(
-            as_batch(masked), True, batches[1], c, of_weight, of_bias, None, as_batch(of_x)
-        ),
-        schedule=schedule,
-    )
-    passed = gradient.masked_fill(result <= 0, 0)
-    assert not with_residual or torch.equal(masked, passed)
-    g, terms = passed.double(), terms_of(rows, slabs)
-    products, deviation = g * off, c.inverse_deviation.double()
+    gradient, given_result = first, result if parts else None
+    if parts == 2 and way is InCpp:
+        gradient = first + second
+        sums = device.call("batch_norm_relu_sums_of_two", first, second, x, result, *c)
+    else:
+        sums = device.call("batch_norm_relu_sums", first, x, given_result, *c)
+    of_weight, of_bias, masked = sums
+    passed = (masked, True) if parts else (first, False)
+    of_x = device.call("batch_norm_relu_gradient", *passed, x, *c, of_weight, of_bias, None)
+    behind = gradient.masked_fill(result <= 0, 0)
+    assert torch.equal(masked, behind) if parts else masked.numel() == 0
+    g, terms = matrix(behind), terms_of(way, x)
+    products, deviation = g * off, inverse.double()
     assert ((of_bias - g.sum(0)).abs() <= 2 * terms * U * g.abs().sum(0)).all()
-    assert (
-        (of_weight - products.sum(0) * deviation).abs()
-        <= 3 * terms * U * products.abs().sum(0) * deviation
-    ).all()
+    of_products = 3 * terms * U * products.abs().sum(0) * deviation
+    assert ((of_weight - products.sum(0) * deviation).abs() <= of_products).all()
     slope, average = of_weight.double() * deviation / max(rows, 1), of_bias.double() / max(rows, 1)
     exact = scale * (g - average - off * slope)
     bound = 8 * U * scale.abs() * (g.abs() + average.abs() + (off * slope).abs())
-    assert (
-        (of_x.double() - exact).abs()
-        <= bound + draw.UNIT_ROUNDOFF[dtype] * (exact.abs() + bound) + draw.SMALLEST[dtype]
-    ).all()
+    assert ((matrix(of_x) - exact).abs() <= bound + unit * (exact.abs() + bound) + least).all()
 
 
-def test_the_count_of_several_processes_takes_the_place_of_the_rows():
-    memory = Memory()
-    c, x, gradient = channel_values(memory, 8, 0, True), torch.randn(40, 8), torch.randn(40, 8)
-    of_weight, of_bias, of_x, count = (
-        torch.randn(8),
-        torch.randn(8),
-        torch.empty(40, 8),
-        torch.tensor([1000]),
-    )
-    memory.run(
-        plan.of_input(
-            as_batch(gradient), True, as_batch(x), c, of_weight, of_bias, count, as_batch(of_x)
-        )
-    )
-    expected = rules.of_input(as_batch(gradient), as_batch(x), c, of_weight, of_bias, count)
-    torch.testing.assert_close(as_batch(of_x), expected, rtol=1e-5, atol=1e-6)
+@ON_THE_CPU
+def test_the_count_of_several_processes_takes_the_place_of_the_rows(way):
+    x, gradient = as_batch(torch.randn(40, 8)), as_batch(torch.randn(40, 8))
+    c, sums, count = torch.rand(4, 8).unbind(), torch.randn(2, 8).unbind(), torch.tensor([1000])
+    name, wide = "batch_norm_relu_gradient", [each.double() for each in (*c, *sums)]
+    ours = way().call(name, gradient, True, x, *c, *sums, count)
+    exact = getattr(OPERATORS, name)(gradient.double(), True, x.double(), *wide, count)
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", list(ELEMENTS))
-def test_what_fp16_rounds_to_zero_has_no_gradient(dtype):
-    """The result decides, as torch judges it.
+@pytest.mark.parametrize(
+    ("way", "dtype", "power", "kept"),
+    [
+        (OnHost, torch.float32, -20, True),
+        (OnHost, torch.bfloat16, -20, True),
+        (OnHost, torch.float16, -20, False),  # 2^-30 is 0 in fp16 only
+        (InCpp, torch.bfloat16, -67, False),  # 2^-134 rounds to 0
+    ],
+)
+def test_what_rounds_to_zero_has_no_gradient(way, dtype, power, kept):
+    """The result decides, as torch judges it."""
+    x, factor = as_batch(torch.full((4, 8), 2.0**power, dtype=dtype)), 2.0**-10
+    c = torch.zeros(8), torch.full((8,), factor if power == -20 else 2.0**power), None, None
+    of_bias = way().call("batch_norm_relu_sums", torch.ones_like(x), x, None, *c)[1]
+    assert torch.equal(of_bias, torch.full((8,), 4.0 if kept else 0.0))
 
-    An input of 2^-20 gives 2^-30 here, which is 0 in fp16 only.
-    """
-    memory = Memory()
-    x = memory.take(torch.full((4, 8), 2.0**-20, dtype=dtype))
-    c = Channels(torch.zeros(8), torch.full((8,), 2.0**-10))
-    gradient, slabs = memory.take(torch.ones(4, 8, dtype=dtype)), plan.slabs_of(as_batch(x))
-    parts, of_bias = (memory.new(slabs.count, 8), memory.new(slabs.count, 8)), memory.new(8)
-    memory.run(
-        plan.sums(as_batch(gradient), as_batch(x), None, c, torch.empty(0), slabs, parts),
-        plan.totals(*parts, c.inverse_deviation, memory.new(8), of_bias),
-    )
-    assert torch.equal(of_bias, torch.full((8,), 0.0 if dtype is torch.float16 else 4.0))
 
-
+@ON_THE_CPU
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_infinite_and_nan_values_reach_statistics_and_results_and_no_other_channel(bad):
-    memory = Memory()
-    values = draw.values(200 * 20, torch.float32, 3).view(200, 20)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_infinite_and_nan_values_reach_statistics_and_results_and_no_other_channel(way, bad, dtype):
+    device, values = way(), draw.values(200 * 20, dtype, 3).view(200, 20)
     values[150, 5] = bad
-    x, good = as_batch(memory.take(values)), torch.arange(20) != 5
-    slabs = plan.slabs_of(x)
-    parts, mean, inverse_deviation = (
-        (memory.new(slabs.count, 20), memory.new(slabs.count, 20)),
-        memory.new(20),
-        memory.new(20),
-    )
-    result = memory.new(200, 20)
-    memory.run(
-        plan.moments(x, slabs, *parts),
-        plan.combine(*parts, slabs, Running(), EPS, mean, inverse_deviation=inverse_deviation),
-    )
-    memory.run(plan.normalise(x, None, Channels(mean, inverse_deviation), as_batch(result)))
-    assert not mean[5].isfinite() and inverse_deviation[5].isnan() and result[:, 5].isnan().all()
-    assert torch.equal(mean.isfinite(), good) and result[:, good].isfinite().all()
+    x, good = as_batch(device.take(values)), torch.arange(20) != 5
+    mean, inverse = device.call("batch_norm_statistics_", x, None, None, None, 0.1, EPS)
+    result = matrix(device.call("batch_norm_relu", x, None, mean, inverse, None, None))
+    assert torch.equal(mean.isfinite(), good)
+    assert inverse[5].isnan() and inverse[good].isfinite().all()
+    assert result[:, 5].isnan().all() and result[:, good].isfinite().all()
 
 
-def test_the_same_batch_gives_the_same_bits_in_any_order_of_threads():
-    x = as_batch(draw.values(700 * 40, torch.float32, 5).view(700, 40))
-    results = set()
-    for schedule in range(4):
-        memory, slabs = Memory(), plan.slabs_of(x)
-        parts, mean, squares = (
-            (memory.new(slabs.count, 40), memory.new(slabs.count, 40)),
-            memory.new(40),
-            memory.new(40),
+@ON_THE_CPU
+def test_the_same_batch_gives_the_same_bits_in_any_order_of_threads(way):
+    x, gradient, residual = (
+        as_batch(draw.values(7000 * 40, torch.bfloat16, seed).view(7000, 40)) for seed in range(3)
+    )
+    seen = []
+    for schedule in range(3):
+        device = way(schedule)
+        c = device.call("batch_norm_statistics_", x, None, None, None, 0.1, EPS)
+        result = device.call("batch_norm_relu", x, residual, *c, None, None)
+        *sums, masked = device.call("batch_norm_relu_sums", gradient, x, result, *c, None, None)
+        rest = (x, *c, None, None, *sums, None)
+        seen.append(
+            (*c, result, *sums, device.call("batch_norm_relu_gradient", masked, True, *rest))
         )
-        memory.run(
-            plan.moments(x, slabs, *parts),
-            plan.combine(*parts, slabs, Running(), EPS, mean, squares_of_all=squares),
-            schedule=schedule,
-        )
-        results.add((*mean.tolist(), *squares.tolist()))
-    assert len(results) == 1
+    for other in seen[1:]:
+        assert all(map(torch.equal, seen[0], other))
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 3, 5), (2, 5, 1, 1)])
+def test_batches_and_channels_in_other_layouts_are_copied(way, with_residual, shape):
+    torch.manual_seed(0)
+    x, residual, gradient = torch.randn(shape), torch.randn(shape), torch.randn(shape)
+    channels = torch.rand(shape[1], 4).unbind(1)  # [C], with gaps
+    channels = [each.contiguous() for each in channels] if way is InCpp else channels
+    outcomes = []
+    for call in (way().call, lambda name, *rest: getattr(OPERATORS, name)(*wide(rest))):
+        running = torch.zeros(shape[1]), torch.ones(shape[1]), torch.tensor(0)
+        statistics = call("batch_norm_statistics_", x, *running, None, EPS)
+        result = call("batch_norm_relu", x, residual if with_residual else None, *channels)
+        given_result = result if with_residual else None
+        *sums, masked = call("batch_norm_relu_sums", gradient, x, given_result, *channels)
+        of_x = call("batch_norm_relu_gradient", gradient, False, x, *channels, *sums, None)
+        outcomes.append([each.float() for each in (*statistics, result, *sums, masked, of_x)])
+    torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-5)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    assert of_x.stride() == result.stride()
+
+
+def wide(values):
+    floating = (torch.float32, torch.bfloat16, torch.float16)
+    return [v.double() if getattr(v, "dtype", None) in floating else v for v in values]
+
+
+def test_other_dtypes_and_empty_batches_are_left_to_plain_torch():
+    x, c = torch.randn(2, 4, 5, 6), (torch.zeros(4), torch.ones(4), None, None)
+    before = operators.counts()
+    OPERATORS.batch_norm_relu(x.half(), None, *c)
+    OPERATORS.batch_norm_relu(x[:0], None, *c)
+    on("CUDA", "batch_norm_relu", x, None, *c)  # no device is there
+    assert {how for _, how in operators.counts() - before} == {operators.PLAIN_TORCH}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_in_cpp_are_as_near_float64_as_torchs(dtype):
+    x = torch.randn(8, 64, 40, 40, generator=torch.Generator().manual_seed(0)) * 2 + 3
+    x = x.to(dtype).to(memory_format=torch.channels_last)
+    ours = InCpp().call("batch_norm_statistics_", x, None, None, None, 0.1, EPS)
+    theirs = torch.native_batch_norm(x, None, None, None, None, True, 0.1, EPS)[1:]
+    variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
+    for got, other, exact in zip(ours, theirs, (mean, (variance + EPS).rsqrt()), strict=True):
+        assert (got - exact).abs().max() <= (other - exact).abs().max() + U * exact.abs().max()
+
+
+@every_kind_of_layer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["cpp", "reference"])
+def test_every_kind_of_layer_trains_and_evaluates_as_torchs_in_float64(arguments, dtype):
+    torch.manual_seed(0)
+    ours = BatchNormReLU(20, **arguments).to(dtype)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter)
+    theirs = copy.deepcopy(ours).double()
+    ours.own = True
+    before, off = operators.counts(), 1e-5 if dtype is torch.float32 else 1e-10
+    for step in range(3):
+        drawn = [torch.randn(3, 20, 9, 7).to(memory_format=torch.channels_last) for _ in range(2)]
+        seed, leaves, results = torch.randn(3, 20, 9, 7), [], []
+        for model, kind in ((ours, dtype), (theirs, torch.float64)):
+            leaves.append([(each + step).to(kind).requires_grad_() for each in drawn])
+            results.append(model(leaves[-1][0], leaves[-1][1] if step else None))
+            (results[-1] * seed.to(kind)).sum().backward()
+        torch.testing.assert_close(results[0].double(), results[1], rtol=off, atol=off)
+        for one, other in zip(*leaves, strict=True):
+            if other.grad is not None:
+                torch.testing.assert_close(one.grad.double(), other.grad, rtol=10 * off, atol=off)
+    how = operators.KERNEL if dtype is torch.float32 else operators.PLAIN_TORCH
+    assert {how for _, how in operators.counts() - before} == {how}
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=off, atol=10 * off)
+    x = torch.randn(3, 20, 9, 7)
+    evaluated = ours.eval()(x.to(dtype)).double(), theirs.eval()(x.double())
+    torch.testing.assert_close(*evaluated, rtol=1e-5, atol=1e-5)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value.to(ours.state_dict()[name].dtype))
+
+
+def test_two_processes_together_are_one_large_batch():
+    """SyncBatchNorm's work, with this library's operators.
+
+    Only (count, mean, squares) and two sums are exchanged.
+    """
+    torch.manual_seed(0)
+    x, gradient = torch.randn(2, 6, 3, 4, 4).double().unbind()
+    weight, bias = torch.randn(2, 3).double().unbind()
+    xs, gradients, counts = x.split([2, 4]), gradient.split([2, 4]), torch.tensor([2 * 16, 4 * 16])
+    parts = [OPERATORS.batch_norm_partial(part) for part in xs]
+    means, squares = (torch.stack(column) for column in zip(*parts, strict=True))
+    statistics = OPERATORS.batch_norm_combine_(counts, means, squares, None, None, None, 0.1, EPS)
+    channels = (*statistics, weight, bias)
+    sums = [
+        OPERATORS.batch_norm_relu_sums(g, part, None, *channels)
+        for g, part in zip(gradients, xs, strict=True)
+    ]
+    totals = sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]
+    ours = [
+        OPERATORS.batch_norm_relu_gradient(g, False, part, *channels, *totals, counts.sum())
+        for g, part in zip(gradients, xs, strict=True)
+    ]
+    leaves = [each.requires_grad_() for each in (x, weight, bias)]
+    whole = functional.batch_norm(x, None, None, weight, bias, True, 0.1, EPS).relu()
+    expected = torch.autograd.grad((whole * gradient).sum(), leaves)
+    torch.testing.assert_close((torch.cat(ours), *totals), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(dtype):
+    x, check = torch.randn(2, 4, 3, 3, dtype=dtype), torch.library.opcheck
+    channels = torch.rand(4, 4).unbind()
+    counts, running = torch.tensor([10, 20]), (torch.zeros(4), torch.ones(4))
+    check(OPERATORS.batch_norm_partial, (x,))
+    check(OPERATORS.batch_norm_statistics_, (x, *running, torch.tensor(0), None, EPS))
+    parts = (counts, torch.rand(2, 4), torch.rand(2, 4))
+    check(OPERATORS.batch_norm_combine_, (*parts, *running, None, 0.1, EPS))
+    for residual in (None, torch.randn_like(x).requires_grad_()):
+        affine = [each.clone().requires_grad_() for each in channels[2:]]
+        arguments = (x.clone().requires_grad_(), residual, *channels[:2], *affine)
+        check(OPERATORS.batch_norm_relu, arguments)
+        result = None if residual is None else torch.randn_like(x)
+        check(OPERATORS.batch_norm_relu_sums, (x, x.clone(), result, *channels))
+    rest = (*channels, *torch.rand(2, 4).unbind(), counts[:1])
+    check(OPERATORS.batch_norm_relu_gradient, (x, False, x.clone(), *rest))
+
+
+def test_wrong_input_is_refused():
+    x = torch.randn(2, 3, 4, 4)
+    with refused("x", "[N, C, H, W]", "(3, 4, 4)"):
+        batch_norm_relu(x[0], None, None)
+    with refused("residual", "torch.bfloat16"):
+        batch_norm_relu(x, None, None, residual=x.bfloat16())
+    with refused("weight", "torch.float32 [3]", "(4,)"):
+        batch_norm_relu(x, None, None, torch.ones(4))
+    with refused("running_mean", "running_mean", "running_var"):
+        batch_norm_relu(x, torch.zeros(3), None)
+
+
+def test_what_does_not_fit_together_is_refused_by_the_cpp_and_nothing_is_written():
+    x, mean = torch.ones(2, 4, 3, 3).to(memory_format=torch.channels_last), torch.ones(4)
+
+    def forward(x, written, mean=mean, residual=None):
+        columns = (x, None, None, None, residual, written, mean, torch.ones(4))
+        batch_norm_statistics.call_cpp("forward", *columns)
+
+    written = torch.zeros_like(x)
+    for name, values, arguments in (
+        ("x", "torch.float16", (x.half(), written)),
+        ("x", "layout", (x.contiguous(), written)),
+        ("written", "shape", (x, torch.zeros(2, 4, 3, 1))),
+        ("residual", "dtype", (x, written, mean, x.bfloat16())),
+        ("mean", "shape", (x, written, torch.ones(5))),
+        ("written", "shares memory", (x, x)),
+    ):
+        with refused(name, values, error=cpp.Refused):
+            forward(*arguments)
+    with refused("x", "do not fit together", error=cpp.Refused):
+        batch_norm_statistics.call_cpp("forward", x)
+    assert not written.any() and (x == 1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", OnDevice.dtypes)
+@pytest.mark.parametrize("shape", [(8, 64, 28, 28), (3, 20, 7, 5), (2, 2048, 7, 7)])
+def test_a_step_on_the_device_is_that_of_float64(dtype, shape, cuda_kernels):
+    """From the same inputs and ReLU mask."""
+    torch.manual_seed(0)
+    x, residual, of_result = (torch.randn(shape).to(dtype) for _ in range(3))
+    weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    running = torch.zeros(shape[1]), torch.ones(shape[1])
+    leaves = [each.to(cuda_kernels).requires_grad_() for each in (x, weight, bias, residual)]
+    on_device = [each.to(cuda_kernels) for each in running]
+    result = batch_norm_relu(leaves[0], *on_device, *leaves[1:3], residual=leaves[3])
+    result.backward(of_result.to(cuda_kernels))
+    got = [result.detach(), *on_device, *(leaf.grad for leaf in leaves)]
+
+    exact = [each.double() for each in running]
+    statistics = OPERATORS.batch_norm_statistics_(x.double(), *exact, None, 0.1, EPS)
+    c = (*statistics, weight.double(), bias.double())
+    *sums, masked = OPERATORS.batch_norm_relu_sums(
+        of_result.double(), x.double(), result.detach().cpu().double(), *c
+    )
+    of_x = OPERATORS.batch_norm_relu_gradient(masked, True, x.double(), *c, *sums, None)
+    expected = OPERATORS.batch_norm_relu(x.double(), residual.double(), *c)
+    for one, other in zip(got, (expected, *exact, of_x, *sums, masked), strict=True):
+        roundoff = 4 * draw.UNIT_ROUNDOFF[dtype] if one.dtype is dtype else 0.0
+        most = 1e-5 * other.abs().max().item() + roundoff
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-5 + roundoff, atol=most)

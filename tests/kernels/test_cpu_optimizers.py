@@ -12,7 +12,7 @@ from refusal import refused
 from torch import Tensor
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.kernels.runtime import cpu_tensors
+from gallery_lib.kernels.runtime import cpp
 
 
 def shrunk() -> Tensor:
@@ -89,10 +89,10 @@ def test_what_is_written_is_no_other_tensors_memory(pair: tuple[int, int]) -> No
     memory = torch.ones(10)
     columns = [[torch.ones(6)] for _ in range(4)]
     columns[pair[0]], columns[pair[1]] = [memory[:6]], [memory[4:]]
-    with refused(NAMES[max(pair)], "shares memory", error=cpu_tensors.Refused) as raised:
+    with refused(NAMES[max(pair)], "shares memory", error=cpp.Refused) as raised:
         step(columns)
-    assert raised.value.reason == cpu_tensors.OVERLAP
-    assert pickle.loads(pickle.dumps(raised.value)).reason == cpu_tensors.OVERLAP
+    assert raised.value.reason == cpp.OVERLAP
+    assert pickle.loads(pickle.dumps(raised.value)).reason == cpp.OVERLAP
     assert bool((memory == 1).all())
 
 

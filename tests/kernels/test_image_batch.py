@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_on_host import draw, host
-from cuda_on_host.memory import Guarded, poisoned
+from cuda_on_host import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.dispatch import on
+from kernels.ways import KERNELS, OnHost
 from refusal import refused
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
-from gallery_lib.kernels.image_batch import (
-    Preparation,
-    images_launch,
-    prepare_images,
-    scale_and_shift,
-)
+from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 
 U = 2.0**-24
@@ -56,6 +50,7 @@ def assert_within_the_bound(batch: torch.Tensor, expected: torch.Tensor) -> None
     assert ((batch.double() - expected).abs() <= bound)[~expected.isnan()].all()
 
 
+@KERNELS
 @settings(max_examples=80, deadline=None)
 @given(
     count=st.integers(0, 4),
@@ -68,44 +63,28 @@ def assert_within_the_bound(batch: torch.Tensor, expected: torch.Tensor) -> None
     schedule=draw.SCHEDULES,
 )
 def test_every_value_is_within_the_bound_of_float64(
-    count, size, cropped, reach, dtype, offset, seed, schedule
+    way, count, size, cropped, reach, dtype, offset, seed, schedule
 ):
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), way(schedule, 0)
     (height, width), (h, w) = size, cropped
-    images = Guarded(
-        torch.randint(0, 256, (count, height, width, 3), generator=generator, dtype=torch.uint8),
-        offset,
-    )
-    tops = Guarded(
-        torch.randint(
-            -reach, max(1, height - h + 1 + reach), (count,), generator=generator, dtype=torch.int32
-        )
-    )
-    lefts = Guarded(
-        torch.randint(
-            -reach, max(1, width - w + 1 + reach), (count,), generator=generator, dtype=torch.int32
-        )
-    )
-    mirrored = Guarded(torch.rand(count, generator=generator) < 0.5)
-    batch = poisoned((count, h, w, 3), dtype, 0)
-    per_image = [each.tensor for each in (tops, lefts, mirrored)]
-    preparation = Preparation(*per_image, h, w, SCALE, SHIFT, dtype)
-    host.run(images_launch(images.tensor, preparation, batch.tensor.permute(0, 3, 1, 2)), schedule)
-    for each in (images, tops, lefts, mirrored, batch):
-        each.check()
-    expected = exact(images.tensor, *per_image, h, w)
-    assert_within_the_bound(batch.tensor.permute(0, 3, 1, 2), expected)
-    names = dict(zip(("tops", "lefts", "mirrored"), per_image, strict=True))
-    ours = prepare_images(
-        images.tensor,
-        mean=MEAN,
-        standard_deviation=STANDARD_DEVIATION,
-        size=cropped,
-        dtype=dtype,
-        **names,
-    )
-    assert_within_the_bound(ours, expected)
-    assert ours.is_contiguous(memory_format=torch.channels_last)
+
+    def places(most):
+        highest = max(1, most + 1 + reach)
+        drawn = torch.randint(-reach, highest, (count,), generator=generator, dtype=torch.int32)
+        return device.take(drawn)
+
+    shape = (count, height, width, 3)
+    bytes_ = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    images, tops, lefts = device.take(bytes_, offset), places(height - h), places(width - w)
+    mirrored = device.take(torch.rand(count, generator=generator) < 0.5)
+    expected = exact(images, tops, lefts, mirrored, h, w)
+    rest = (tops, lefts, mirrored, h, w, SCALE, SHIFT, dtype)
+    for batch in (
+        device.call("prepare_images", images, *rest),
+        torch.ops.gallery.prepare_images(images, *rest),
+    ):
+        assert_within_the_bound(batch, expected)
+        assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_without_crop_and_mirror_it_is_bit_by_bit_what_the_loader_makes():
@@ -114,23 +93,8 @@ def test_without_crop_and_mirror_it_is_bit_by_bit_what_the_loader_makes():
     assert torch.equal(
         prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION), expected
     )
-    batch = torch.empty(3, 3, 9, 7).to(memory_format=torch.channels_last)
-    host.run(
-        images_launch(
-            images, Preparation(None, None, None, 9, 7, SCALE, SHIFT, torch.float32), batch
-        )
-    )
-    assert torch.equal(batch, expected)
-
-
-def test_the_cuda_path_without_a_device_takes_the_reference():
-    images = torch.randint(0, 256, (2, 5, 6, 3), dtype=torch.uint8)
-    batch = on(
-        "CUDA", "prepare_images", images, None, None, None, 5, 6, SCALE, SHIFT, torch.float32
-    )
-    torch.testing.assert_close(
-        batch, prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION)
-    )
+    rest = (None, None, None, 9, 7, SCALE, SHIFT, torch.float32)
+    assert torch.equal(OnHost(offset=0).call("prepare_images", images, *rest), expected)
 
 
 @pytest.mark.slow
@@ -166,28 +130,3 @@ def test_wrong_input_is_refused():
         prepare_images(images, mean=MEAN, standard_deviation=(0.0, 1.0, 1.0))
     with refused("dtype", "torch.int64"):
         prepare_images(images, **statistics, dtype=torch.int64)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", list(ELEMENTS))
-def test_the_kernel_on_the_device(dtype, cuda_kernels):
-    images = torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8)
-    tops, lefts = (
-        torch.randint(0, 7, (33,), dtype=torch.int32),
-        torch.randint(0, 16, (33,), dtype=torch.int32),
-    )
-    mirrored = torch.rand(33) < 0.5
-    names = {
-        "tops": tops.to(cuda_kernels),
-        "lefts": lefts.to(cuda_kernels),
-        "mirrored": mirrored.to(cuda_kernels),
-    }
-    batch = prepare_images(
-        images.to(cuda_kernels),
-        mean=MEAN,
-        standard_deviation=STANDARD_DEVIATION,
-        size=(53, 55),
-        dtype=dtype,
-        **names,
-    )
-    assert_within_the_bound(batch.cpu(), exact(images, tops, lefts, mirrored, 53, 55))

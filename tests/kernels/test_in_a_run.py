@@ -6,7 +6,6 @@ plain torch stands in for most kernels.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from pathlib import Path
@@ -18,22 +17,20 @@ import pytest
 import torch
 import without_dropout
 from small_tasks import SMALL
-from torch import nn
 
-from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import backend, kernels_enabled
-from gallery_lib.config import Compute, Config, Memory, TrainConfig
+from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
-from gallery_lib.kernels import cross_entropy_cpp
-from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.kernels import cross_entropy as own_cross_entropy
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import cross_entropy, language_modelling
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer
 
 STEPS, HELD_OUT_BATCHES = 12, 8
-LOSS = "own kernel" if cross_entropy_cpp.available() else "plain torch"
+LOSS = "own kernel" if own_cross_entropy.available() else "plain torch"
 """What computes our cross-entropy on the CPU: C++, where it can be built."""
 BATCH_NORM = {
     "batch_norm_statistics_",
@@ -54,16 +51,10 @@ def operators_in_every_run(monkeypatch):
 
 
 @pytest.fixture
-def batch_norm_kernels(monkeypatch):
-    """Switch own batch norms on in runs, where they are off by default."""
-    own_batch_norms.switch_on(monkeypatch)
-
-
-@pytest.fixture
 def nothing_compiled(monkeypatch):
     """Switch the compiler off: it is not what is tested here, and takes its time."""
 
-    def eager(model, options, device):
+    def eager(model, options, device, channels_last):
         model._compiled_call_impl = model._call_impl
         return "nothing: a test of kernels"
 
@@ -120,21 +111,21 @@ class Toggle(Observer):
 
 
 def test_a_run_on_the_cpu_uses_none_and_says_why(nothing_compiled):
-    before, toggle, variables = call_counts.counts(), Toggle(), dict(os.environ)
+    before, toggle, variables = operators.counts(), Toggle(), dict(os.environ)
     results = train(picture_task.config("AdamW", compiler_opt=True), toggle)
     assert results.techniques["kernels"] == "not used, no CUDA device"
     assert results.techniques["optimizer"] == "fused"
-    assert call_counts.counts() == before
+    assert operators.counts() == before
     assert toggle.kernels and os.environ == variables
 
 
 def test_the_baseline_uses_none_also_where_they_could_be():
-    before, toggle = call_counts.counts(), Toggle()
+    before, toggle = operators.counts(), Toggle()
     results = train(
         picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True
     )
     assert results.techniques == {}
-    assert call_counts.counts() == before and not toggle.kernels
+    assert operators.counts() == before and not toggle.kernels
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "step", "onecycle"])
@@ -159,11 +150,11 @@ def test_clipping_changes_the_training():
 def test_batches_have_the_same_bits_with_and_without_the_operator():
     batch = torch.randint(0, 256, (5, 17, 23, 3), dtype=torch.uint8), torch.arange(5)
     expected = finish_batch(batch, torch.channels_last)[0]
-    before = call_counts.counts()
+    before = operators.counts()
     with pytest.MonkeyPatch.context() as patch, usage.on_cpu_too():
         patch.setenv("GALLERY_COMPILER_OPT", "1")
         ours = finish_batch(batch, torch.channels_last)[0]
-    assert (call_counts.counts() - before).total() == 1
+    assert (operators.counts() - before).total() == 1
     assert torch.equal(ours, expected) and ours.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -179,10 +170,10 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
         loss = language_modelling.loss(lambda **names: SimpleNamespace(logits=logits), batch)
         return loss.detach(), torch.autograd.grad(loss, logits)[0]
 
-    expected, before = found(), call_counts.counts()
+    expected, before = found(), operators.counts()
     with usage.on_cpu_too():
         ours = found()
-    assert set(call_counts.counts() - before) == {
+    assert set(operators.counts() - before) == {
         (f"cross_entropy_{part}", LOSS) for part in ("rows", "gradient")
     }
     assert (ours[0].dtype, ours[1].dtype) == (torch.float32, torch.bfloat16)
@@ -190,45 +181,15 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
 
 
-FUSED = "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 0 batch norms left as they are"
-
-
-@pytest.mark.parametrize(
-    ("compute", "layout", "said"),
-    [
-        ({"batch_norm_kernels": True}, "auto", FUSED),
-        ({}, "auto", None),
-        ({"kernels": False, "batch_norm_kernels": True}, "auto", "config.compute.kernels is off"),
-        ({"batch_norm_kernels": True}, "contiguous", "the model is not in channels_last"),
-    ],
-)
-def test_accelerate_fuses_batch_norm_where_it_is_asked_for(
-    compute, layout, said, nothing_compiled, monkeypatch
-):
-    monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    config = Config(compute=Compute(**compute), memory=Memory(layout=layout))
-    with usage.on_cpu_too():
-        model, _ = accelerate(copy.deepcopy(plain), config=config)
-    expected = said if said in (FUSED, None) else f"own kernels not used: {said}"
-    assert techniques(model).get("batch norm") == expected
-    assert model.state_dict().keys() == plain.state_dict().keys()
-    images, before = torch.randn(2, 3, 8, 8), call_counts.counts()
-    torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), plain(images))
-    assert {operator for operator, _ in call_counts.counts() - before} == (
-        {"batch_norm_statistics_", "batch_norm_relu"} if said == FUSED else set()
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer", "pytorch_unet"])
-def test_tasks_of_the_gallery_train_alike_with_our_operators(
-    name, nothing_compiled, batch_norm_kernels
-):
+def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled, monkeypatch):
+    images, rows = name in ("resnet18", "pytorch_unet"), name != "pytorch_unet"
+    if images:
+        own_batch_norms.switch_on(monkeypatch)
     config = TrainConfig(
         model=f"{Path(without_dropout.__file__)}:{name}",
-        seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
+        amp_level="O0", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
         compiler_opt=True, threads=hardware.cores(), **SMALL[name],
     )  # fmt: skip
     ours, theirs = (
@@ -236,12 +197,9 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(
         train(dataclasses.replace(config, kernels=False)),
     )
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
-    images, rows = name in ("resnet18", "pytorch_unet"), name != "pytorch_unet"
     expected = {"optimizer_step_"} | ({"prepare_images"} if images else set())
     expected |= {"cross_entropy_rows", "cross_entropy_gradient"} if rows else set()
     assert set(ran(ours)) == expected | (BATCH_NORM if images else set())
-    assert ("fused" in ours.techniques["batch norm"]) == images
-    assert "config.compute.kernels is off" in theirs.techniques["batch norm"]
 
 
 @pytest.mark.gpu
@@ -281,11 +239,11 @@ def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(
-    cuda_kernels, nothing_compiled, batch_norm_kernels
-):
+def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(cuda_kernels, monkeypatch):
+    own_batch_norms.switch_on(monkeypatch)
     config = TrainConfig(
         model="resnet18",
+        amp_level="O0",
         seed=1,
         max_steps=3,
         log_interval=1,

@@ -25,12 +25,6 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kernels.drawn_calls.compression import packing
-from kernels.drawn_calls.descriptors import damaged_descriptors
-from kernels.drawn_calls.images import normalising, pooling
-from kernels.drawn_calls.matrices import losses, masking, multiplying
-from kernels.drawn_calls.optimizers import step, training
-
 PLANTED = """
 #include <cstdint>
 extern "C" float after_the_end(const float* values, int64_t count) { return values[count]; }
@@ -71,28 +65,27 @@ def environment(library: str) -> dict[str, str]:
     return os.environ | options | {"LD_PRELOAD": library}
 
 
-WAYS: tuple[Callable[[random.Random], None], ...] = (
-    step,
-    packing,
-    normalising,
-    masking,
-    pooling,
-    multiplying,
-    losses,
-    damaged_descriptors,
-    training,
-)
-
-
 def run(cases: int, seed: int) -> None:
     import torch
+    from kernels import drawn_calls as calls
 
+    ways: tuple[Callable[[random.Random], None], ...] = (
+        calls.step,
+        calls.packing,
+        calls.normalising,
+        calls.masking,
+        calls.pooling,
+        calls.multiplying,
+        calls.losses,
+        calls.damaged_descriptors,
+        calls.training,
+    )
     draw = random.Random(seed)
     torch.manual_seed(seed)
     torch.set_num_threads(2)
     outcomes: Counter[str] = Counter()
     for number in range(cases):
-        way = WAYS[number % len(WAYS)]
+        way = ways[number % len(ways)]
         try:
             way(draw)
             outcomes[f"{way.__name__} done"] += 1
@@ -116,15 +109,15 @@ def main() -> None:
         sys.exit("there is no libasan: install g++ with its sanitizers")
     if os.environ.get("LD_PRELOAD") != library:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment(library))
-    from gallery_lib.kernels.runtime import cpu_library
+    from gallery_lib.kernels.runtime import cpp
 
-    cpu_library._OPTIONS += OPTIONS
+    cpp._OPTIONS += OPTIONS
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GALLERY_CACHE_DIR"] = folder
         if arguments.planted:
-            cpu_library.SOURCES = Path(folder)
+            cpp.SOURCES = Path(folder)
             (Path(folder) / "planted.cpp").write_text(PLANTED)
-            planted = cpu_library.library("planted.cpp")
+            planted = cpp.library("planted.cpp")
             assert planted is not None
             values = (ctypes.c_float * 100)()
             planted.after_the_end(values, ctypes.c_longlong(100))

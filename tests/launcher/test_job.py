@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,7 @@ def words_of(name: str, **values: object) -> list[str]:
     options = config(name, **values)
     return [
         f"--model={options.model}",
+        f"--amp_level={options.amp_level}",
         "--workers=0",
         f"--max_steps={options.max_steps}",
         "--log_interval=1",
@@ -81,7 +83,7 @@ def test_a_run_writes_its_directory_and_learns(
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
     tmp_path: Path,
 ) -> None:
@@ -96,7 +98,7 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
     """Both are on this machine.
 
@@ -124,7 +126,7 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO)
@@ -140,7 +142,7 @@ def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
     losses = {}
     for torchrun in (True, False):
@@ -153,7 +155,21 @@ def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+def test_libraries_print_nothing_when_a_run_without_torchrun_ends(tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text("def main(words):\n    print(*words)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gallery_lib.launcher.forked", "1", tmp_path, "greeting", "hello"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+
+
+@pytest.mark.slow
+@pytest.mark.several_cores
 def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
     job = start(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun=False)
     with pytest.raises(RunFailed, match="ValueError: planted failure"):
@@ -161,7 +177,7 @@ def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 @pytest.mark.parametrize("torchrun", [True, False])
 def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(
     tmp_path: Path, torchrun: bool
@@ -183,8 +199,52 @@ def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(
         job.stop()
 
 
+def rename(run_dir: Path, tree: psutil.Process) -> None:
+    run_dir.rename(run_dir.with_name("renamed"))
+
+
+def replace(run_dir: Path, tree: psutil.Process) -> None:
+    rename(run_dir, tree)
+    run_dir.mkdir()
+
+
+def stop_the_supervisor(run_dir: Path, tree: psutil.Process) -> None:
+    tree.suspend()
+
+
+def stop_torchrun(run_dir: Path, tree: psutil.Process) -> None:
+    tree.children()[0].suspend()
+
+
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (rename, "was removed or renamed"),
+        (replace, "was removed or renamed"),
+        (stop_the_supervisor, r"stopped for 5 s \(rank_timeout\)"),
+        (stop_torchrun, r"stopped for 5 s \(rank_timeout\)"),
+    ],
+)
+def test_what_the_launcher_would_wait_for_without_end_ends_the_run_and_is_named(
+    tmp_path: Path, fault: Callable[[Path, psutil.Process], None], reason: str
+) -> None:
+    run_dir = tmp_path / "run"
+    job = start(config("SLEEPING", max_steps=1000, run_dir=str(run_dir), rank_timeout=5.0))
+    try:
+        wait_for(lambda: job.steps_done() >= 2)
+        tree = psutil.Process(job._process.pid)
+        everyone = [tree, *tree.children(recursive=True)]
+        fault(run_dir, tree)
+        with pytest.raises(RunFailed, match=reason):
+            wait_for(lambda: not job.running())
+    finally:
+        job.stop()
+    assert alive(everyone) == []
+
+
+@pytest.mark.slow
+@pytest.mark.several_cores
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ending_the_launching_process_ends_everything_within_ten_seconds(
     checkout: Path, tmp_path: Path, signal_number: signal.Signals
@@ -233,6 +293,8 @@ def test_stopping_twice_or_after_the_end_is_harmless(tmp_path: Path) -> None:
         (["--data_dir", "/nowhere"], "/nowhere"),
         (["--model", "gone.py:TASK"], "model=gone.py:TASK"),
         (["--nnodes=2"], "master_addr"),
+        (["--master_addr=a b"], "'a b'"),
+        (["--threads=1024"], "threads=1024"),
         (["--amp_level=O1", "--amp_dtype=fp16"], "amp_dtype=fp16"),
     ],
 )
@@ -284,7 +346,7 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
         train(config(batch_size=300, run_dir=str(tmp_path / "run")))
 
 
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
     for part in (

@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_task import config as tiny_config
 
+from gallery_lib.errors import SilentRank
 from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.launcher.stopped_ranks import StoppedRanks, StoppedStarters
 from gallery_lib.train.resolved import resolve
 
 LIMIT_SECONDS = 2.0
@@ -77,6 +79,48 @@ def test_time_in_which_the_watch_itself_was_stopped_does_not_count(ranks, tmp_pa
     time.sleep(6)
     watched(watch, ranks, 1.2)
     assert ranks[1].poll() is None
+
+
+@pytest.fixture
+def starters() -> Iterator[list[psutil.Process]]:
+    """Yield processes that stand for a supervisor, torchrun and a rank, each the child of one."""
+    with subprocess.Popen(["sh", "-c", "sh -c 'sleep 60; :'; :"]) as supervisor:
+        process = psutil.Process(supervisor.pid)
+        while len(below := process.children(recursive=True)) < 2:
+            time.sleep(0.02)
+        yield [process, *below]
+        for one in (*below, process):
+            one.kill()
+
+
+def starters_watched(watch: StoppedStarters, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        watch.look()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_that_starts_ranks_is_said_and_ends_the_run(
+    starters: list[psutil.Process], stopped: int
+) -> None:
+    watch, process = StoppedStarters(starters[0].pid, LIMIT_SECONDS), starters[stopped]
+    starters_watched(watch, 1.2)
+    process.suspend()
+    with pytest.raises(SilentRank, match=f"process {process.pid}, .*stopped for 2 s"):
+        starters_watched(watch, LIMIT_SECONDS + 3)
+    assert [f"kill -CONT {process.pid}" in note for note in watch.notes] == [True]
+
+
+@pytest.mark.slow
+def test_a_run_whose_ranks_are_stopped_with_what_starts_them_is_left_alone(
+    starters: list[psutil.Process],
+) -> None:
+    watch = StoppedStarters(starters[0].pid, LIMIT_SECONDS)
+    for one in starters:
+        one.suspend()
+    starters_watched(watch, LIMIT_SECONDS + 2)
+    assert watch.notes == []
 
 
 def test_several_ranks_are_watched_and_one_is_not(tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ def test_a_rank_that_is_killed_while_it_waits_for_the_others_does_not_block_torc
     assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 0]
 
 
+IN_TORCHRUN = """
+import logging, sys
+from torch.distributed import run
+from gallery_lib.launcher import torchrun
+logger = logging.getLogger("torch.distributed.elastic.agent")
+run.main = lambda arguments: logger.exception("failed")
+try:
+    raise ValueError("planted")
+except ValueError:
+    torchrun.main(["--nnodes=1"])
+print([name for name in sys.modules if name == "torch._dynamo"])
+"""
+
+
+def test_torchrun_says_that_a_rank_has_failed_without_importing_the_compiler() -> None:
+    words = [sys.executable, "-c", IN_TORCHRUN]
+    said = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
+    assert "failed" in said.stderr and "ValueError: planted" in said.stderr
+
+
 def test_a_process_knows_when_it_began() -> None:
     before = now()
     said = subprocess.run(
@@ -120,5 +141,7 @@ def test_it_is_not_used_for_other_options(tmp_path: Path) -> None:
         Torchrun(config(threads=1), ONE) as ahead,
         pytest.raises(ValueError, match="other options"),
     ):
-        launch(config(threads=2, run_dir=str(tmp_path / "run")), ONE, ahead=ahead)
+        launch(
+            config(threads=1, compiler_opt=True, run_dir=str(tmp_path / "run")), ONE, ahead=ahead
+        )
     assert not any((tmp_path / "run").glob("log-*"))

@@ -49,7 +49,7 @@ RETURN_LOGITS = "return self.second(self.first(x).relu())"
 RETURN_LOSS = "return F.cross_entropy(logits, y)"
 
 MISTAKES: dict[str, tuple[str, str, str]] = {
-    # what is wrong: the cell, what the message begins with, the line that it shows
+    # what is wrong: the cell, what the message says, the line that it shows
     "a loss that is a vector": (
         changed(RETURN_LOSS, 'return F.cross_entropy(logits, y, reduction="none")'),
         "The loss has the shape [4]; it must be one number. Return its `.mean()`.",
@@ -89,51 +89,39 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         changed(
             RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
         ),
-        (
-            "The model returns an object, Output, with logits. An object, Output, stands where a "
-            "tensor belongs. Take its tensor: `.logits`"
-        ),
+        "not Output. Take its tensor: `.logits`",
         RETURN_LOSS,
     ),
     "an object from the model, used like a tensor": (
         changed(
             RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
         ).replace("(logits, y)", "(logits.flatten(1), y)"),
-        (
-            "The model returns an object, Output, with logits. An object, Output, is used like a "
-            "tensor (`.flatten`). Take its tensor:"
-        ),
+        "has no attribute 'flatten'. Take its tensor: `.logits`",
         "return F.cross_entropy(logits.flatten(1), y)",
     ),
     "a tuple from the model": (
         changed(RETURN_LOGITS, "return self.second(self.first(x).relu()), x"),
-        (
-            "The model returns a tuple. A tuple or list stands where a tensor belongs. Take the "
-            "element that you mean: `[0]`, say."
-        ),
+        "not tuple. Take the element that you mean: `[0]`, say.",
         RETURN_LOSS,
     ),
     "nothing from the model": (
         changed(RETURN_LOGITS, "self.second(self.first(x).relu())"),
-        (
-            "The model returns nothing (None). Nothing (None) stands where a tensor belongs. Is a "
-            "`return` missing?"
-        ),
+        "not NoneType. Is a `return` missing?",
         RETURN_LOSS,
     ),
     "a layer of another size": (
         changed("torch.randn(batch_size, 8,", "torch.randn(batch_size, 10,"),
-        "A linear layer takes 8 values and is given 10.",
+        "mat1 and mat2 shapes cannot be multiplied (4x10 and 8x16)",
         RETURN_LOGITS,
     ),
     "targets of another number": (
         changed("torch.randint(3, (batch_size,)", "torch.randint(3, (2 * batch_size,)"),
-        "The loss is given predictions for 4 samples and targets for 8.",
+        "Expected input batch_size (4) to match target batch_size (8)",
         RETURN_LOSS,
     ),
     "two shapes that do not fit": (
         changed(RETURN_LOSS, "return (logits - torch.ones(5, 7)).mean()"),
-        "Two tensors do not fit together: 3 values in a dimension where the other has 7.",
+        "The size of tensor a (3) must match the size of tensor b (7)",
         "return (logits - torch.ones(5, 7)).mean()",
     ),
     "a class that the model has no output for": (
@@ -141,27 +129,27 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "torch.randint(3,",
             "torch.full_like(torch.empty(0), 0) if False else 5 + torch.randint(1,",
         ),
-        "A target is class 5, and the model has no output of that number.",
+        "Target 5 is out of bounds. Classes count from 0",
         RETURN_LOSS,
     ),
     "the model on a GPU that is not there": (
         changed("return Model()", "return Model().cuda()"),
-        'There is no GPU here. Leave `.cuda()` and `device="cuda"` out',
+        'Leave `.cuda()` and `device="cuda"` out',
         "return Model().cuda()",
     ),
     "a batch on a GPU that is not there": (
         changed("    return x, y", '    return x.to("cuda"), y'),
-        "There is no GPU here.",
+        "Leave `.cuda()`",
         'return x.to("cuda"), y',
     ),
     "an argument that the model lacks": (
         changed("def forward(self, x):", "def forward(self, x, mask):"),
-        "The call of `Model.forward` lacks 'mask'. Give it.",
+        "missing 1 required positional argument: 'mask'",
         "logits = model(x)",
     ),
     "an argument that the model does not have": (
         changed("logits = model(x)", "logits = model(x, mask=None)"),
-        "`Model.forward` has no argument `mask`.",
+        "got an unexpected keyword argument 'mask'",
         "logits = model(x, mask=None)",
     ),
     "build_model with an argument": (
@@ -194,7 +182,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a batch of one array and a tensor": (
         changed("    return x, y", "    return x.numpy(), y"),
-        "A NumPy array stands where a tensor belongs",
+        "`torch.from_numpy(array)` makes it a tensor.",
         "return self.second(self.first(x).relu())",
     ),
     "a batch of another size": (
@@ -241,38 +229,32 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "torch.randn(batch_size, 8, generator=generator)",
             "torch.randint(9, (batch_size, 8), generator=generator)",
         ),
-        (
-            "Whole numbers are given where a layer computes with floating point. Convert in "
-            "make_batch: inputs with `.float()`"
-        ),
+        "convert inputs with `.float()`",
         RETURN_LOGITS,
     ),
     "floating point as class numbers": (
         changed("    return x, y", "    return x, y.float()"),
-        "Floating point is given where whole numbers belong (class numbers, tokens).",
+        "class numbers and tokens with `.long()`",
         RETURN_LOSS,
     ),
     "whole numbers in a loss": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits.long(), y)"),
-        "Whole numbers are given where floating point is needed.",
+        "convert inputs with `.float()`",
         "return F.cross_entropy(logits.long(), y)",
     ),
     "a name of another cell": (
         changed("nn.Linear(16, 3)", "nn.Linear(16, CLASSES)"),
-        (
-            "`CLASSES` is not known here: the training processes run this code as a file of its "
-            "own. Import or define `CLASSES` in it."
-        ),
+        "name 'CLASSES' is not defined. The training processes run this code as a file of its own",
         "self.first, self.second = nn.Linear(8, 16), nn.Linear(16, CLASSES)",
     ),
     "a module that is not there": (
         changed("return Model()", "import no_such_module; return Model()"),
-        "The module `no_such_module` is not found.",
+        "No module named 'no_such_module'. Install it",
         "import no_such_module; return Model()",
     ),
     "a tensor changed in place": (
         changed(RETURN_LOGITS, "h = self.first(x).exp(); y = self.second(h); h += 1; return y"),
-        "A tensor that the backward pass needs was changed in place",
+        "Write `x = x + …`",
         RETURN_LOSS,
     ),
     "an error of the reader's own": (
@@ -282,10 +264,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a precision that is fixed": (
         changed(RETURN_LOGITS, "return self.second(self.first(x.float()).relu())"),
-        (
-            "The comparison trains the model in float64, too, as its reference, and there: numbers "
-            "of two precisions meet."
-        ),
+        "The comparison trains the model in float64, too, as its reference, and there: ",
         "return self.second(self.first(x.float()).relu())",
     ),
 }

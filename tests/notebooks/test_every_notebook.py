@@ -6,6 +6,7 @@ Parity holds, and everything is shown.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from executed_notebook import Executed, execute
+from refusal import check_refused_command
 from small_tasks import SMALL
 
 YOUR_MODEL = "your_model"
@@ -57,17 +59,29 @@ LARGE = ("vgg16", "hf_Bart", "hf_Bert")
 """Large notebooks: two of these at once might not fit into the memory of the machine."""
 
 
+IN_CI = ("resnet18", "hf_Bert")
+ON_TWO_PROCESSES = "tts_angular"
+
+
 def each(names: Iterable[str]) -> Any:
     """Parametrise a test with these notebooks, each of which any process of tests may take.
 
-    Large ones run one after another.
+    Large ones run one after another. All come from one template: continuous integration executes
+    one with images and one with text, and `pytest -m thorough` the others.
     """
-    groups = {name: "large notebooks" if name in LARGE else f"notebook {name}" for name in names}
     return pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=pytest.mark.xdist_group(group))
-            for name, group in groups.items()
+            pytest.param(
+                name,
+                marks=[
+                    pytest.mark.xdist_group(
+                        "large notebooks" if name in LARGE else f"notebook {name}"
+                    ),
+                    *([] if name in IN_CI else [pytest.mark.thorough]),
+                ],
+            )
+            for name in names
         ],
     )
 
@@ -95,19 +109,21 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
     ), figures
 
 
-def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
+def check_a_tasks_notebook(executed: Executed, processes: int, comparisons: int) -> None:
     """Assert that a task's notebook shows what each of them shows, and that the variants agree.
 
-    It shows so many comparisons, in which baseline and backend train alike.
+    The launcher trained with the backend on so many processes, and without it on one. There are
+    so many comparisons, in which baseline and backend train alike.
     """
     text, figures = shown(executed.code)
     assert len(figures) >= 6
     for part in (
         "GFLOP, forward and backward",  # of the model
         "+model, loader, optimizer = accelerate(model, loader, optimizer, settings.config)",
-        "A step takes",  # of the profile
+        "| group of operators |",  # of the profile
         "Model, loss and optimizer are those of the gallery's task",
-        "| 1 | yes |",  # of the launcher with --compiler-opt
+        "| 1 | no |",  # of the launcher
+        f"| {processes} | yes |",
         "held-out metric",
         "step time p50",
         "start-up",
@@ -126,15 +142,12 @@ def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
         assert all(v["techniques"].get("compiler") for v in list(values["variants"].values())[1:])
 
 
-ON_TWO_PROCESSES = "tts_angular"
-
-
 @pytest.mark.slow
 @each(name for name in SMALL if name != ON_TWO_PROCESSES)
 def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
     run: Callable[..., Executed], name: str
 ) -> None:
-    check_a_tasks_notebook(run(name), comparisons=1)
+    check_a_tasks_notebook(run(name), processes=1, comparisons=1)
 
 
 @pytest.mark.slow
@@ -143,13 +156,40 @@ def test_a_tasks_notebook_runs_on_several_processes_and_measures_techniques(
     run: Callable[..., Executed],
 ) -> None:
     executed = run(ON_TWO_PROCESSES, processes=2, waterfall=True)
-    check_a_tasks_notebook(executed, comparisons=2)
+    check_a_tasks_notebook(executed, processes=2, comparisons=2)
     text = shown(executed.code)[0]
     assert (
         "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
     )
-    assert "| 2 | yes |" in text  # of the launcher
     assert "+ fused-optimizer" in text and "over the row above" in text
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_verdict_comes_in_the_first_third_before_profile_and_launcher(
+    name: str, checkout: Path
+) -> None:
+    cells = json.loads((checkout / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+    def place(call: str) -> int:
+        return next(i for i, source in enumerate(code) if call in source)
+
+    verdict = place("notebook.show_comparison(one)")
+    assert verdict < len(code) / 3
+    assert verdict < min(place("notebook.profile("), place("notebook.launch("))
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_shown_again_without_training(run: Callable[..., Executed]) -> None:
+    first, second = run("tts_angular"), run("tts_angular")
+    assert len(list(second.runs.rglob("comparison.json"))) == 1  # not measured twice
+    texts = [shown(executed.code)[0] for executed in (first, second)]
+    assert "and shown again" in texts[1] and "and shown again" not in texts[0]
+    assert "Part 2 of 7" in texts[0]
+    verdicts = [next(x for x in text.splitlines() if "(parity passed)" in x) for text in texts]
+    assert verdicts[0] == verdicts[1]
+    pictures = [len(shown(executed.code)[1]) for executed in (first, second)]
+    assert pictures[0] == pictures[1]  # the predictions too, whose weights are gone
 
 
 MUTATIONS = {
@@ -163,7 +203,13 @@ MUTATIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param("the sign of the loss in the loop", marks=pytest.mark.thorough),
+        "a learning rate of 0",
+    ],
+)
 def test_a_broken_training_shows_as_a_loss_that_does_not_fall(
     mutation: str, checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
@@ -218,7 +264,8 @@ def test_the_index_shows_this_machine_and_the_committed_results_of_the_nearest(
         "the machine nearest to this one in the repository" in text
         and "[ResNet-50](resnet50.ipynb)" in text
     )
-    assert len(figures) == 1 and "hatched" not in text
+    (figure,) = figures
+    assert "; hatched: another machine. " in figure.metadata["image/png"]["alt"]
 
 
 @pytest.mark.slow
@@ -226,6 +273,20 @@ def test_the_committed_notebooks_are_what_their_sources_give(checkout: Path) -> 
     command = [sys.executable, str(checkout / "notebooks" / "build.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_building_them_without_the_development_tools_says_what_to_install(checkout: Path) -> None:
+    script = checkout / "notebooks" / "build.py"
+    code = f"import runpy, sys; sys.modules['jupytext'] = None; runpy.run_path({str(script)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=script.parent,
+        env={**os.environ, "PYTHONPATH": str(script.parent)},
+        timeout=60,
+    )
+    check_refused_command(done.returncode, done.stderr, "jupytext", "Install them: ")
 
 
 def test_every_notebook_has_a_test(checkout: Path) -> None:

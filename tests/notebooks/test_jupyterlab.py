@@ -1,7 +1,4 @@
-"""How JupyterLab starts, and that it leaves the notebooks under git as they are.
-
-Tested are jupyterlab.py and working_copies.py.
-"""
+"""How JupyterLab starts, and that it leaves the notebooks under git as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from jupyter_server_client import Server, jupyter_server
 
-from gallery_lib.notebooks import working_copies
+from gallery_lib.notebooks import jupyterlab
 from gallery_lib.notebooks.jupyterlab import command
 
 CODE = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
@@ -54,23 +53,20 @@ def root(tmp_path: Path) -> Path:
 def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(
     root: Path,
 ) -> None:
-    shown = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"]
-    assert command(root)[1:6] == [
-        "-m",
-        "jupyterlab",
-        *shown,
-        "--LabApp.default_url=/lab/tree/my_notebooks",
-    ]
-    working_copies.refresh(root)
+    words = command(root)
+    assert words[1:5] == ["-P", "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
+    assert f"--ServerApp.root_dir={root}" in words
+    assert "--LabApp.default_url=/lab/tree/my_notebooks" in words
+    jupyterlab.refresh(root)
     words = command(root, ["--no-browser"])
     assert "--LabApp.default_url=/lab/tree/my_notebooks/index.ipynb" in words
     assert words.count("--no-browser") == 1
-    # JupyterLab makes a token, or takes JUPYTER_TOKEN.
+    # JupyterLab makes a token, or takes JUPYTER_TOKEN: everybody can read a command line.
     assert not any("token=" in word for word in words)
 
 
 def test_copies_are_what_the_notebooks_are(root: Path) -> None:
-    assert working_copies.refresh(root) == []
+    assert jupyterlab.refresh(root) == []
     for name in ("index", "one"):
         assert (root / "my_notebooks" / f"{name}.ipynb").read_bytes() == (
             root / "notebooks" / f"{name}.ipynb"
@@ -78,31 +74,31 @@ def test_copies_are_what_the_notebooks_are(root: Path) -> None:
 
 
 def test_edits_and_outputs_of_a_copy_stay_while_its_notebook_is_the_same(root: Path) -> None:
-    working_copies.refresh(root)
+    jupyterlab.refresh(root)
     copy = root / "my_notebooks" / "one.ipynb"
     copy.write_text(notebook("print(2 * 3)", outputs=[OUTPUT]))
-    assert working_copies.refresh(root) == []
+    assert jupyterlab.refresh(root) == []
     assert copy.read_text() == notebook("print(2 * 3)", outputs=[OUTPUT])
 
 
 def test_a_copy_that_was_only_run_follows_its_notebook_and_its_outputs_are_kept(root: Path) -> None:
-    working_copies.refresh(root)
+    jupyterlab.refresh(root)
     shipped, copy = root / "notebooks" / "one.ipynb", root / "my_notebooks" / "one.ipynb"
     copy.write_text(notebook("print(1)", outputs=[OUTPUT], execution_count=1))
     shipped.write_text(notebook("print(1)  # better"))
-    assert working_copies.refresh(root) == []
+    assert jupyterlab.refresh(root) == []
     assert copy.read_text() == shipped.read_text()
     (kept,) = (root / "my_notebooks" / "earlier").glob("one-*.ipynb")
     assert json.loads(kept.read_text())["cells"][0]["outputs"] == [OUTPUT]
 
 
 def test_an_edited_copy_stays_where_its_notebook_has_changed_and_that_is_said(root: Path) -> None:
-    working_copies.refresh(root)
+    jupyterlab.refresh(root)
     copy = root / "my_notebooks" / "one.ipynb"
     for mine in (notebook("print(2)"), "half a noteb"):
         copy.write_text(mine)
         (root / "notebooks" / "one.ipynb").write_text(notebook("print(1)  # better"))
-        assert working_copies.refresh(root) == [
+        assert jupyterlab.refresh(root) == [
             (
                 "my_notebooks/one.ipynb has edits of yours and is of an earlier version; "
                 "the new one is notebooks/one.ipynb."
@@ -112,8 +108,16 @@ def test_an_edited_copy_stays_where_its_notebook_has_changed_and_that_is_said(ro
 
 
 def test_links_of_the_notebooks_hold_in_their_copies(checkout: Path) -> None:
-    assert Path(working_copies.FOLDER).name == working_copies.FOLDER  # at the depth of notebooks/
-    assert f"/{working_copies.FOLDER}/" in (checkout / ".gitignore").read_text().splitlines()
+    assert Path(jupyterlab.FOLDER).name == jupyterlab.FOLDER  # at the depth of notebooks/
+    assert f"/{jupyterlab.FOLDER}/" in (checkout / ".gitignore").read_text().splitlines()
+
+
+OPEN = """
+c.IdentityProvider.token = c.ServerApp.token = ""
+c.ServerApp.identity_provider_class = "jupyter_server.auth.identity.IdentityProvider"
+c.ServerApp.ip, c.ServerApp.allow_remote_access = "0.0.0.0", True
+"""
+"""A user's configuration of Jupyter for servers that are protected otherwise."""
 
 
 @pytest.fixture
@@ -129,10 +133,14 @@ def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
             "IPYTHONDIR",
         )
     }
+    for name in ("jupyter_server_config.py", "jupyter_lab_config.py"):
+        Path(own["JUPYTER_CONFIG_DIR"]).mkdir(exist_ok=True)
+        Path(own["JUPYTER_CONFIG_DIR"], name).write_text(OPEN)
     words = [
         sys.executable,
         "-m",
         "gallery_lib.system.supervisor",
+        str(os.getpid()),
         sys.executable,
         "-m",
         "gallery_lib.notebooks.jupyterlab",
@@ -181,3 +189,15 @@ def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_
         ).stdout
         == ""
     )
+
+
+@pytest.mark.slow
+def test_no_configuration_of_the_users_opens_the_server(server: Server) -> None:
+    address = f"{server.url}api/contents"
+    assert address.startswith("http://127.0.0.1:")
+    of_another_host = urllib.request.Request(
+        f"{address}?token={server.token}", headers={"Host": "else.where"}
+    )
+    for asked in (address, of_another_host):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(asked, timeout=30)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from gallery_lib.cli.preparation.kernel import registration
+from gallery_lib.cli.preparation.environment import kernel_command
 
 
 @pytest.mark.slow
 def test_python_in_a_shell_line_is_the_notebooks_own(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = registration(Path(sys.executable))
+    command = kernel_command(Path(sys.executable))
     at = command.index("--sys-prefix")
     command[at : at + 1] = ["--prefix", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -10,16 +11,18 @@ import IPython
 import IPython.display
 import pytest
 import torch
+from made_comparison import FASTER, FIGURES, comparison, write
 from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import RunFailed
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
-from gallery_lib.measure.comparison import machine_load
+from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.notebooks.cells import kernel_parameters, waterfall
 from gallery_lib.notebooks.cells import task as notebook
-from gallery_lib.system import hardware
+from gallery_lib.report.names import MEANINGS
+from gallery_lib.system import hardware, machine_load
 from gallery_lib.tasks import memory_estimate
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -178,7 +181,7 @@ def test_a_profile_takes_the_steps_of_the_loop(capsys: pytest.CaptureFixture[str
     )
     assert len(seen) == 2 and profile.seconds > 0
     notebook.show_profile(before=profile)
-    assert "A step takes" in capsys.readouterr().out
+    assert "of a step is" in capsys.readouterr().out
 
 
 def test_an_unknown_technique_is_refused() -> None:
@@ -192,6 +195,7 @@ def test_the_rows_of_a_waterfall_are_all_techniques_once() -> None:
     added = waterfall._added(["compiler", "fused-optimizer"])
     assert list(added) == ["compiler", "fused-optimizer", waterfall.ALL_OTHERS]
     assert sorted(name for names in added.values() for name in names) == sorted(TECHNIQUES)
+    assert {*TECHNIQUES, waterfall.ALL_OTHERS} <= set(MEANINGS)  # each is said in words
 
 
 def test_a_waterfall_that_is_not_wanted_is_said_to_be_not_measured(
@@ -224,6 +228,32 @@ def test_one_device_has_no_comparison_on_several(capsys: pytest.CaptureFixture[s
     assert "**Not measured**: this machine has one device" in capsys.readouterr().out
 
 
+def test_a_comparison_of_the_same_code_and_parameters_is_found_again(
+    monkeypatch: pytest.MonkeyPatch, shown: list[str], tmp_path: Path
+) -> None:
+    from gallery_lib.measure.comparison import compare
+
+    monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
+    made: list[Path] = []
+
+    def measure(*parts: Any) -> Comparison:
+        made.append(write(comparison(FASTER, 40), tmp_path / str(len(made))).parent)
+        return dataclasses.replace(comparison(FASTER, 40), folder=str(made[-1]))
+
+    monkeypatch.setattr(compare, "compare_backend", measure)
+
+    def folder(**parameters: Any) -> Path:
+        settings = settings_for("tts_angular", **parameters)
+        return Path(notebook.compare(settings, processes=1).folder)
+
+    assert folder() == folder() == made[0] and len(made) == 1
+    assert "on this machine, with this code and these parameters, and shown again" in shown[-1]
+    assert folder(batch_size=16) == made[1]  # others are measured
+    assert folder(measure_again=True) == made[2] == folder()  # the newest one counts
+    (made[2] / "comparison.json").write_text("{")
+    assert folder() == made[0]  # a damaged one does not
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the digests of what has been measured so far; measuring takes no time here."""
@@ -233,8 +263,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     def measure(plan: Plan, alive: None, digest: str, folder: Path) -> Outcome:
         digests.append(digest)
-        rows = {name: Row(plan.absent.get(name), {"p50": 0.1}) for name in plan.order}
-        return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, {}, rows, [])
+        rows = {name: Row(plan.absent.get(name), **FIGURES) for name in plan.order}
+        limits = {"copy": 1e10}
+        return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, limits, rows, [])
 
     monkeypatch.setattr(task, "measure", measure)
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))

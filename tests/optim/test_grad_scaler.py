@@ -15,7 +15,7 @@ from refusal import refused
 from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
-from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.optim import grad_scaler
 from gallery_lib.optim.grad_scaler import GradScaler, WaitsForDevice
 from gallery_lib.optim.updates import Updates
@@ -83,11 +83,11 @@ def test_nothing_in_an_update_waits(pair, max_norm, read):
 def test_where_kernels_run_gradients_are_read_once_for_check_and_norm(read):
     net = model()
     for max_norm in (None, 0.3):
-        before = call_counts.counts()
+        before = operators.counts()
         run(net, updates("ours", PAIRS[0], net, max_norm), range(5), ())
         read_by_us = (
-            call_counts.counts()["gradient_statistics", call_counts.PLAIN_TORCH]
-            - before["gradient_statistics", call_counts.PLAIN_TORCH]
+            operators.counts()["gradient_statistics", operators.PLAIN_TORCH]
+            - before["gradient_statistics", operators.PLAIN_TORCH]
         )
         assert read_by_us == (5 if read == "one read" or max_norm else 0)
 

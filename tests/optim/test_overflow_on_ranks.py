@@ -51,7 +51,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.whole_machine  # trains in two processes
+@pytest.mark.several_cores
 @EACH
 def test_ranks_skip_the_same_steps_and_stay_together(ranks, pair, way):
     one, other = (rank[f"{pair.name}, {way}"] for rank in ranks)

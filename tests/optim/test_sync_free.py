@@ -15,7 +15,7 @@ from refusal import refused
 from torch import nn
 
 from gallery_lib.optim import sync_free
-from gallery_lib.optim.clipping import clip_factor
+from gallery_lib.optim.updates import clip_factor
 
 EACH = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pair.name)
 FROM_TORCH = pytest.mark.parametrize(

@@ -31,13 +31,15 @@ PROGRAMS = {
 }
 RESULTS = "tests/processors/results_of_cpp.py"
 PYTEST = (
-    *("-m", "pytest", "-m", "not slow and not gpu", "-p", "no:cacheprovider"),
+    *("-m", "pytest", "-m", "not slow and not gpu", "-k", "not host"),
+    *("-p", "no:cacheprovider"),
     *("-o", "addopts=--strict-markers --import-mode=importlib"),
 )
 TESTS = (
-    "tests/kernels/test_batch_norm_cpp.py",
+    "tests/kernels/test_batch_norm.py",
+    "tests/kernels/test_compression.py",
     "tests/kernels/test_cpu_optimizers.py",
-    "tests/kernels/test_cross_entropy_cpp.py",
+    "tests/kernels/test_cross_entropy.py",
     "tests/kernels/test_dropout_mask.py",
     "tests/kernels/test_max_pool.py",
     "tests/optim/test_fused_cpu.py",
@@ -153,7 +155,7 @@ def emulated(*words: str, capture: bool = False) -> subprocess.CompletedProcess[
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "2",
     }
-    supervised = [sys.executable, "-m", "gallery_lib.system.supervisor"]
+    supervised = [sys.executable, "-m", "gallery_lib.system.supervisor", str(os.getpid())]
     command = [*supervised, "env", f"PYTHONPATH={search}", "qemu-aarch64-static"]
     command += ["-L", str(SYSTEM), str(SYSTEM / PYTHON), *words]
     return subprocess.run(

@@ -19,15 +19,14 @@ from torch import Tensor
 
 from gallery_lib.kernels import (  # noqa: F401  some only register operators
     batch_norm,
-    batch_norm_two_gradients,
     compression,
     cpu_optimizers,
     cross_entropy,
     dropout_mask,
     max_pool,
 )
-from gallery_lib.kernels.compression_layout import packed_bytes
-from gallery_lib.kernels.runtime import call_counts, cpu_library
+from gallery_lib.kernels.compression import packed_bytes
+from gallery_lib.kernels.runtime import cpp, operators
 
 SIZES = 1, 15, 16, 17, 4099
 Results = Iterator[tuple[str, Tensor]]
@@ -132,7 +131,7 @@ def masks() -> Results:
 
 def results() -> dict[str, str]:
     """Return a digest of each result's bits, by name."""
-    before, found = call_counts.counts(), {}
+    before, found = operators.counts(), {}
     parts = [optimizers(), packed(), masks()]
     for dtype in (torch.float32, torch.bfloat16):
         parts += [images(dtype), losses(dtype)]
@@ -140,7 +139,7 @@ def results() -> dict[str, str]:
         dense = tensor.contiguous().view(torch.uint8)
         found[name] = hashlib.sha256(dense.numpy().tobytes()).hexdigest()[:16]
     in_plain_torch = {
-        name for name, how in call_counts.counts() - before if how == call_counts.PLAIN_TORCH
+        name for name, how in operators.counts() - before if how == operators.PLAIN_TORCH
     }
     if in_plain_torch:
         raise SystemExit(f"not computed in C++: {', '.join(sorted(in_plain_torch))}")
@@ -152,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--built-for", help="the compiler's option that names the processor")
     if option := parser.parse_args().built_for:
-        cpu_library._for_this_processor = lambda: [option]
+        cpp._for_this_processor = lambda: [option]
         if not cpu_optimizers.available():  # a warning says why
             parser.error(f"--built-for: nothing can be built for {option}")
     torch.set_num_threads(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,25 +17,33 @@ from gallery_lib.system.processes import search_path
 
 @pytest.fixture
 def benchmark_module(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Return a file of benchmarks/ as a module, by its name."""
+    """Return a file of benchmarks/ as a module by its name, which a folder of tests may share."""
     monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
-    return importlib.import_module
+
+    def load(name: str) -> Any:
+        path = checkout / "benchmarks" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look for their module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture
 def command(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs benchmarks/ddp_lab.py with these words to its end."""
+    """Return a function that runs a script of benchmarks/ with these words to its end."""
     monkeypatch.setenv("PYTHONPATH", search_path())
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(*words: str, seconds: float = 150) -> subprocess.CompletedProcess[str]:
-        script = str(checkout / "benchmarks" / "ddp_lab.py")
-        return subprocess.run(
-            [sys.executable, script, *words], capture_output=True, text=True, timeout=seconds
-        )
+    def run(script: str, *words: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        path = str(checkout / "benchmarks" / script)
+        line = [sys.executable, path, *map(str, words)]
+        return subprocess.run(line, capture_output=True, text=True, timeout=seconds)
 
     return run
 

@@ -28,27 +28,22 @@ class Clone:
     root: Path
     home: Path
 
-    def run(
-        self, command: str, *, folder: Path | None = None, seconds: float = 560
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the command as it stands in a shell that knows of no environment.
+    def shell(self, command: str) -> list[str]:
+        """Return the words of a shell that knows of no environment and runs the command.
 
         There is no activation and no PYTHONPATH, and PATH is the system's.
         """
         # The last folder is for machines whose system has no Python.
         search = ":".join([*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")])
+        variables = [f"HOME={self.home}", f"PATH={search}"]
+        return ["env", "-i", *variables, "bash", "--norc", "--noprofile", "-c", command]
+
+    def run(
+        self, command: str, *, folder: Path | None = None, seconds: float = 560
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command as it stands in a shell that knows of no environment."""
         return subprocess.run(
-            [
-                "env",
-                "-i",
-                f"HOME={self.home}",
-                f"PATH={search}",
-                "bash",
-                "--norc",
-                "--noprofile",
-                "-c",
-                command,
-            ],
+            self.shell(command),
             cwd=folder or self.root,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -81,6 +76,9 @@ def _make_environment(root: Path, packages: Sequence[Path]) -> None:
     site.joinpath("clone.pth").write_text(
         "".join(f"{path}\n" for path in dict.fromkeys([root, *packages]))
     )
+    (venv / "share" / "jupyter").mkdir(parents=True)
+    templates = "share/jupyter/nbconvert"  # which lie beside the packages
+    (venv / templates).symlink_to(Path(sys.prefix) / templates)
     for command in here.iterdir():
         own = venv / "bin" / command.name
         if own.exists() or not command.is_file():

@@ -1,10 +1,10 @@
-"""Check the rules of this house: where a module lies, what it imports, how long it is.
+"""Check the rules of this house: where a module lies, what it imports, how large its room is.
 
     python -m tests.project.house
 
-`import_direction` declares the floors of the rooms, `sizes` the limits on files and functions.
-Prints each fault, and ends with exit code 1 if there are any. Ruff checks docstrings, names and
-the length of lines.
+`import_direction` declares the floors of the rooms, `budgets` how large they may be. Prints the
+table of the rooms and each fault, and ends with exit code 1 if there are any. Ruff checks
+docstrings, names and the length of lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.project import import_direction, sizes
+from tests.project import budgets, import_direction
 
 LOOSE = ("__init__.py", "__main__.py", "errors.py", "stats.py")
 """Modules at the root of the package; everything else lies in a room."""
@@ -40,11 +40,12 @@ def faults(checkout: Path) -> list[str]:
     return [
         *misplaced_modules(package),
         *import_direction.wrong_imports(package),
-        *sizes.faults(checkout),
+        *budgets.faults(checkout),
     ]
 
 
 if __name__ == "__main__":
-    messages = faults(Path(__file__).resolve().parents[2])
-    print("\n".join(messages), end="\n" if messages else "")
+    checkout = Path(__file__).resolve().parents[2]
+    messages = faults(checkout)
+    print(budgets.table(checkout), *messages, sep="\n")
     sys.exit(bool(messages))

@@ -34,12 +34,12 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {
         "cluster": "several hosts on one machine: `gallery lab`",
-        "compiler": "the compiler behind a registry, its cache, graph passes, fused modules",
+        "compiler": "the compiler behind a registry, its cache, graph passes",
         "data": "data sets as files; `loading/`: batches on the device, divided among ranks",
     },
     {
         "checkpoint": "state of a training: saved in the background, found whole, gone on from",
-        "memory": "host allocator, channels_last and its guard",
+        "memory": "host allocator; whether a model gains from channels_last",
         "models": "architectures that no well-kept library has",
     },
     {
@@ -49,10 +49,9 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"acceleration": "`accelerate(model, loader, optimizer, scheduler, config)`"},
     {"train": "one training run: loop, recipe, records and results"},
     {"launcher": "start, watch and end the processes of a run"},
-    {"submit": "a training handed to a scheduler: Slurm's batch file, Kubeflow's TrainJob"},
     {"measure": "comparisons, benches, the variants in them, communication, replay"},
     {"report": "the verdict, tables and plots"},
-    {"notebooks": "calls of notebook cells, batches, the site, archives, JupyterLab"},
+    {"notebooks": "calls of notebook cells, batches, archives, JupyterLab"},
     {"cli": "the `gallery` command, `launch_single_task.py`, and what `prepare.sh` does"},
     {"__main__": "`python3 -m gallery_lib`, which is `gallery`"},
 )

@@ -19,7 +19,6 @@ from project.fresh_clone import Clone
 from project.prepare.small_checkout import record_active_python, small_checkout
 
 from gallery_lib.cli.main import _COMMANDS
-from gallery_lib.cli.preparation.requirements_lock import COMPILE_OPTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TINY = "tests/helpers/tiny_task.py:TASK"
@@ -89,6 +88,17 @@ def has_valid_options(_: Clone, text: str) -> None:
     _COMMANDS[name].line.parse(words)
 
 
+def job_has_valid_options(clone: Clone, text: str) -> None:
+    """Check that the batch file is there, and the options of a task behind it."""
+    words = words_of(text)
+    place = next(at for at, word in enumerate(words) if word.endswith(".sh"))
+    assert (clone.root / words[place]).is_file()
+    program, *options = words[place + 1 :]
+    if not program.endswith(".py"):  # the reader's script
+        launch = f".venv/bin/python launch_single_task.py --model={program} --dry-run"
+        succeeds(clone, f"{launch} {shlex.join(options)}")
+
+
 def has_help_with_its_options(clone: Clone, text: str) -> None:
     """Check that the script is there, can be started, and lists each option in its help."""
     words = words_of(text)
@@ -110,6 +120,11 @@ def torchrun_takes(clone: Clone, text: str) -> None:
         has_help_with_its_options(
             clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args])
         )
+
+
+def is_there(clone: Clone, text: str) -> None:
+    """Check that the program of the environment starts."""
+    succeeds(clone, f"{words_of(text)[0]} --version")
 
 
 def is_a_module(clone: Clone, text: str) -> None:
@@ -141,11 +156,6 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
         ".venv/bin/python -m gallery_lib.notebooks.batch.parameters "
         f"{shlex.join([notebook, *parameters])}",
     )
-
-
-def locks_likewise(_: Clone, text: str) -> None:
-    """Check that `prepare.sh --lock` uses these options."""
-    assert set(words_of(text)[3:-1]) <= set(COMPILE_OPTIONS)
 
 
 FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
@@ -180,7 +190,7 @@ INSTEAD = [
         with_options(f"--roofline={TINY} --rounds=1 --no-compiler-opt --batch-size=4 --workers=0"),
     ),
     Instead(
-        r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)",
+        r"\.venv/bin/gallery (compare --|bench|run|pack)(?!.*--help)",
         "takes minutes",
         has_valid_options,
     ),
@@ -190,9 +200,9 @@ INSTEAD = [
         has_valid_options,
     ),
     Instead(
-        r"\.venv/bin/gallery (jobs|submit slurm (?!.*--dry-run)|submit kub.* (train\.py|--submit))",
-        "needs Slurm or a cluster, or a script of the reader's; tests/submit carries them out",
-        has_valid_options,
+        r"sbatch .*docs/examples/slurm\.sh",
+        "needs Slurm; tests/submit carries it out",
+        job_has_valid_options,
     ),
     Instead(
         r"\.venv/bin/papermill",
@@ -208,6 +218,11 @@ INSTEAD = [
         r"\.venv/bin/torchrun",
         "needs several machines, or a script of the reader's",
         torchrun_takes,
+    ),
+    Instead(
+        r"\.venv/bin/sphinx-build",
+        "takes a minute; tests/project/test_site.py carries it out",
+        is_there,
     ),
     Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
     Instead(
@@ -240,7 +255,6 @@ INSTEAD = [
         "takes a minute, and prepare.sh --test does it",
         with_options("--version"),
     ),
-    Instead(r"uv pip compile", "is what prepare.sh --lock does", locks_likewise),
 ]
 
 

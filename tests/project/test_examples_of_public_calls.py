@@ -16,7 +16,6 @@ EXAMPLES = [
     ("gallery_lib.comm.accelerate_ddp", "accelerate_ddp", None),
     ("gallery_lib.comm.accelerate_ddp", "step_in_backward", None),
     ("gallery_lib.comm.auto", None, None),
-    ("gallery_lib.compiler.fusion.batch_norm", "fuse_batchnorm", None),
     ("gallery_lib.launcher.job", "launch", pytest.mark.slow),
     ("gallery_lib.measure.comparison.compare", "compare_backend", pytest.mark.slow),
     ("gallery_lib.optim", "OptimizerSpec", None),

@@ -101,7 +101,8 @@ MESSAGES: dict[Callable[[Path], None], str] = {
         "run_dir=FOLDER holds a finished run. Name a new folder, or move that one away."
     ),
     damaged_file: (
-        "FOLDER/report.json is damaged, or of another version: command: is missing. "
+        "FOLDER/report.json is damaged, or of another version: notebooks: "
+        "Expected `object`, got `array`. "
         "Run the batch again."
     ),
     argument_of_accelerate: (

@@ -1,11 +1,9 @@
-"""The pages of benchmarks/results/ are made from the raw files and say what they say.
-
-They refuse what no page would show.
-"""
+"""The pages of benchmarks/results/ are made from the files of figures and say what they say."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,80 +22,48 @@ ENVIRONMENT = {
     "python": "3.11.7",
     "torch": "2.15.0+cpu",
 }
+ABSOLUTE = re.compile(r"(^|[ =:'\"])(/|~|[A-Z]:\\)")
 
 
-def outcome(ratios: dict[str, float], **sizes: int) -> Outcome:
-    """Return one task's outcome: ours over each of these, the first of which is the baseline."""
-    row = Row(
-        None,
-        {"p50": 0.1},
-        {"global": 1.0, "whole_run": 1.0},
-        {"total": 3.0},
-        {"host": 2**30},
-        parity={"passed": True, "checks": []},
-    )
-    found = [(other, "ours", ratio, 0.9 * ratio, 1.1 * ratio) for other, ratio in ratios.items()]
-    rows = dict.fromkeys([*ratios, "ours"], row)
-    return Outcome(
-        "digest",
-        "2026-11-21T12:00:00+0000",
-        60.0,
-        None,
-        sizes,
-        {"float32": 3e11, "copy": 2e10},
-        rows,
-        found,
-    )
-
-
-def bench(path: Path, tasks: dict[str, Outcome], **environment: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"fused": False}
-    write_bench(
-        path,
-        Bench(
-            "bench",
-            "gallery bench --out runs/x",
-            options,
-            {**ENVIRONMENT, **environment},
-            {"torch": "2.15.0"},
-            tasks,
-        ),
-    )
+def bench(path: Path, tasks: dict[str, dict[str, float]], **environment: Any) -> None:
+    """Write a bench: by task, ours over each of these, the first of which is the baseline."""
+    passed = {"passed": True, "checks": []}
+    figures = ({"p50": 0.1}, {"global": 1.0, "whole_run": 1.0}, {"total": 3.0}, {"host": 2**30})
+    row = Row(None, *figures, parity=passed)
+    outcomes = {
+        name: Outcome(
+            "digest",
+            "2026-11-21T12:00:00+0000",
+            60.0,
+            None,
+            {"batch_size": 16, "image_size": 64},
+            {"float32": 3e11, "copy": 2e10},
+            dict.fromkeys([*ratios, "ours"], row),
+            [(other, "ours", ratio, 0.9 * ratio, 1.1 * ratio) for other, ratio in ratios.items()],
+        )
+        for name, ratios in tasks.items()
+    }
+    facts = {**ENVIRONMENT, **environment}
+    about = ("bench", "gallery bench --out runs/x", {"fused": False}, facts, {"torch": "2.15.0"})
+    write_bench(path, Bench(*about, outcomes))
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Write the results of one machine: two runs of small inputs, and large ones of two files.
-
-    The second of the small runs has peers.
-    """
+    """Write the results of one machine: two runs of small inputs, and checkpoints."""
     folder = tmp_path / "a-2core"
-    bench(
-        folder / "bench-small-1.json",
-        {"resnet50": outcome({"eager-O1": 2.0}, batch_size=16, image_size=64)},
-    )
+    folder.mkdir()
+    bench(folder / "bench-small.json", {"resnet50": {"eager-O1": 2.0}})
     both = {
-        "resnet50": outcome(
-            {"eager-O1": 2.0, "torch.compile": 1.6, "torch.compile-best": 1.2},
-            batch_size=16,
-            image_size=64,
-        ),
-        "hf_Bert": outcome(
-            {"eager-O1": 8.0, "torch.compile": 2.5}, batch_size=4, sequence_length=32
-        ),
+        "resnet50": {"eager-O1": 2.0, "torch.compile-best": 1.2},
+        "hf_Bert": {"eager-O1": 8.0, "torch.compile-best": 2.5},
     }
     bench(folder / "bench-small-2.json", both)
-    large = {
-        "resnet50": outcome({"eager-O1": 1.5}, batch_size=16, image_size=224, sequence_length=128)
-    }
-    bench(folder / "bench-large.json", large)
-    bench(
-        folder / "bench-large-hf_Bert.json",
-        {"hf_Bert": outcome({"eager-O1": 1.5}, batch_size=4, sequence_length=50)},
-    )
+    shown = {"heading": "What checkpoints cost", "table": [["task", "copy"], ["vgg16", "18 ms"]]}
+    other = {"date": "2026-11-22", "command": "python3 benchmarks/x.py --out y", "shown": shown}
+    (folder / "checkpoints.json").write_text(json.dumps({**other, "environment": ENVIRONMENT}))
     (folder / "machine.yaml").write_text(
-        "name: A machine\nabout: For a test.\nfiles:\n  bench-small-1: The first.\n"
+        "name: A machine\nabout: For a test.\nfiles:\n  bench-small: The first.\n"
     )
     return tmp_path
 
@@ -108,89 +74,51 @@ def pages(benchmark_module: Callable[[str], Any]) -> Any:
 
 
 def test_the_committed_pages_are_up_to_date(pages: Any) -> None:
-    assert pages.stale() == []
+    assert pages.write(check=True) == []
 
 
-def test_runs_stand_beside_one_another_with_each_alternative_as_documented_and_at_its_best(
-    pages: Any, results: Path
-) -> None:
-    summary = pages.pages(results)[results / "README.md"]
-    lines = [line for line in summary.splitlines() if line.startswith("| ")]
-    assert (
-        "| ours is so many times as fast as | small inputs, run 1 | small inputs, run 2 | large "
-        "inputs |" in lines
-    )
-    (eager,) = [line for line in lines if line.startswith("| eager O1 |")]
-    # The second is √(2 × 8), the third is of both large files.
-    assert [cell.strip()[:5] for cell in eager.split("|")[2:-1]] == [
-        "2.00×",
-        "4.00×",
-        "1.50×",
-    ]
-    order = [line.split("|")[1].strip() for line in lines]
-    assert order.index("torch.compile") + 1 == order.index("torch.compile, at its best")
-    (best,) = [line for line in lines if line.startswith("| torch.compile, at its best |")]
-    assert best.split("|")[2].strip() == "–" and "1.20× (1.08 to 1.32), 1 of 2 tasks" in best
-    assert (
-        "[A machine](a-2core/README.md) | 2 cores of A CPU (avx2), 16.0 GiB, no GPU | O1 "
-        "(autocast) | 2 | 2026-11-21 |" in summary
-    )
-
-
-def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(
-    pages: Any, results: Path
-) -> None:
-    page = pages.pages(results)[results / "a-2core" / "README.md"]
+def test_pages_show_what_the_files_say(pages: Any, results: Path) -> None:
+    written = pages.write(results)
+    assert len(written) == 3 and pages.write(results, check=True) == []
+    page = (results / "a-2core" / "README.md").read_text()
     for part in (
-        "# A machine\n\nFor a test.",
-        "| versions | python 3.11.7, torch 2.15.0 |",
-        "| limits (matrix products by dtype, and memory) | copying 20 GB/s; float32 300 GFLOP/s |",
-        (
-            "| resnet50 | 16 × 64² | 100 ms → 100 ms | 2.00× (1.80 to 2.20) | "
-            "1.20× (1.08 to 1.32), torch.compile, at its best |"
-        ),
-        "| hf_Bert | 4 × 32 tokens |",
-        (
-            "- [bench-small-1.json](bench-small-1.json), [every variant](bench-small-1.md): "
-            "2026-11-21, `gallery bench`. The first."
-        ),
-        "## Not run on this machine",
-        "- How soon a run starts (`python3 benchmarks/startup.py`)",
+        "# A machine\n\nFor a test.\n\n2 cores of A CPU (avx2), 16.0 GiB, no GPU. Measured ",
+        "| eager-O1 | 2.00× (1.80 to 2.20) | 4.00×",  # √(2 × 8)
+        "| torch.compile-best | – | 1.73×",
+        "| resnet50 | batch size 16, image size 64 | 100 ms → 100 ms | 2.00× (1.80 to 2.20) |",
+        "[bench-small.json](bench-small.json), [every variant](bench-small.md): 2026-11-21, "
+        "`gallery bench`. The first.",
+        "## What checkpoints cost\n\n| task | copy |\n| --- | --- |\n| vgg16 | 18 ms |",
+        "2026-11-22, `python3 benchmarks/x.py`.",
     ):
-        assert part in page
-    assert "- small inputs" not in page and "CUDA kernels" not in page
-
-
-def test_pages_are_written_once_and_checked(pages: Any, results: Path) -> None:
-    pages.write(results)
-    assert pages.stale(results) == []
-    assert (results / "a-2core" / "bench-small-2.png").read_bytes().startswith(b"\x89PNG")
-    assert (results / "a-2core" / "bench-large.md").read_text().splitlines()[
-        2
-    ] == "# Large inputs: A machine"
+        assert part in page, part
+    assert "| ours |" in (results / "a-2core" / "bench-small-2.md").read_text()
     (results / "a-2core" / "README.md").write_text("by hand")
-    (results / "a-2core" / "old.md").write_text("of a file that has gone")
-    assert pages.stale(results) == ["a-2core/README.md", "a-2core/old.md"]
-    pages.write(results)
-    assert pages.stale(results) == []
+    assert pages.write(results, check=True) == [results / "a-2core" / "README.md"]
 
 
-def test_what_no_page_would_show_is_refused(pages: Any, results: Path) -> None:
-    folder = results / "a-2core"
-    odd = folder / "banch-small.json"
-    odd.write_text(json.dumps({"date": "2026-11-21", "command": "x", "environment": ENVIRONMENT}))
-    with refused(results / "a-2core/banch-small.json", "bench-small"):
+def test_figures_of_two_processors_and_files_without_figures_are_refused(
+    pages: Any, results: Path
+) -> None:
+    other = results / "a-2core" / "bench-small-3.json"
+    bench(other, {"resnet50": {"eager-O1": 2.0}}, cpu="Another CPU")
+    with refused("machine", "Another CPU", "A CPU"):
         pages.pages(results)
-    odd.unlink()
-    bench(
-        folder / "bench-small-3.json", {"resnet50": outcome({"eager-O1": 2.0})}, cpu="Another CPU"
-    )
-    with refused(results / "a-2core/bench-small-3.json", "Another CPU", "A CPU"):
+    other.write_text('{"speed": 3}')
+    with refused(other):
         pages.pages(results)
-    (folder / "bench-small-3.json").unlink()
-    (folder / "machine.yaml").write_text("name: A machine\n")
-    with refused(results / "a-2core/machine.yaml", "name", "about"):
-        pages.pages(results)
-    (folder / "machine.yaml").unlink()
-    with refused(results / "a-2core/machine.yaml"):
-        pages.pages(results)
+
+
+def test_published_commands_name_no_place_of_one_machine(checkout: Path) -> None:
+    files = sorted((checkout / "benchmarks" / "results").glob("*/*.json"))
+    commands = {file: str(json.loads(file.read_text())["command"]) for file in files}
+    assert len(commands) > 10
+    assert ABSOLUTE.search("gallery bench --out /home/me/bench")
+    assert ABSOLUTE.search("gallery bench --out=/home/me/bench")
+    assert not {file.name: text for file, text in commands.items() if ABSOLUTE.search(text)}
+
+
+def test_links_of_every_page_lead_somewhere(checkout: Path) -> None:
+    for page in (checkout / "benchmarks").rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page}: {target}"

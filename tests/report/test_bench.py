@@ -10,15 +10,17 @@ from made_roofline import made_roofline
 
 from gallery_lib.cli.main import main
 from gallery_lib.measure.bench.result import Bench, Outcome, Row, read_bench, write_bench
-from gallery_lib.report.bench.figure import figure, figure_text
-from gallery_lib.report.bench.leads import summary_rows
-from gallery_lib.report.bench.task_table import task_rows
-from gallery_lib.report.bench.text import complete, markdown, text
+from gallery_lib.report.bench_chart import chart
+from gallery_lib.report.bench_tables import summary_rows, task_rows
+from gallery_lib.report.bench_text import complete, markdown, text
 
 PASSED = {"passed": True, "checks": []}
 FAILED = {
     "passed": False,
-    "checks": [{"name": "gradient scale", "passed": False}, {"name": "losses", "passed": True}],
+    "checks": [
+        {"name": name, "passed": passed, "worst": 1.0, "limit": 0.1, "where": "w"}
+        for name, passed in (("gradient scale", False), ("losses", True))
+    ],
 }
 ENVIRONMENT = {
     "device": "cpu",
@@ -89,6 +91,24 @@ def bench(kind: str = "bench") -> Bench:
         {"torch": "2", "accelerate": "not installed"},
         {"a": good, "b": wrong},
     )
+
+
+def test_rows_say_why_there_is_no_parity_and_where_a_loader_hides() -> None:
+    checks = [{"name": "all losses", "passed": False, "where": "step 12"}]
+    later = {"passed": False, "checks": checks, "verdict": "same at first, then not"}
+    small = {**FAILED, "batch_to_take": 16}
+    bursts = {"step_seconds": 2.0, "input_seconds": 1.6, "steady_input_seconds": 0.0}
+    rates = {"global": 16.0, "sustained": 4.0, "whole_run": 0.04}
+    slow = dataclasses.replace(row(0.5), sustained=bursts, samples_per_second=rates)
+    found = outcome(
+        {"eager-O1": row(1.0, None), "a": row(1.0, later), "b": row(1.0, small), "ours": slow}, []
+    )
+    _, _, a, b, ours = task_rows(found, "bench")
+    assert a[-1] == "FAILED: same until step 12, then not"
+    assert b[-1] == "too small to judge: take a batch size of 16 or more"
+    assert ours[2:4] == ["16.0 (sustained 4.00)", "0.0400"]
+    shown = text(dataclasses.replace(bench(), tasks={"x": found}))
+    assert "a sustained one waits for data: ours 1.60 s" in shown
 
 
 def with_best_forms() -> Bench:
@@ -248,15 +268,14 @@ def test_only_a_bench_in_which_ours_ran_with_parity_is_complete() -> None:
 
 def test_the_picture_and_its_text_leave_out_what_was_not_measured() -> None:
     for found in (bench(), waterfall(), with_best_forms()):
-        figure(found).savefig("/dev/null", format="png")
-    assert "ours: a 2.00, b not measured." in figure_text(bench())
-    assert figure_text(waterfall()).endswith(
-        "+ layout 1.25, + allocator not measured, + compiler 2.00."
-    )
+        chart(found).draw().savefig("/dev/null", format="png")
+    words = chart(bench()).alternative_text
+    assert words.startswith("Ours is faster in 1 of 2 tasks (1 not measured).")
+    assert "b: no parity (ours), no parity (ours);" in words
 
 
 def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1() -> None:
-    axes = figure(with_best_forms()).axes[0]
+    axes = chart(with_best_forms()).draw().axes[0]
     assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0, 2.0]
     ticks = next(
         line
@@ -267,12 +286,9 @@ def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1
         ticks.get_ydata()
     ) == [0, 1]
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in axes.lines)
-    said = figure_text(with_best_forms())
-    assert said == (
-        "Bars with intervals, times as fast as eager-O1, and a line at 1. ours: a 2.00, b 2.00, "
-        "c 2.00. "
-        "Ticks, best of the others at its best: a 1.67 (torch.compile-best), b 1.82 (fabric-best)."
-    )
+    header, first, *_ = chart(with_best_forms()).rows
+    assert header[1:] == ["ours over eager-O1", "ours over the best of the others at its best"]
+    assert first[1:] == ["2.00× (1.90 to 2.10)", "1.20× (1.10 to 1.30), torch.compile-best"]
 
 
 def test_committed_benches_of_before_are_still_shown(checkout: Path) -> None:
@@ -280,9 +296,8 @@ def test_committed_benches_of_before_are_still_shown(checkout: Path) -> None:
     assert files
     for file in files:
         found = read_bench(file)
-        assert "geometric mean" in markdown(found, "x.png") and figure_text(found).startswith(
-            "Bars"
-        )
+        shown = markdown(found, "x.png")
+        assert "geometric mean" in shown and "![Ours is faster in" in shown
 
 
 def test_texts_name_machine_versions_limits_and_optimizer() -> None:

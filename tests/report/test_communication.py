@@ -1,4 +1,4 @@
-"""Figures of communication: their values also stand beside them, and those of a lab say so."""
+"""Charts of communication say in their titles what came out, and those of a lab are emulated."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import made_effects
 import pytest
 from made_effects import effect
 
-from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import PLAIN, Effects
-from gallery_lib.report.communication.buckets import buckets, buckets_rows, buckets_text
-from gallery_lib.report.communication.bytes_sent import (
+from gallery_lib.measure.communication.bucket_times import Timeline
+from gallery_lib.measure.communication.convergence import FP32, WITHOUT_FEEDBACK, Scores
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
+from gallery_lib.report.communication import (
     BytesSent,
-    bytes_figure,
-    bytes_rows,
-    bytes_text,
+    buckets,
+    bytes_sent,
+    learned,
+    parity_rows,
+    step_times,
 )
-from gallery_lib.report.communication.learning import learned, learned_rows, learned_text
-from gallery_lib.report.communication.parity import parity_rows
-from gallery_lib.report.communication.step_times import (
-    _speedup,
-    waterfall,
-    waterfall_rows,
-    waterfall_text,
-)
+from gallery_lib.stats import Ratio
+
+SAME, TWICE = Ratio(1.0, 0.95, 1.05), Ratio(2.0, 1.9, 2.1)
 
 
 @pytest.fixture
@@ -32,68 +29,122 @@ def effects() -> Effects:
     return made_effects.effects()
 
 
-def test_what_comes_from_a_lab_says_emulated_link_in_title_text_and_table(effects: Effects) -> None:
-    assert "emulated link" in waterfall(effects).axes[0].get_title()
-    assert "emulated link" in buckets(effects).axes[0].get_title()
-    assert "emulated link" in waterfall_text(effects) and "emulated link" in buckets_text(effects)
-    for rows in (
-        waterfall_rows(effects),
-        parity_rows(effects),
-        buckets_rows(effects),
-    ):
-        assert rows[0][0] == "technique (emulated link)"
+def measured(effects: Effects, **ratios: Ratio) -> Effects:
+    """Return effects with these techniques, each so much faster than DDP."""
+    ways = {PLAIN: effects.ways[PLAIN]}
+    for word, ratio in ratios.items():
+        name = word.replace("_", " ")
+        error = None if name == ALONE else 1e-8
+        way = effect("bf16" if name == "bf16" else "exact", 0.4 / ratio.ratio, error)
+        ways[name] = dataclasses.replace(way, ratio=ratio)
+    return dataclasses.replace(effects, ways=ways)
 
 
-def test_the_waterfall_gives_time_ratio_and_verdict(effects: Effects) -> None:
-    assert waterfall_rows(effects)[1:3] == [
-        [PLAIN, "410 ms", "1, by definition", "baseline"],
-        ["bf16", "200 ms", _speedup(effects.ways["bf16"]), "faster"],
+def test_what_comes_from_a_lab_says_emulated_link_in_title_and_table(effects: Effects) -> None:
+    for chart in (step_times(effects), buckets(effects)):
+        assert "emulated link" in chart.draw().axes[0].get_title()
+        assert chart.rows[0][0] == "technique (emulated link)"
+    assert parity_rows(effects)[0][0] == "technique (emulated link)"
+
+
+def test_step_times_have_ratio_and_verdict_and_their_names_at_the_bars(effects: Effects) -> None:
+    chart = step_times(effects)
+    assert chart.rows[1] == [PLAIN, "410 ms", "1, by definition", "baseline"]
+    assert chart.rows[2][:2] == ["bf16", "200 ms"] and chart.rows[2][2].startswith("2.0")
+    axes = chart.draw().axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        *(PLAIN, "bf16, rounds", "int8, rounds", ALONE)
     ]
-    assert "2.0" in _speedup(effects.ways["bf16"])
+    assert [text.get_text() for text in axes.texts] == [
+        *("410 ms", "200 ms, 2.05×", "100 ms, 4.10×", "50.0 ms, 8.20×")
+    ]
 
 
-def test_a_gradient_that_is_not_right_is_seen(effects: Effects) -> None:
+def test_the_title_says_the_networks_part_and_what_gains_of_each_kind(effects: Effects) -> None:
+    limit = {"no_communication": Ratio(4, 3, 5)}
+    both = measured(effects, two_streams=Ratio(1.18, 1.1, 1.2), bf16=TWICE, int8=SAME, **limit)
+    assert step_times(both).title.splitlines() == [
+        "The network takes 75% of DDP's step; two streams gains 1.18× and bf16 gains 2.00×",
+        "2 hosts × 1 processes, emulated link",
+    ]
+    none = measured(effects, two_streams=SAME, bf16=SAME, no_communication=SAME)
+    assert step_times(none).title.startswith(
+        "The network takes no measurable part of DDP's step; no technique gains\n"
+    )
+
+
+def test_a_gradient_that_is_not_right_is_seen_however_fast_it_is(effects: Effects) -> None:
     assert [row[-1] for row in parity_rows(effects)[1:]] == [
-        "passed",
-        "passed",
-        "FAILED",
-        "not averaged",
+        *("passed", "passed", "FAILED", "not averaged")
     ]
+    assert "int8" not in step_times(effects).title
     assert effect("bf16", 0.1, 0.002, same=False).parity == "FAILED: ranks differ"
     assert effect("exact", 0.1, 0.002).parity == "FAILED"
 
 
-def test_each_bucket_has_its_bar_and_each_technique_its_line(effects: Effects) -> None:
-    figure = buckets(effects)
-    assert [
-        len([p for p in axes.patches if p.get_width() > 0.04 * 1000]) >= 1 for axes in figure.axes
-    ] == [True] * 3
-    assert buckets_rows(effects)[2] == [
-        "bf16",
-        "2",
-        "1, 3",
-        "20.0 ms",
-        "30.0 ms",
-        "200 ms",
-        "170 ms",
-    ]
+def test_each_technique_has_its_line_of_buckets_and_the_title_the_wait_for_the_last(
+    effects: Effects,
+) -> None:
+    chart = buckets(effects)
+    assert chart.rows[2] == [*("bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200 ms", "170 ms")]
+    texts = [[text.get_text() for text in axes.texts] for axes in chart.draw().axes]
+    assert texts == [["1 MiB", "3 MiB"]] * 3
+    late = Timeline(0.01, 0.3, [(1.0, 0.02, 0.2), (3.0, 0.03, 0.3)])
+    sooner = Timeline(0.01, 0.1, [(1.0, 0.02, 0.06), (3.0, 0.03, 0.1)])
+    for lines, title in (
+        ((late, sooner), "DDP waits 270 ms for its last bucket, bf16 70.0 ms"),
+        ((sooner, late), "DDP waits 70.0 ms for its last bucket, no technique less"),
+    ):
+        ways = {
+            name: dataclasses.replace(effects.ways[PLAIN], timeline=line)
+            for name, line in zip((PLAIN, "bf16"), lines, strict=True)
+        }
+        assert buckets(dataclasses.replace(effects, ways=ways)).title.startswith(f"{title}\n")
 
 
 def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
     assert Effects.of(dataclasses.asdict(effects)) == effects
 
 
-def test_learning_is_shown_with_its_noise() -> None:
-    scores = Scores("digits", "held-out accuracy", True, {FP32: [0.93, 0.95], "int8": [0.2, 0.3]})
-    figure = learned([scores])
-    assert len(figure.axes[0].lines) == 4
-    assert "int8 0.250" in learned_text([scores]) and "noise ± 0.028" in learned_text([scores])
-    assert learned_rows([scores])[2][-3:] == ["-0.690", "± 0.028", "worse"]
+def scores(**changed: list[float]) -> Scores:
+    good = {name: [0.93, 0.95] for name in (FP32, "bf16", "int8", WITHOUT_FEEDBACK)}
+    return Scores("digits", "held-out accuracy", True, {**good, **changed})
+
+
+def test_learning_is_shown_seed_by_seed_with_its_noise() -> None:
+    chart = learned([scores(int8=[0.2, 0.3])])
+    axes = chart.draw().axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0", "1"] * 4
+    assert axes.get_xticklabels()[1].get_text() == "bf16\nmean 0.940"
+    assert chart.rows[3][2] == "held-out accuracy 0.250"
+    assert chart.rows[3][-3:] == ["-0.690", "± 0.028", "worse"]
+
+
+def test_the_title_of_a_training_names_what_learns_less() -> None:
+    bad = [0.2, 0.3]
+    for shown, title in (
+        (scores(), "every format learns what fp32 learns"),
+        (
+            scores(**{WITHOUT_FEEDBACK: bad}),
+            "only int8 without error feedback learns less than fp32",
+        ),
+        (scores(bf16=bad, int8=bad), "only bf16 and int8 learn less than fp32"),
+        (
+            scores(bf16=bad, int8=bad, **{WITHOUT_FEEDBACK: bad}),
+            "every other format learns less than fp32",
+        ),
+    ):
+        assert learned([shown]).title == f"digits: {title}"
 
 
 def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
-    counted = BytesSent(
-        "resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20}
+    sent = {"fp32": 100 * 2**20, "bf16 or fp16": 50 * 2**20, "PowerSGD": 2**20}
+    chart = bytes_sent(BytesSent("resnet50", 2, 200_000_000, sent))
+    assert chart.title == (
+        "resnet50: each of 2 hosts sends 100 MiB a step in fp32, 1.0% of that in PowerSGD"
     )
-    assert bytes_rows(counted)[2] == ["bf16", "50 MiB", "50.0%", "2.10 s"]
-    assert "bf16 50 MiB" in bytes_text(counted) and len(bytes_figure(counted).axes[0].patches) == 2
+    assert chart.rows[2] == ["bf16 or fp16", "50 MiB", "50.0%", "2.10 s"]
+    labels = [text.get_text() for text in chart.draw().axes[0].texts]
+    assert labels == ["100 MiB, 100.0%", "50 MiB, 50.0%", "1 MiB, 1.0%"]
+    alone = bytes_sent(BytesSent("resnet50", 2, 200_000_000, {"fp32": 100 * 2**20}))
+    assert alone.title.endswith("and no format sends less")

@@ -14,13 +14,10 @@ from tiny_task import config
 from gallery_lib.cli.main import main
 from gallery_lib.config import LaunchConfig
 from gallery_lib.launcher.job import launch
-from gallery_lib.report.doctor import techniques
-from gallery_lib.report.doctor.advice import advice
-from gallery_lib.report.doctor.scaling import longer_by
-from gallery_lib.report.doctor.step_phases import shares
-from gallery_lib.report.doctor.text import measured_in, run_text, several_text
+from gallery_lib.report import doctor
+from gallery_lib.report.doctor import findings
 from gallery_lib.train.loop import train
-from gallery_lib.train.results import Results, read_results, write_results
+from gallery_lib.train.results import Results, read_results
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +28,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def changed(measured: Results, **values: Any) -> Results:
     environment = {**measured.environment, "device": "cpu", "isa": ["avx512_bf16"]}
+    seconds = {**measured.step_seconds, "p50": 1.0}
     return dataclasses.replace(
-        measured, **{"environment": environment, "step_seconds": {"p50": 1.0}, **values}
+        measured, **{"environment": environment, "step_seconds": seconds, **values}
     )
 
 
@@ -40,8 +38,8 @@ def changed(measured: Results, **values: Any) -> Results:
 @pytest.mark.whole_machine
 def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
     assert set(measured.phase_seconds) == {"input", "forward", "backward", "optimizer"}
-    assert 0.5 < sum(shares(measured).values()) < 1.2
-    assert "backward pass" in run_text(measured.config["run_dir"])
+    assert 0.5 < sum(measured.phase_seconds.values()) / measured.step_seconds["p50"] < 1.2
+    assert "backward pass" in doctor.text(measured.config["run_dir"])
 
 
 @pytest.mark.parametrize(
@@ -68,15 +66,15 @@ def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
 def test_advice_names_the_phase_that_limits(
     measured: Results, phases: dict[str, float], said: str
 ) -> None:
-    assert advice(changed(measured, phase_seconds=phases))[0].startswith(said)
+    assert findings(changed(measured, phase_seconds=phases))[0].startswith(said)
 
 
 def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(techniques.hardware, "gpu_count", lambda: 0)
-    monkeypatch.setattr(techniques.hardware, "cpp_compiler", lambda: "g++")
-    assert ["attention", "over short sequences as plain products"] in techniques.technique_rows()
-    monkeypatch.setattr(techniques.hardware, "cpp_compiler", lambda: None)
-    rows = dict(techniques.technique_rows()[1:])
+    monkeypatch.setattr(doctor.hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: "g++")
+    assert ["attention", "over short sequences as plain products"] in doctor.technique_rows()
+    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: None)
+    rows = dict(doctor.technique_rows()[1:])
     assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith(
         "no C++ compiler"
     )
@@ -84,7 +82,7 @@ def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPat
 
 def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
     phases = {"forward": 0.3, "backward": 0.7}
-    said = advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
+    said = findings(changed(measured, phase_seconds=phases, page_faults=40_000.0))
     assert said == [
         (
             "some 10% of the step are 40,000 page faults, for memory that was given back: try "
@@ -93,7 +91,7 @@ def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> Non
     ]
     assert (
         "nothing stands out"
-        in advice(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
+        in findings(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
     )
 
 
@@ -102,82 +100,23 @@ def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
         measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"}
     )
     run.environment["isa"] = ["avx512f"]
-    assert advice(run)[0].startswith("this CPU has no bfloat16 units")
+    assert findings(run)[0].startswith("this CPU has no bfloat16 units")
 
 
-def on_two(measured: Results, **values: Any) -> tuple[Results, Results]:
-    """Return a run on one process whose step takes 1 s, and one on two."""
-    one = changed(
-        measured, phase_seconds={"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05}
-    )
-    rates = {**measured.samples_per_second, "global": measured.samples_per_second["global"] * 0.8}
-    return one, changed(one, world_size=2, samples_per_second=rates, **values)
-
-
-def test_several_processes_are_explained_beside_one(
-    measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    phases = {
-        "input": 0.05,
-        "forward": 0.7,
-        "backward": 1.4,
-        "exposed_communication": 0.3,
-        "optimizer": 0.05,
-    }
-    for name, results in zip(
-        ("one", "two"),
-        on_two(measured, phase_seconds=phases, step_seconds={"p50": 2.2}),
-        strict=True,
-    ):
-        (tmp_path / name).mkdir()
-        write_results(tmp_path / name, results)
-    assert main(["doctor", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
-    said = capsys.readouterr().out
-    assert "0.80× (on the same cores)" in said and "efficiency" not in said
-    assert "takes 1.20 s longer than the same samples alone" in said
-    computing, communication = (
-        said.index(part) for part in ("- computing, 900 ms (75%)", "- communication, 300 ms (25%)")
-    )
-    assert computing < communication
-    assert "2 processes share the" in said and "no_sync()" in said
-    assert "- input" not in said
-
-
-def test_a_smaller_batch_is_not_taken_for_a_faster_machine(measured: Results) -> None:
-    half = {**measured.config, "batch_size": measured.config["batch_size"] // 2}
-    phases = {"input": 0.3, "forward": 0.15, "backward": 0.3, "optimizer": 0.05}
-    longer = longer_by(*on_two(measured, config=half, phase_seconds=phases))
-    assert longer == pytest.approx(
-        {"computing": 0.0, "communication": 0.0, "input": 0.275, "optimizer": 0.0}
-    )
-
-
-def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path: Path) -> None:
-    one, two = on_two(measured)
-    for name, results in {"one": one, "two": two}.items():
-        found = made_comparison.comparison(made_comparison.FASTER, 3)
-        variants = {"baseline": measured, "compiler-opt": results}
-        made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
-    assert measured_in(tmp_path / "two") == two
-    assert "No part of the step takes longer than alone" in several_text(
-        tmp_path / "one", tmp_path / "two"
-    )
-
-
-def test_a_notebooks_folder_stands_for_the_comparisons_in_it(
+def test_a_notebooks_folder_stands_for_the_second_variants_of_its_comparisons(
     measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "resnet50.ipynb").touch()
-    for name, results in zip(("one", "two"), on_two(measured), strict=True):
+    phases = {"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05}
+    for processes in (1, 2):
+        faster = changed(measured, phase_seconds=phases, world_size=processes)
         found = made_comparison.comparison(made_comparison.FASTER, 3)
-        variants = {"baseline": measured, "compiler-opt": results}
-        made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
+        variants = {"baseline": measured, "compiler-opt": faster}
+        folder = tmp_path / str(processes)
+        made_comparison.write(dataclasses.replace(found, variants=variants), folder)
     assert main(["doctor", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.index("1 process(es)") < said.index("2 process(es)")
-    assert main(["doctor", str(tmp_path), str(tmp_path)]) == 0
-    assert "0.80× (on the same cores)" in capsys.readouterr().out
-    assert main(["doctor", str(tmp_path / "two"), str(tmp_path / "one")]) == 2
 
 
 def test_wrong_folders_end_with_2_and_one_message(
@@ -188,12 +127,12 @@ def test_wrong_folders_end_with_2_and_one_message(
 
     check(["doctor", str(tmp_path)], tmp_path / "results.json", "did not finish")
     check(["doctor", str(tmp_path / "nowhere")], f"{tmp_path}/nowhere does not exist")
-    (tmp_path / "comparison.json").write_text('{"variants": {}}')
+    (tmp_path / "comparison.json").write_text('{"schema": 1}')
     check(["doctor", str(tmp_path)], f"{tmp_path}/comparison.json is damaged")
     for command in ("doctor", "show"):
         words = [command, str(tmp_path / "comparison.json")]
         check(words, f"{tmp_path}/comparison.json is a file")
-    check(["doctor", "a", "b", "c"], "gallery doctor", "[RUN")
+    check(["doctor", "a", "b"], "unknown option `b`")
 
 
 def test_the_machine_is_described_technique_by_technique(

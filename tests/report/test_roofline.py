@@ -19,8 +19,7 @@ from gallery_lib.measure.profile.roofline.result import (
     read_roofline,
     write_roofline,
 )
-from gallery_lib.report.doctor.roofline_figure import figure, figure_text
-from gallery_lib.report.doctor.roofline_text import REST, group_rows, shown_groups, text
+from gallery_lib.report.roofline import REST, chart, group_rows, shown_groups, text
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_kept_roofline_is_shown_again(
 def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
     roofline: Roofline,
 ) -> None:
-    plot = figure(roofline)
+    plot = chart(roofline).draw()
     left, right = plot.axes
     roof, point = left.get_lines()
     assert list(roof.get_ydata())[1:] == [2000.0, 2000.0]
@@ -77,11 +76,11 @@ def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
     ]
     assert "FLOP per byte" in left.get_xlabel() and "GFLOP/s" in left.get_ylabel()
     assert "45%" in plot.get_suptitle()
-    assert f"{FUSED} 450 ms, 44%" in figure_text(roofline)
+    assert f"{FUSED}: 450.0, 200.0, 44%" in chart(roofline).alternative_text
 
 
 def test_a_step_without_products_has_a_picture_too(roofline: Roofline) -> None:
     alone = [part for part in roofline.groups if not part.flops]
     plain = dataclasses.replace(roofline, groups=alone, limits=Limits({}, Spread(25e9, 1.0, 1.0)))
-    assert len(figure(plain).axes) == 2
+    assert len(chart(plain).draw().axes) == 2
     assert "matrix product" not in text(plain)

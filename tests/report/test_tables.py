@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from made_comparison import FASTER, changed, comparison
 
-from gallery_lib.console.table import markdown_table, number, rate, seconds, text_table
-from gallery_lib.report import plots, tables
+from gallery_lib.console.table import (
+    markdown_table,
+    number,
+    rate,
+    seconds,
+    short_rate,
+    text_table,
+)
+from gallery_lib.report import plots, tables, verdict
 from gallery_lib.report.folded import unfolded
 from gallery_lib.stats import Ratio
 
@@ -46,13 +53,40 @@ def test_durations_and_rates_have_units() -> None:
         "1.23 s",
         "410 s",
     ]
-    assert rate(5333.3) == "5,330 samples/s"
+    assert [rate(value) for value in (5333.3, 4.0, 0.0412)] == [
+        "5,330 samples/s",
+        "4.00 samples/s",
+        "0.0412 samples/s",
+    ]
+    assert [short_rate(v) for v in (1280, 440.2, 4.63, 0.04)] == [
+        "1280/s",
+        "440/s",
+        "4.63/s",
+        "0.0400/s",
+    ]
 
 
-def test_the_verdict_comes_first_and_the_details_below_it_in_both_forms() -> None:
+def test_a_slow_loader_is_named_with_both_steps_where_the_median_hides_it() -> None:
+    sustained = {"steps": 90, "step_seconds": 2.0, "input_seconds": 1.5}
+    found = changed(
+        comparison(FASTER, 40),
+        sustained={**sustained, "steady_input_seconds": 0.01},
+        samples_per_second={"sustained": 8.0},
+    )
+    for text in (tables.comparison_text(found), tables.results_text(found.baseline)):
+        assert "sustained, with waits for data" in text and "8.00 samples/s, 2.00 s" in text
+    said = verdict.lines(found)[1]
+    assert "baseline 2.00 s (500 ms), compiler-opt 2.00 s (250 ms)" in said
+    hardly = changed(found, sustained={"step_seconds": 0.51, "input_seconds": 0.02})
+    assert "sustained" not in tables.results_text(hardly.baseline)
+    busy = changed(found, sustained={"step_seconds": 2.0, "input_seconds": 0.1})
+    assert "loader" not in tables.comparison_text(busy)
+
+
+def test_the_verdict_comes_last_on_a_terminal_and_first_in_a_notebook() -> None:
     found = comparison(FASTER, 40)
     text, markdown = tables.comparison_text(found), tables.comparison_markdown(found)
-    assert text.splitlines()[1].startswith("resnet50: 2.00× as fast as PyTorch eager in fp32")
+    assert text.splitlines()[-3].startswith("resnet50: 2.00× as fast as PyTorch eager in fp32")
     assert markdown.startswith("**resnet50: 2.00× as fast as PyTorch eager in fp32")
     details = (
         "32.0 samples/s",
@@ -120,12 +154,13 @@ def test_tables_are_rectangular_in_both_forms() -> None:
 
 def test_a_loss_that_is_not_finite_is_drawn_and_described() -> None:
     outcome = comparison(Ratio(1.0, 0.9, 1.1), None)
-    assert "not finite" in plots.losses_text(outcome)
-    assert plots.losses(outcome).axes[0].get_lines()
+    chart = plots.losses(outcome)
+    assert "2: not finite, not finite" in chart.alternative_text
+    assert chart.draw().axes[0].get_lines()
 
 
 def test_every_line_of_a_plot_differs_in_style_and_not_in_colour_alone() -> None:
-    lines = plots.losses(dataclasses.replace(comparison(None, None))).axes[0].get_lines()
+    lines = plots.losses(comparison(None, None)).draw().axes[0].get_lines()
     assert len({line.get_linestyle() for line in lines}) == len(lines) == 2
 
 
@@ -136,15 +171,17 @@ def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
         (tmp_path / name / "steps.jsonl").write_text(
             json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n"
         )
-    assert plots.losses_rows(outcome) == [
+    assert plots.losses(outcome).rows == [
         ["step", "baseline", "compiler-opt"],
         ["1", "7.00", "7.00"],
         ["2", "not finite", "not finite"],
     ]
-    assert plots.step_times_rows(outcome)[3] == ["50 %", "500 ms", "250 ms"]
-    assert plots.break_even_rows(outcome)[1:] == [
+    assert plots.step_times(outcome).rows[3] == ["50 %", "500 ms", "250 ms"]
+    assert plots.break_even(outcome).rows[1:] == [
         ["0", "10.0 s", "10.0 s"],
         ["40", "30.0 s", "20.0 s"],
         ["60", "40.0 s", "25.0 s"],
     ]
-    assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.00 samples/s"]
+    assert plots.throughput(outcome).rows[1][2:] == ["32.0 samples/s", "3.00 samples/s"]
+    for plot in (plots.step_times, plots.break_even, plots.throughput):
+        plot(outcome).draw().savefig("/dev/null", format="png")

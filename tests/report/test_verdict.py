@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from made_comparison import FASTER, NO_DIFFERENCE, SLOWER, changed, comparison
 
-from gallery_lib.measure.comparison.machine_load import MachineLoad, Others
 from gallery_lib.measure.comparison.result import Check, Comparison, Parity
 from gallery_lib.report import plots, tables, verdict
+from gallery_lib.system.machine_load import MachineLoad, Others
 
 QUIET = MachineLoad(
     2, [0.3, 2.1], Others(0.05, "sshd", 0.04), Others(0.1, "sshd", 0.1), 0.001, {"baseline": 0.04}
@@ -55,7 +55,24 @@ def test_what_is_not_comparable_names_the_check_that_failed() -> None:
         "training (losses: 0.500 where 0.100 is "
         "allowed, step 2), so no speed-up is given."
     )
-    assert "not comparable" in verdict.break_even_line(comparison(None, None))
+    assert "no speed-up" in verdict.break_even_line(comparison(None, None))
+
+
+def test_training_that_parts_later_and_sizes_too_small_to_judge_have_verdicts_of_their_own() -> (
+    None
+):
+    passed = Check("losses", True, 0.01, 0.1, "step 2")
+    parted = Parity(False, [passed, Check("all losses", False, 0.0132, 0.0012, "step 12", 4e-4)])
+    found = dataclasses.replace(comparison(None, None), parity=parted)
+    assert verdict.one_line(found) == (
+        "resnet50: same at first, then not: its loss parts from that of PyTorch eager in fp32 at "
+        "step 12 (0.0132 apart where 0.00120 is allowed), so no speed-up is given."
+    )
+    assert parted.verdict == "same at first, then not"
+    small = Parity(False, [Check("losses", False, 0.5, 0.1, "step 2")], batch_to_take=16)
+    said = verdict.one_line(dataclasses.replace(found, parity=small))
+    assert said.startswith("resnet50: too small to judge") and "batch size of 16 or more" in said
+    assert small.verdict == "too small to judge"
 
 
 def test_a_start_up_that_is_not_longer_is_said() -> None:
@@ -116,12 +133,16 @@ def test_sizes_have_units_also_of_runs_that_did_not_record_them(
     [
         (
             {"turns": Others(1.2, "cc1plus", 0.9)},
-            "other processes took 1.2 of 2 cores during the turns, most of all `cc1plus` (0.9)",
+            "other processes took 1.2 of 2 cores while steps were measured, most of all "
+            "`cc1plus` (0.9)",
         ),
-        ({"turns": Others(0.6, "", 0.0)}, "other processes took 0.6 of 2 cores during the turns"),
+        (
+            {"turns": Others(0.6, "", 0.0)},
+            "other processes took 0.6 of 2 cores while steps were measured",
+        ),
         (
             {"start_up": Others(0.9, "rsync", 0.9)},
-            "other processes took 0.9 of 2 cores before the turns, most of all `rsync` (0.9)",
+            "other processes took 0.9 of 2 cores during the start, most of all `rsync` (0.9)",
         ),
         ({"stolen": 0.07}, "the hypervisor gave 7% of the CPU time to other machines"),
         ({"load_average": [9.2, 8.1]}, "the load average was 9.2 before and 8.1 after, on 2 cores"),
@@ -137,9 +158,12 @@ def test_sizes_have_units_also_of_runs_that_did_not_record_them(
 )
 def test_a_busy_machine_is_named_in_one_line_before_the_details(seen: dict, said: str) -> None:
     found = dataclasses.replace(comparison(FASTER, 40), load=dataclasses.replace(QUIET, **seen))
-    line = f"The machine was busy: {said}; repeat it when it is quiet."
+    line = (
+        f"The machine was busy: {said}; times are longer than the machine's own, so repeat it when "
+        "it is quiet."
+    )
     assert verdict.busy_line(found) == line
-    assert tables.comparison_text(found).splitlines()[2] == line
+    assert tables.comparison_text(found).splitlines()[-3] == line
     assert line in tables.comparison_markdown(found).partition("<details>")[0]
 
 
@@ -206,4 +230,5 @@ def test_a_check_is_explained_without_figures_that_it_does_not_have() -> None:
 
 def test_the_picture_of_break_even_says_the_same() -> None:
     found = comparison(FASTER, 1500)
-    assert "start-up paid for after 1,500 steps (6.2 min)" in plots.break_even_text(found)
+    assert "start-up paid for after 1,500 steps (6.2 min)" in verdict.break_even_line(found)
+    assert plots.break_even(found).title == "The longer start-up is paid for after 1,500 steps"

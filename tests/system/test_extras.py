@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,9 +65,20 @@ def test_without_it_the_uv_that_prepare_sh_got_is(root: Path) -> None:
 def test_without_any_uv_pip_is_and_without_pip_prepare_sh(
     root: Path, monkeypatch: pytest.MonkeyPatch, has_pip: bool, command: list[str]
 ) -> None:
-    monkeypatch.setattr(
-        extras.importlib.util, "find_spec", lambda name: object() if has_pip else None
-    )
+    distributions = (object(),) if has_pip else ()
+    monkeypatch.setattr(extras.importlib.metadata, "distributions", lambda name: distributions)
     assert shlex.split(extras.install_command("site")) == [
         word.format(root=root) for word in command
     ]
+
+
+def test_the_hint_leaves_the_compiler_at_work(tmp_path: Path) -> None:
+    """After a look for pip's module setuptools, which Inductor imports, refuses to be imported."""
+    code = (
+        "from gallery_lib.system import extras; extras.install_command('site'); import setuptools"
+    )
+    variables = {"PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -34,6 +34,8 @@ def test_where_nvml_refuses_an_answer_a_child_asks_cuda(monkeypatch: pytest.Monk
     monkeypatch.setattr(gpus, "_of_nvml", refusing)
     monkeypatch.setattr(gpus, "printed_by", printed)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert gpus.visible_gpus() == () and not questions  # which a machine without a GPU would ask
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     gpus._asked.cache_clear()
     assert gpus.visible_gpus() == gpus.visible_gpus() == (Gpu("C", (8, 6)),)

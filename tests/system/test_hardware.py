@@ -25,7 +25,6 @@ CPU implementer\t: 0x41
 CPU architecture: 8
 CPU part\t: 0xd40
 """
-OLDER_ARM = ARM.replace(" sve bf16", "").replace("0xd40", "0xd0c")
 
 
 @pytest.fixture(autouse=True)

@@ -37,17 +37,14 @@ def test_a_value_of_the_declared_shape_comes_back_as_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "c"}, "kind: must be one of 'a', 'b', and is a text ('c')"),
-        ({"rows": []}, "rows: must be an object, and is a list"),
-        ({"rows": {"x": {}}}, "rows.x.name: is missing"),
-        ({"rows": {"x": {"name": 5}}}, "rows.x.name: must be a text, and is a whole number (5)"),
-        (
-            {"rows": {"x": {"name": "n", "seconds": True}}},
-            "rows.x.seconds: must be a number, and is true or false (True)",
-        ),
-        ({"pairs": [[1]]}, "pairs.0: must be a list of 2, and is a list"),
-        ({"pairs": [[1, "x"]]}, "pairs.0.1: must be a number, and is a text ('x')"),
+        ({"kind": "c"}, "kind: Invalid enum value 'c'"),
+        ({"rows": []}, "rows: Expected `object`, got `array`"),
+        ({"rows": {"x": {}}}, "rows[...]: Object missing required field `name`"),
+        ({"rows": {"x": {"name": 5}}}, "rows[...].name: Expected `str`, got `int`"),
+        ({"pairs": [[1]]}, "pairs[0]: Expected `array` of length 2, got 1"),
+        ({"pairs": [[1, "x"]]}, "pairs[0][1]: Expected `float | null`, got `str`"),
         ({"more": 1}, "more: is not known here"),
+        ({"rows": {"x": {"name": "n", "more": 1}}}, "rows.x.more: is not known here"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said: str) -> None:
@@ -56,7 +53,9 @@ def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said
     assert str(raised.value) == said
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, NaN]", "[Infinity]", "\xff", "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1, NaN]", "[Infinity]", "[1e999]", "\xff", "[" * 100_000]
+)
 def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""A task is added with one file and one page: CONTRIBUTING's own example, outside the package."""
+"""A task is added with one file and one page: the guide's own example, outside the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gallery_lib.tasks import memory_estimate
 def task_file(checkout: Path, tmp_path: Path) -> str:
     """Write the example to a file, and return it as `--model` takes it."""
     (source,) = re.findall(
-        r"```python\n(.*?)```", (checkout / "CONTRIBUTING.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```", (checkout / "docs/guides/add_a_model.md").read_text(), re.DOTALL
     )
     (tmp_path / "mobilenet_v3.py").write_text(source)
     return f"{tmp_path / 'mobilenet_v3.py'}:TASK"

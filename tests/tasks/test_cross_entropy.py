@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gallery_lib.config.switches import COMPILER_VARIABLE
-from gallery_lib.kernels import cross_entropy_cpp
-from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.kernels import cross_entropy as own
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.tasks.domains import cross_entropy
 
 
@@ -16,18 +16,18 @@ def test_torchs_loss_is_used_for_few_logits_and_ours_for_a_large_vocabulary(monk
     monkeypatch.setattr(cross_entropy, "LARGE", 1024 * 64)
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     labels = torch.arange(64)
-    for rows, operators in ((63, set()), (64, {"cross_entropy_rows"})):
-        logits, before = torch.randn(rows, 1024), call_counts.counts()
+    for rows, expected in ((63, set()), (64, {"cross_entropy_rows"})):
+        logits, before = torch.randn(rows, 1024), operators.counts()
         with usage.on_cpu_too():
             loss = cross_entropy.cross_entropy(logits, labels[:rows])
         torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, labels[:rows]))
-        assert {operator for operator, _ in call_counts.counts() - before} == operators
+        assert {operator for operator, _ in operators.counts() - before} == expected
 
 
-@pytest.mark.skipif(not cross_entropy_cpp.available(), reason="needs a C++ compiler with OpenMP")
+@pytest.mark.skipif(not own.available(), reason="needs a C++ compiler with OpenMP")
 def test_ours_is_used_on_a_cpu_for_many_classes_where_kernels_are_on(monkeypatch):
     monkeypatch.setattr(cross_entropy, "LARGE", 64)
-    rows, used = ("cross_entropy_rows", call_counts.KERNEL), {}
+    rows, used = ("cross_entropy_rows", operators.KERNEL), {}
     for classes, dtype, backend in (
         (1024, torch.bfloat16, "1"),
         (1024, torch.float64, "1"),
@@ -36,11 +36,11 @@ def test_ours_is_used_on_a_cpu_for_many_classes_where_kernels_are_on(monkeypatch
     ):
         monkeypatch.setenv(COMPILER_VARIABLE, backend)
         logits, labels = torch.randn(8, classes).to(dtype), torch.arange(8)
-        before = call_counts.counts()
+        before = operators.counts()
         loss = cross_entropy.cross_entropy(logits, labels)
         exact = nn.functional.cross_entropy(logits.double(), labels)
         torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
-        used[classes, dtype, backend] = (call_counts.counts() - before)[rows]
+        used[classes, dtype, backend] = (operators.counts() - before)[rows]
     assert list(used.values()) == [1, 0, 0, 0]
 
 

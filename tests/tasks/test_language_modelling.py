@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from made_up_text import documents
 from refusal import refused
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.models.dropout import without_dropout
 from gallery_lib.report import examples
@@ -33,7 +33,7 @@ def text_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a small tokenised text."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "files").mkdir()
-    (folder / "files" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
+    (folder / "files" / "all.txt").write_text("\n\n".join(documents(count=8)))
     return str(text.prepare(folder / "files", folder / "tokens").root)
 
 

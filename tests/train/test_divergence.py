@@ -38,6 +38,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda **values: TrainConfig(
         **{
             "model": "resnet50",
+            "amp_level": "O0",
             "run_dir": str(tmp_path / "run"),
             "workers": 0,
             "max_steps": 12,

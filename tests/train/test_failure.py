@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gallery_lib.errors import Diverged, InputError, OutOfMemory, RunFailed, SilentRank
+from gallery_lib.system import sockets
 from gallery_lib.train import failure
 from gallery_lib.train.failure import ErrorReport
 
@@ -63,6 +64,34 @@ def test_bad_input_of_one_rank_is_bad_input(tmp_path: Path) -> None:
     found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
     assert isinstance(found, InputError) and found.parameter == "batch_size"
     assert str(found) == "batch_size=0 is too small"
+
+
+def cut(name: str) -> None:
+    raise InputError(f"the text {name} is damaged: it is too short.")
+
+
+def test_data_that_was_cut_under_a_process_is_named(tmp_path: Path) -> None:
+    ErrorReport.of_killed(0, 42, signal.SIGBUS).write(tmp_path)
+    found = failure.of_run(
+        tmp_path, 1, "", [], compiled_first=False, read_data=lambda: cut("train.npy")
+    )
+    assert "a memory-mapped file was cut short" in str(found)
+    assert "the text train.npy is damaged" in str(found)
+    in_loader = failure.killed_loader(
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible")
+    )
+    assert in_loader is not None and "a memory-mapped file was cut short" in in_loader
+
+
+def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sockets.VARIABLE, str(tmp_path))
+    ErrorReport(0, "RunFailed", "its results are lost").write(tmp_path / "not there")
+    found = failure.of_run(
+        tmp_path / "not there", 1, "", [], compiled_first=False, in_memory=tmp_path
+    )
+    assert isinstance(found, RunFailed) and str(found).endswith(": its results are lost.")
 
 
 def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
@@ -139,9 +168,9 @@ def test_memory_that_ran_out_is_told_with_what_to_do(error: BaseException, words
     around = RuntimeError("backend='inductor' raised")
     around.__cause__ = error
     for one in (error, around):
-        told_by = failure.out_of_memory(one)
+        told_by = failure.what_ran_out(one)
         assert told_by is not None and told_by.startswith(words) and "--batch_size" in told_by
-    assert failure.out_of_memory(RuntimeError("an index is out of range")) is None
+    assert failure.what_ran_out(RuntimeError("an index is out of range")) is None
 
 
 def test_a_rank_without_memory_is_told_before_the_ranks_that_miss_it(tmp_path: Path) -> None:

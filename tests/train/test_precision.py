@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from gallery_lib.config import TrainConfig
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
+from gallery_lib.train.resolved import resolve
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,23 @@ def test_auto_is_what_the_device_is_for(
 ) -> None:
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
     assert precision.chosen_level(asked, device_type) == chosen
+
+
+@pytest.mark.parametrize(("has_units", "words"), [(True, "bf16 autocast"), (False, "fp32")])
+def test_baseline_and_candidate_have_the_precision_of_the_machine_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, has_units: bool, words: str
+) -> None:
+    monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
+    monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
+
+    def level(**options: Any) -> str:
+        config = TrainConfig("tts_angular", **options)
+        return resolve(config, local_processes=1, run_dir="x").amp_level
+
+    assert level() == level(compiler_opt=True) == ("O1" if has_units else "O0")
+    assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
+    assert precision.described(TrainConfig(), "cpu") == f"{words} (auto)"
+    assert precision.described(TrainConfig(amp_level="O1"), "cpu") == "bf16 autocast"
 
 
 @pytest.mark.parametrize(

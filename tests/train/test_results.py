@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import resource
 from pathlib import Path
 
 import made_comparison
@@ -24,7 +25,8 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_results_of_a_run_before_they_said_what_its_data_are_can_be_read(tmp_path: Path) -> None:
-    older = {name: value for name, value in dataclasses.asdict(results()).items() if name != "data"}
+    older = dataclasses.asdict(results())
+    del older["data"], older["sustained"]
     (tmp_path / "results.json").write_text(json.dumps(older))
     assert read_results(tmp_path) == results()
 
@@ -38,6 +40,40 @@ def test_a_line_of_the_log_may_hold_a_name_that_is_no_text(
     assert (
         (tmp_path / "log-rank0.txt").read_text() == capsys.readouterr().out == "data_dir=a\\udcff\n"
     )
+
+
+def test_a_disk_that_is_full_for_a_while_costs_lines_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit on the size of files stands for the disk: writing beyond it fails alike."""
+    log, before = RunLog(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def step(number: int) -> None:
+        log.step(
+            epoch=0,
+            step=number,
+            batch_size=8,
+            loss=1.0,
+            learning_rate=0.1,
+            step_seconds=[0.1],
+            warmup=0,
+            world_size=1,
+            peak_memory_bytes=0,
+        )
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        for number in range(1, 100):
+            step(number)
+        log.parameters({})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    step(100)
+    log.close()
+    steps = [line["step"] for line in read_steps(tmp_path)]
+    assert steps[0] == 1 and steps[-1] == 100 and steps == sorted(steps)
+    shown = capsys.readouterr().out
+    assert shown.count("cannot be written to") == 1 and shown.count("epoch 0") == 100
 
 
 def test_a_run_without_results_did_not_finish(tmp_path: Path) -> None:
@@ -77,14 +113,15 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
 
 def test_a_log_with_a_line_that_is_no_step_is_named_with_the_line(tmp_path: Path) -> None:
     for content, values in {
-        "[1]\n": ["line 1", "an object"],
+        "[1]\n": ["line 1", "`object`"],
         '{"step": 1}\n{\n': ["line 2"],
+        '{"step": NaN}\n': ["line 1", "NaN"],
     }.items():
         (tmp_path / "steps.jsonl").write_text(content)
         with refused(tmp_path / "steps.jsonl", *values):
             read_steps(tmp_path)
     (tmp_path / "steps.jsonl").write_text('{"step": 1}\n')
-    with refused("each_step_seconds", "list"):
+    with refused("each_step_seconds", "`array`"):
         each_step_seconds(tmp_path)
 
 

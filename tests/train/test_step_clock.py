@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gallery_lib.train.step_clock import StepClock
+from gallery_lib.train.session import StepClock
 
 
 def test_phases_add_up_to_the_step() -> None:
@@ -53,6 +53,18 @@ def test_a_pause_is_in_no_step_and_no_phase() -> None:
     clock.step_done()
     assert clock.read()[0] < 0.05 and clock.phases["forward"][0] < 0.05
     assert clock.paused_seconds >= 0.05
+
+
+def test_a_step_keeps_its_wait_for_data_across_a_pause() -> None:
+    clock = StepClock("cpu")
+    clock.start()
+    time.sleep(0.03)
+    clock.phase_done("input")
+    clock.pause()
+    time.sleep(0.2)
+    clock.resume()
+    clock.step_done()
+    assert 0.03 <= clock.phases["input"][0] <= clock.read()[0] < 0.2
 
 
 def test_page_faults_are_those_of_the_step_and_not_of_a_pause() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.train import pretrained, weights_file
+from gallery_lib.train import pretrained
 
 STATE = nn.Linear(2, 2).state_dict()
 
@@ -31,7 +31,7 @@ def test_a_file_that_holds_code_is_refused_and_nothing_of_it_runs(tmp_path: Path
     for value, shown in ((content, tmp_path / "weights.pt"), (nn.Linear(2, 2), "Linear")):
         torch.save(value, tmp_path / "weights.pt")
         with refused("pretrained", shown, "would execute its code"):
-            weights_file.read(tmp_path / "weights.pt", "pretrained")
+            pretrained.read_weights(tmp_path / "weights.pt", "pretrained")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -54,4 +54,4 @@ def test_what_is_no_file_of_weights_is_refused_before_a_process_starts(tmp_path:
             pretrained.check_file(TrainConfig(pretrained=str(path)))
     torch.save({"epoch": 3, "names": ["a"]}, tmp_path / "tensorless.pt")
     with refused("pretrained", "'epoch', 'names'"):
-        weights_file.read(tmp_path / "tensorless.pt", "pretrained")
+        pretrained.read_weights(tmp_path / "tensorless.pt", "pretrained")

@@ -42,14 +42,15 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress()
     with progress.importing():
         from gallery_lib.measure.bench import bench as measure
-        from gallery_lib.report.bench.figure import figure
-        from gallery_lib.report.bench.text import complete, markdown, text
+        from gallery_lib.report import style
+        from gallery_lib.report.bench_chart import chart
+        from gallery_lib.report.bench_text import complete, markdown, text
     progress.clear()
 
     def write(folder: Path, bench: Bench) -> None:
         picture = f"{bench.kind}.png"
         with busy("tables and picture"):
-            figure(bench).savefig(folder / picture, dpi=120)
+            style.save(chart(bench).draw(), folder / picture)
             (folder / f"{bench.kind}.md").write_text(markdown(bench, picture), encoding="utf-8")
 
     folder, bench = measure.run(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
+import sys
 from collections.abc import Sequence
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import default_of
 from gallery_lib.errors import InputError
+from gallery_lib.system import hardware
 
 
 def _compare_operands(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +33,6 @@ _WHY_FIXED = {
     "dry_run": "launch_single_task.py has it",
     "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
     "log_interval": "it logs every step",
-    "compile_in_background": "it measures start-up and compiled steps as they are",
     **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
     **dict.fromkeys(("checkpoint_every", "keep", "resume", "max_restarts"), _UNDISTURBED),
     **dict.fromkeys(_HOSTS, _ONE_HOST),
@@ -76,8 +78,17 @@ def main(arguments: Sequence[str]) -> int | None:
 
     with Progress() as progress:
         with progress.importing():
+            from gallery_lib.launcher.commands import shown_command
             from gallery_lib.measure.comparison.compare import compare_backend
             from gallery_lib.report import tables
+            from gallery_lib.train import precision
+        progress.say(f"precision of both: {precision.described(config, hardware.device_type())}")
         comparison = compare_backend(config, launch_config, compare_config, progress=progress)
-    print(tables.comparison_text(comparison))
+    print(tables.comparison_text(comparison, details=False))
+    same = dataclasses.replace(
+        config, compiler_opt=True, amp_level=comparison.candidate.config["amp_level"]
+    )
+    print("Next: all tables of this comparison; a training with the accelerated backend:")
+    print(f"  {shlex.join([sys.argv[0], 'show', comparison.folder])}")
+    print(f"  {shown_command(same, launch_config)}")
     return None

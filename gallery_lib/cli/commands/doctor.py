@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from gallery_lib.config import RooflineConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import default_of
+from gallery_lib.console.signals import importing
 from gallery_lib.errors import InputError
 
 
 def _doctor_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
-        nargs="*",
+        nargs="?",
         metavar="RUN",
-        help="a run, a comparison or a notebook's folder; and one on several processes",
+        help="a run, a comparison or a notebook's folder",
     )
 
 
@@ -42,7 +43,7 @@ _DEFAULTS = {f.name: default_of(f) for f in dataclasses.fields(TrainConfig)}
 
 LINE = CommandLine(
     "gallery doctor",
-    "What this machine offers; where a run's step went; why several processes are slower.\n"
+    "What this machine offers; where a run's step went, and what to change.\n"
     "With --roofline TASK: how near a training step is to this machine's limits, group by group "
     "of operators.",
     (RooflineConfig, TrainConfig),
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         if namespace.folder:
             raise InputError(
                 f"--roofline {roofline_config.roofline} measures a task, and takes no folder: "
-                f"leave out {' '.join(namespace.folder)}.",
+                f"leave out {namespace.folder}.",
                 parameter="folder",
             )
         _roofline(roofline_config, dataclasses.replace(config, model=roofline_config.roofline))
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str]) -> None:
             f"gallery doctor takes {option.split('=')[0]} only with --roofline TASK.",
             parameter=option.split("=")[0].lstrip("-").replace("-", "_"),
         )
-    from gallery_lib.report.doctor.text import text
+    with importing():
+        from gallery_lib.report.doctor import text
 
     print(text(namespace.folder))
 
@@ -81,10 +83,10 @@ def _roofline(asked: RooflineConfig, config: TrainConfig) -> None:
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.measure.profile.roofline.measure import measure
-            from gallery_lib.report.doctor.roofline_figure import figure
-            from gallery_lib.report.doctor.roofline_text import text
+            from gallery_lib.report import style
+            from gallery_lib.report.roofline import chart, text
         folder, roofline = measure(config, asked, progress=progress)
     with busy("picture"):
-        figure(roofline).savefig(folder / "roofline.png", dpi=120)
+        style.save(chart(roofline).draw(), folder / "roofline.png")
     print(text(roofline))
     print(f"results: {folder}/roofline.json, picture: roofline.png")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib.config.command_line import CommandLine
+from gallery_lib.console.signals import importing
 
 
 def _pack_operands(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> None:
     """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
-    from gallery_lib.notebooks.pack import pack
+    with importing():
+        from gallery_lib.notebooks.pack import pack
 
     print(pack(namespace.task, Path(namespace.out or f"gallery-{namespace.task}.tar.gz")))

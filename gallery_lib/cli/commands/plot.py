@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> None:
     if not namespace.picture.endswith(".png"):
         raise InputError(f"{namespace.picture} must end with .png.", parameter="picture")
     from gallery_lib.measure.comparison.result import read_comparison
-    from gallery_lib.report import plots
+    from gallery_lib.report import plots, style
 
-    comparison = read_comparison(namespace.folder)
-    plots.throughput(comparison).savefig(namespace.picture, dpi=120)
-    print(plots.throughput_text(comparison))
+    chart = plots.throughput(read_comparison(namespace.folder))
+    style.save(chart.draw(), namespace.picture)
+    print(chart.alternative_text)

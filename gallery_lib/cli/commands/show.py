@@ -36,17 +36,17 @@ def main(arguments: Sequence[str]) -> None:
         file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()
     ]:
         from gallery_lib.measure.bench.result import read_bench
-        from gallery_lib.report.bench import text as bench_text
+        from gallery_lib.report import bench_text
 
         print("\n\n".join(bench_text.text(read_bench(file)) for file in benches))
         return
     if (folder / ROOFLINE_FILE).exists():
-        from gallery_lib.report.doctor import roofline_text
+        from gallery_lib.report import roofline
 
-        print(roofline_text.text(read_roofline(folder / ROOFLINE_FILE)))
+        print(roofline.text(read_roofline(folder / ROOFLINE_FILE)))
         return
     print(
-        summary.text(record.read_report(folder))
+        summary.text(record.read_report(folder), folder)
         if (folder / record.REPORT_FILE).exists()
         else tables.folder_text(folder)
     )

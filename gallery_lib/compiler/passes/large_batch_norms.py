@@ -8,7 +8,8 @@ the place of `batch_norm`, `relu` and an addition between the two.
 
 Left alone are small images, whose sums the compiler takes from the caches, images in fp32, where
 nothing was gained, a batch norm whose result something else reads, evaluation, other layouts, sizes
-that change, and parameters that are not in fp32.
+that change, and parameters that are not in fp32. A form for measurements takes images of every size
+and of every dtype that the operators are written for, on CUDA as well.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.nn import functional
 
-from gallery_lib.kernels import batch_norm, batch_norm_cpp, batch_norm_statistics
+from gallery_lib.compiler.passes import graph_writer
+from gallery_lib.compiler.passes.graph_writer import as_traced, behind_convolutions
+from gallery_lib.kernels import batch_norm, batch_norm_statistics
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.kernels.runtime.launch import ELEMENTS
 from gallery_lib.system import hardware
 
 SMALLEST_BYTES = 1 << 20
 """Bytes of images [N, C, H, W] from which on our operators are used; below, nothing was gained."""
 
+_DTYPES = {"cpu": (torch.bfloat16, torch.float32), "cuda": tuple(ELEMENTS)}
+"""Dtypes of images that the C++ and the kernels are written for."""
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
 _RELUS: dict[str, tuple[Any, ...]] = {
@@ -50,22 +57,44 @@ def reason_not_applied() -> str | None:
     return None if "avx512f" in hardware.cpu_flags() else "the processor has no AVX-512"
 
 
+def reason_not_there(device: torch.device) -> str | None:
+    """Return why our operators would be plain torch on `device`, or None.
+
+    The first time this builds their C++.
+    """
+    if device.type != "cpu":
+        return usage.reason_not_launched(device)
+    return None if batch_norm_statistics.available() else "their C++ could not be built here"
+
+
 class LargeBatchNorms(CustomGraphPass):
     """Inductor's `pre_grad_custom_pass` that puts `gallery::batch_norm_relu` in torch's place.
 
     `uuid` goes into the key of Inductor's cache.
     """
 
+    def __init__(self, *, every: bool = False) -> None:
+        """Take large images in bfloat16 on the CPU, or `every` one that the operators take."""
+        self.every = every
+
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
+        inside = behind_convolutions(graph)
         for node in graph.find_nodes(op="call_function", target=functional.batch_norm):
+            if node not in inside:
+                continue
             given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
             behind = _behind(node)
-            if behind is None or not _suits(given, behind.residual):
+            value = _value(given["input"])
+            if behind is None or value is None or not self._takes(value):
                 continue
-            if not batch_norm_cpp.available():  # asked late, since the first time builds it
+            if not _suits(given, value, behind.residual):
+                continue
+            if reason_not_there(value.device):  # asked late, since the first time builds C++
                 return
             result = _written(graph, node, behind, given)
+            with graph.inserting_before(result.next):
+                result = as_traced(graph, result, behind.relu)
             result.meta = dict(behind.relu.meta)
             behind.relu.replace_all_uses_with(result)
             for done in (behind.relu, behind.addition, node):
@@ -73,9 +102,20 @@ class LargeBatchNorms(CustomGraphPass):
                     graph.erase_node(done)
 
     def uuid(self) -> Any:
-        """Return a hash of this file and the operators'."""
-        return get_hash_for_files(
-            (__file__, batch_norm.__file__, batch_norm_statistics.__file__, batch_norm_cpp.__file__)
+        """Return a hash of this file and the operators', and what is taken."""
+        operators = (batch_norm.__file__, batch_norm_statistics.__file__)
+        return get_hash_for_files((__file__, graph_writer.__file__, *operators)), self.every
+
+    def _takes(self, images: Tensor) -> bool:
+        """Return whether batch norms over these images are ours."""
+        if images.dim() != 4 or not all(isinstance(size, int) for size in images.shape):
+            return False
+        if self.every:
+            return images.dtype in _DTYPES.get(images.device.type, ())
+        return (
+            images.device.type == "cpu"
+            and images.dtype is torch.bfloat16
+            and math.prod(images.shape) * images.itemsize >= SMALLEST_BYTES
         )
 
 
@@ -129,40 +169,22 @@ def _is(node: fx.Node, kinds: dict[str, tuple[Any, ...]]) -> bool:
     return node.target in kinds.get(node.op, ())
 
 
-def _suits(given: dict[str, Any], residual: fx.Node | None) -> bool:
-    """Return whether our operators take a call of `batch_norm` with these arguments, and pay."""
-    value, beside = _value(given["input"]), _value(residual)
+def _suits(given: dict[str, Any], value: Tensor, residual: fx.Node | None) -> bool:
+    """Return whether our operators take a call of `batch_norm` with these arguments."""
+    beside = _value(residual)
     channels = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
     return (
         given["training"] is True
         and isinstance(given["momentum"], float)
         and isinstance(given["eps"], float)
         and (given["running_mean"] is None) == (given["running_var"] is None)
-        and value is not None
-        and _is_large(value)
         and (residual is None or (beside is not None and _are_alike(beside, value)))
         and all(channel is None or _is_fp32(_value(channel)) for channel in channels)
     )
 
 
-def _is_large(value: Tensor) -> bool:
-    """Return whether these are images in channels_last on the CPU for which our operators pay."""
-    return (
-        value.dim() == 4
-        and value.device.type == "cpu"
-        and value.dtype is torch.bfloat16
-        and all(isinstance(size, int) for size in value.shape)
-        and value.is_contiguous(memory_format=torch.channels_last)
-        and math.prod(value.shape) * value.itemsize >= SMALLEST_BYTES
-    )
-
-
 def _are_alike(residual: Tensor, value: Tensor) -> bool:
-    return (
-        residual.shape == value.shape
-        and residual.dtype is value.dtype
-        and residual.is_contiguous(memory_format=torch.channels_last)
-    )
+    return residual.shape == value.shape and residual.dtype is value.dtype
 
 
 def _is_fp32(value: Tensor | None) -> bool:

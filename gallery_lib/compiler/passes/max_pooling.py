@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.nn import functional
 
 from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import two_sides
+from gallery_lib.compiler.passes.graph_writer import as_traced, behind_convolutions, two_sides
 from gallery_lib.kernels import max_pool
 
 _NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -34,13 +34,15 @@ class MaxPooling(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
+        behind = behind_convolutions(graph)
         for target in (functional.max_pool2d, torch.max_pool2d):
             for node in graph.find_nodes(op="call_function", target=target):
-                if (arguments := _arguments(node)) is None:
+                if node not in behind or (arguments := _arguments(node)) is None:
                     continue
                 with graph.inserting_before(node):
                     both = graph.call_function(torch.ops.gallery.max_pool.default, arguments)
                     pooled = graph.call_function(operator.getitem, (both, 0))
+                    pooled = as_traced(graph, pooled, node)
                 pooled.meta = dict(node.meta)
                 node.replace_all_uses_with(pooled)
                 graph.erase_node(node)
@@ -61,7 +63,6 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         value.dim() != 4
         or value.device.type != "cpu"
         or value.dtype not in (torch.float32, torch.bfloat16)
-        or not value.is_contiguous(memory_format=torch.channels_last)
     ):
         return None
     kernel, padding, dilation = (

@@ -7,13 +7,14 @@ copies the weights into a blocked layout twice in each step.
 
 A matrix product does without these copies (Chellapilla et al., "High Performance Convolutional
 Neural Networks for Document Processing", 2006). Its left side is im2col, the pixels under the
-kernel side by side [positions, kernel × channels]. Gradients and weights are used as they lie in
-channels_last. Rounding is the same: sums in fp32, rounded once.
+kernel side by side. They stand in the order in which the weights lie, so that weights and their
+gradients are used as they are: [positions, channels × kernel] for contiguous weights, [positions,
+kernel × channels] for those in channels_last. Rounding is the same: sums in fp32, rounded once.
 
 Each of the three passes (outputs, gradients of inputs, gradients of weights) is rewritten up to a
 number of positions of its own. This is for bfloat16 only: in fp32 oneDNN's convolutions are faster
-than its products, or torch's. Left alone are groups, dilation, sizes that change, and weights that
-are not in channels_last.
+than its products, or torch's. Left alone are groups, dilation, sizes that change, and weights in
+another order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 
 """Positions up to which products are used for outputs, gradients of inputs and gradients of
 weights. The first number is for kernels of several pixels, the second for kernels of one."""
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
 
 
@@ -72,6 +73,7 @@ class _Sizes:
     samples: int
     inputs: int  # channels
     outputs: int
+    channels_first: bool  # in the memory of a kernel of the weights
     image: tuple[int, int]  # height, width
     result: tuple[int, int]
     kernel: tuple[int, int]
@@ -119,7 +121,7 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
         isinstance(size, int) for tensor in (image, weight, result) for size in tensor.shape
     ):
         return None
-    if not weight.is_contiguous(memory_format=torch.channels_last):
+    if not (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)):
         return None
     outputs, inputs = weight.shape[:2]
     pairs = (
@@ -129,9 +131,8 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
         arguments["stride"],
         arguments["padding"],
     )
-    return _Sizes(
-        image.shape[0], inputs, outputs, *((int(height), int(width)) for height, width in pairs)
-    )
+    sides = [(int(height), int(width)) for height, width in pairs]
+    return _Sizes(image.shape[0], inputs, outputs, weight.is_contiguous(), *sides)
 
 
 def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
@@ -155,18 +156,24 @@ def _under_kernel(
     stride: tuple[int, int],
     padding: tuple[int, int],
     result: tuple[int, int],
+    *,
+    channels_first: bool = False,
+    turned: bool = False,
 ) -> fx.Node:
     """Return the pixels under the kernel at each position (im2col).
 
-    [samples, channels, height, width] → [positions, kernel height × kernel width × channels].
+    [samples, channels, height, width] → [positions, kernel height × kernel width × channels], or
+    [positions, channels × kernel height × kernel width] with `channels_first`. With `turned` the
+    pixels come in the order of a kernel that is turned by half a turn.
     """
     last = write(_aten.permute.default, image, [0, 2, 3, 1])
     if any(padding):
         (rows, columns) = padding
         last = write(_aten.constant_pad_nd.default, last, [0, 0, columns, columns, rows, rows])
     pieces = []
-    for top in range(kernel[0]):
-        for left in range(kernel[1]):
+    tops, lefts = (range(size)[:: -1 if turned else 1] for size in kernel)
+    for top in tops:
+        for left in lefts:
             piece = last
             for place, begin, steps, number in (
                 (1, top, stride[0], result[0]),
@@ -179,8 +186,13 @@ def _under_kernel(
     if len(pieces) == 1:
         return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
     # Nothing else reads the concatenation, so `reshape` may make a view of it or a copy.
-    together = write(_aten.cat.default, pieces, 3)
-    return write(_aten.reshape.default, together, [-1, together.meta["val"].shape[3]])
+    if channels_first:
+        pieces = [write(_aten.unsqueeze.default, piece, 4) for piece in pieces]
+        together = write(_aten.cat.default, pieces, 4)
+    else:
+        together = write(_aten.cat.default, pieces, 3)
+    row = last.meta["val"].shape[3] * len(pieces)
+    return write(_aten.reshape.default, together, [-1, row])
 
 
 def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
@@ -189,9 +201,7 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
     if sizes is None or not sizes.small("forward"):
         return
     write = Writer(graph, node)
-    pixels = _under_kernel(
-        write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result
-    )
+    pixels = _pixels(write, arguments["input"], sizes)
     weights = write(_aten.permute.default, _weight_rows(write, arguments["weight"], sizes), [1, 0])
     bias = arguments["bias"]
     rows = (
@@ -199,15 +209,28 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
         if bias is None
         else write(_aten.addmm.default, bias, pixels, weights)
     )
-    node.replace_all_uses_with(_image(write, rows, sizes.samples, sizes.result))
+    image = _image(write, rows, sizes.samples, sizes.result)
+    node.replace_all_uses_with(write.laid_out_as(image, node.meta["val"]))
     graph.erase_node(node)
 
 
-def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
-    """Reshape [outputs, inputs, height, width] to [outputs, height × width × inputs].
+def _pixels(write: Writer, image: fx.Node, sizes: _Sizes) -> fx.Node:
+    """Return the pixels under the kernel, in the order of a row of the weights."""
+    return _under_kernel(
+        write,
+        image,
+        sizes.kernel,
+        sizes.stride,
+        sizes.padding,
+        sizes.result,
+        channels_first=sizes.channels_first,
+    )
 
-    In channels_last the result is a view.
-    """
+
+def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
+    """Return a view [outputs, inputs × height × width], or [outputs, height × width × inputs]."""
+    if sizes.channels_first:
+        return write(_aten.view.default, weight, [sizes.outputs, -1])
     return write.reshaped(write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
 
 
@@ -245,12 +268,12 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
-    """Return the gradient of the weights in channels_last, as the weights lie."""
-    pixels = _under_kernel(
-        write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result
-    )
+    """Return the gradient of the weights, which lies as the weights do."""
+    pixels = _pixels(write, arguments["input"], sizes)
     gradient = write(_aten.permute.default, _rows(write, arguments["grad_output"]), [1, 0])
     rows = write(_aten.mm.default, gradient, pixels)
+    if sizes.channels_first:
+        return write(_aten.view.default, rows, [sizes.outputs, sizes.inputs, *sizes.kernel])
     return _image(write, write.reshaped(rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
 
 
@@ -262,12 +285,20 @@ def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes)
     if sizes.pixels == 1:
         weights = _weight_rows(write, arguments["weight"], sizes)
     else:
-        turned = write(_prims.rev.default, arguments["weight"], [2, 3])
-        # [height, width, outputs, inputs]; nothing else reads it, so `reshape` may be used.
-        by_pixel = write(_aten.permute.default, turned, [2, 3, 0, 1])
-        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])
+        # [outputs, height, width, inputs], a copy where it does not lie so.
+        last = write(_aten.permute.default, arguments["weight"], [0, 2, 3, 1])
+        last = write(_aten.clone.default, last, memory_format=torch.contiguous_format)
+        weights = write(_aten.view.default, last, [-1, sizes.inputs])
     padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
     gradients = _under_kernel(
-        write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image
+        write,
+        arguments["grad_output"],
+        sizes.kernel,
+        (1, 1),
+        padding,
+        sizes.image,
+        channels_first=True,
+        turned=True,
     )
-    return _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)
+    image = _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)
+    return write.laid_out_as(image, arguments["input"].meta["val"])

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-import gallery_lib.kernels.batch_norm_two_gradients  # noqa: F401  registers the operator
+import gallery_lib.kernels.batch_norm  # noqa: F401  registers the operator
 
 _ADD, _OURS = torch.ops.aten.add.Tensor, torch.ops.gallery
 

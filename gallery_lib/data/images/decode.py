@@ -1,4 +1,8 @@
-"""Turn an image file into a training image: read, decode what the crop needs, cut, resize.
+"""Turn an image file into a training image: choose a crop, decode what it needs, cut, resize.
+
+The random resized crop is the usual one of ImageNet training (Szegedy et al., "Going Deeper with
+Convolutions", 2014), with the distribution of torchvision's RandomResizedCrop. The centre crop is
+torchvision's Resize(size · 256/224) + CenterCrop(size), taken from the full image in one step.
 
 simplejpeg (libjpeg-turbo) decodes. Decoding of an entropy-coded JPEG must start at the top, but can
 stop early. In the buffered copy of the file, the image height in the header is lowered to the
@@ -18,6 +22,7 @@ is taken, converted to RGB, and not rotated as EXIF says.
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -28,17 +33,49 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 
-from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.folders import unfit_file
 from gallery_lib.data.images import jpeg
-from gallery_lib.errors import InputError
 
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
 ChooseBox = Callable[[int, int], Box]  # (image height, image width) → the crop
 
+SCALE = (0.08, 1.0)  # crop area over image area
+RATIO = (3 / 4, 4 / 3)  # crop width over height
+CENTRE_FRACTION = 224 / 256
+_ATTEMPTS = 10
 _END_OF_IMAGE = b"\xff\xd9"
 _MARGIN_ROWS = 2  # chroma up-sampling looks one chroma row further down
 _BLOCK_ROWS = 16  # rows of the largest usual coding unit
 _SUBSAMPLINGS = ("444", "422", "420")  # in these a coding unit has at most _BLOCK_ROWS rows
+
+
+def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Box:
+    """Return a random crop of a height × width image."""
+    narrowest, widest = math.log(RATIO[0]), math.log(RATIO[1])
+    for area, ratio in rng.random((2, _ATTEMPTS)).T.tolist():
+        area = height * width * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
+        ratio = math.exp(narrowest + ratio * (widest - narrowest))
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            return (
+                int(rng.integers(height - crop_height + 1)),
+                int(rng.integers(width - crop_width + 1)),
+                crop_height,
+                crop_width,
+            )
+    # no attempt fitted, as in a very long image: take the largest central crop within RATIO
+    crop_width, crop_height = (
+        min(width, round(height * RATIO[1])),
+        min(height, round(width / RATIO[0])),
+    )
+    crop_width, crop_height = max(1, crop_width), max(1, crop_height)
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+
+
+def centre_crop(height: int, width: int) -> Box:
+    """Return the central square of an image; its side is 224/256 of the shorter side."""
+    side = max(1, round(min(height, width) * CENTRE_FRACTION))
+    return round((height - side) / 2), round((width - side) / 2), side, side
 
 
 class _Buffers(threading.local):
@@ -103,19 +140,14 @@ def load(
     try:
         data = _buffers.read(path)
     except OSError as error:
-        raise InputError(
-            f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder "
-            "complete?",
-            parameter=os.fsdecode(path),
-        ) from error
+        raise unfit_file(path, f"{error.strerror}. Is the data folder complete?") from error
     try:
         pixels, box = decode(data, choose_box, fast)
     except Exception as error:  # Pillow raises many types on damaged files
-        raise InputError(
-            f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: "
-            f"{error}. Replace it, or move it out of the folder; the data set's check in "
-            "data_prep/ finds all such files when it is given --full.",
-            parameter=os.fsdecode(path),
+        raise unfit_file(
+            path,
+            f"damaged or not an image ({len(data)} bytes): {error}. Replace it, or move it out of "
+            "the folder; the data set's check in data_prep/ finds all such files with --full.",
         ) from error
     crop = _buffers.crop_of(pixels, box)
     resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)

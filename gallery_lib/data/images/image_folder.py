@@ -1,6 +1,10 @@
 """Training data set over an ImageNet-like folder, real or mock.
 
-The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. A worker process turns a file into uint8
+The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. Classes, their numbers, the accepted
+endings and the order of images are those of torchvision's ImageFolder. What ImageFolder would fail
+on later is left out here and reported. `val/` takes the class numbers of `train/`.
+
+A worker process turns a file into uint8
 [S, S, 3] and nothing more. `finish_batch` makes the normalised float batch on the device. uint8
 batches are a quarter of the bytes to pass between processes. Also, normalising a batch at once is
 cheaper than image by image. Augmentation depends on (seed, epoch, index) alone. So a resumed run,
@@ -21,17 +25,13 @@ import torch
 from torch.utils.data import Dataset
 
 from gallery_lib.data.images import buffer_pool
-from gallery_lib.data.images.crop import centre_crop, random_resized_crop
-from gallery_lib.data.images.decode import Box, load
-from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder
-from gallery_lib.data.images.folder_listing import list_split
+from gallery_lib.data.images.decode import Box, centre_crop, load, random_resized_crop
+from gallery_lib.data.images.listing import list_split
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
 from gallery_lib.kernels.runtime import usage
-
-__all__ = ["FolderSummary", "ImageFolder", "check_image_folder", "finish_batch"]
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
@@ -170,11 +170,5 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         return self._folders[label] + bytes(self._names[index])
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers.
-
-        Raises:
-            InputError: for a negative epoch.
-        """
-        if epoch < 0:
-            raise InputError(f"epoch is {epoch}; it must be 0 or more.", parameter="epoch")
+        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers."""
         self._epoch.fill_(epoch)

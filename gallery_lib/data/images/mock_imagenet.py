@@ -1,263 +1,328 @@
-"""Write mock ImageNet to disk, for measuring and testing without the real data.
+"""Mock ImageNet: JPEG files in ImageNet's own layout and of its decoding cost.
 
-`generate()` writes JPEG files in ImageNet's own layout with several processes:
-ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG. Each file appears by an atomic rename,
-then its line in the manifest follows. So the work may be interrupted anywhere: the next call
-removes leftovers and makes only what is missing. mock_render.py draws the images, and
-mock_manifest.py keeps the record on disk. `generate()` never overwrites a folder that holds
-anything else.
+A class is a combination of hue × outline × texture, ten of each, so 1000 classes exist. Every
+texture and outline looks the same in a mirror, since training flips images. Within a class, size,
+place, number, rotation, lighting, ground and shades differ from image to image. The ground's
+amplitude spectrum falls like 1/f^1.5. With JPEG quality 96 and 4:4:4 that gives files of ImageNet's
+size (mean ≈ 106 KB) and hence ImageNet's decoding cost.
+
+An image depends only on the spec's seed, the split and the index: each has its own counter-based
+generator (Philox). The expensive noise is made once per process as large tiles. The ground of each
+image is a mirrored or transposed crop of a tile. The same bytes are not promised on another CPU
+type or NumPy release.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import multiprocessing
-import os
-import shutil
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from multiprocessing import connection
+import colorsys
+import re
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
-from gallery_lib.console.progress import Progress
-from gallery_lib.data.images import mock_manifest as manifest
-from gallery_lib.data.images.mock_manifest import Entry, verify
-from gallery_lib.data.images.mock_render import SPLITS, MockSpec, encode, render
-from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.system.files import atomic_write, is_temporary, locked
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["PRESETS", "Generated", "MockSpec", "generate", "render", "verify"]
+from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.data import mock_folder
+from gallery_lib.data.images import jpeg
+from gallery_lib.system.files import atomic_write
+
+SPLITS = ("train", "val")
+MAX_CLASSES = 1000
+JPEG_QUALITY = 96
+JPEG_SUBSAMPLING = "444"
+# version of the drawing: change it whenever render() would draw another image for the same spec
+STYLE = 1
+# on disk, with the last block half empty on average
+_MEAN_FILE_BYTES = 116 * 1024
+
+_TILE_SIDE = 1024
+_TILES = 3
+_ANGLES = np.linspace(0, 2 * np.pi, 720, endpoint=False)
+_HUES = ["red", "orange", "lime", "green", "jade", "cyan", "azure", "blue", "purple", "pink"]
+_OUTLINES = (
+    *("discs", "triangles", "squares", "stars", "bars"),
+    *("crosses", "clovers", "cogs", "half-discs", "keyholes"),
+)
+_TEXTURES = (
+    *("striped across", "finely striped across", "striped down", "finely striped down"),
+    *("chequered", "finely chequered", "chequered aslant", "finely chequered aslant"),
+    *("ringed", "finely ringed"),
+)
+
+
+@dataclass(frozen=True)
+class MockSpec:
+    """Size of a mock data set: number of classes, images per class in each split, and the seed."""
+
+    classes: int
+    train_per_class: int
+    val_per_class: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        images = (1, 1_000_000)
+        check_whole_numbers(
+            self,
+            {
+                "classes": (2, MAX_CLASSES),
+                "train_per_class": images,
+                "val_per_class": images,
+                "seed": (0, 2**63 - 1),
+            },
+        )
+
+    def per_class(self, split: str) -> int:
+        """Return the number of images per class in `split`."""
+        return self.train_per_class if split == "train" else self.val_per_class
+
+    def count(self, split: str) -> int:
+        """Return the number of images in `split`; indices run from 0 to this, class after class."""
+        return self.classes * self.per_class(split)
+
+    @property
+    def total(self) -> int:
+        """Return the number of images in both splits."""
+        return self.count("train") + self.count("val")
+
+    def label(self, split: str, index: int) -> int:
+        """Return the class number of image `index`."""
+        return index // self.per_class(split)
+
+    def path(self, split: str, index: int) -> str:
+        """Return the path of image `index` below the root, in ImageNet's own layout and naming."""
+        wnid = class_id(self.label(split, index))
+        name = (
+            f"{wnid}_{index % self.per_class(split)}"
+            if split == "train"
+            else f"ILSVRC2012_val_{index + 1:08d}"
+        )
+        return f"{split}/{wnid}/{name}.JPEG"
+
 
 PRESETS = {
     "small": MockSpec(classes=10, train_per_class=64, val_per_class=20),
     "imagenet-sized": MockSpec(classes=1000, train_per_class=1300, val_per_class=50),
 }
 
-# on disk, with the last block half empty on average, and with the line in the manifest
-_MEAN_FILE_BYTES = 116 * 1024
-_SPARE_BYTES = 16 * 1024 * 1024
-_CHUNK = 16  # images per job: short enough that Ctrl-C is answered at once
-_LAST_CHUNK_SECONDS = 3.0
-"""Time that workers get after an interrupt, also those that are still starting."""
-# up to this many images, sizes are also checked in a folder that looks complete
-_SIZE_CHECK_LIMIT = 100_000
 
-Job = tuple[str, int]  # split, index
+def class_id(label: int) -> str:
+    """Return the made-up WordNet id of class `label`; class 0 is n00000001."""
+    return f"n{label + 1:08d}"
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Result of `generate`: images in all, images that had to be made, and the time it took."""
+def class_in_words(wnid: str) -> str:
+    """Return what a class of mock ImageNet looks like: `red discs, striped across`.
 
-    root: Path
-    images: int
-    made: int
-    seconds: float
+    The id of any other class comes back as it is.
+    """
+    match = re.fullmatch(r"n(\d{8})", wnid)
+    label = int(match[1]) - 1 if match else -1
+    if not 0 <= label < MAX_CLASSES:
+        return wnid
+    hue, outline, texture = look(label)
+    return f"{_HUES[hue]} {_OUTLINES[outline]}, {_TEXTURES[texture]}"
+
+
+def look(label: int) -> tuple[int, int, int]:
+    """Return hue, outline and texture of a class, 0 to 9 each."""
+    a, b, c = (label // d % 10 for d in (1, 10, 100))
+    # ten classes already differ in all three
+    return a, (a + b) % 10, (a + b + c) % 10
+
+
+def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
+    """Return image `index` of `split` as uint8 [H, W, 3], RGB."""
+    seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
+    rng = np.random.Generator(np.random.Philox(seed))
+    hue, outline, texture = look(spec.label(split, index))
+
+    height, width = _size(rng)
+    noise = ground(spec.seed, rng, height, width)
+    canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
+    # nearly grey: colour identifies the class
+    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
+    light_from_a_side(canvas, rng)
+    for _ in range(rng.integers(4, 8)):
+        draw(canvas, noise, rng, hue, outline, texture)
+    np.clip(canvas, 0, 255, out=canvas)
+    return canvas.astype(np.uint8)
+
+
+def encode(image: NDArray[np.uint8]) -> bytes:
+    """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes.
+
+    Quality and chroma subsampling are those of the data set.
+    """
+    return jpeg.encode(image, JPEG_QUALITY, JPEG_SUBSAMPLING)
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
+    return np.float32(rng.uniform(low, high))
+
+
+def light_from_a_side(canvas: NDArray[np.float32], rng: np.random.Generator) -> None:
+    """Brighten `canvas` [H, W, 3] in place along a random direction."""
+    height, width = canvas.shape[:2]
+    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)
+    canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
+
+
+def _size(rng: np.random.Generator) -> tuple[int, int]:
+    """Draw the height and width of an image in pixels.
+
+    Most images are 500 × 375 or 500 × 333, a quarter of them upright; some are smaller or larger.
+    """
+    long = 500 if rng.random() < 0.7 else int(rng.integers(360, 641))
+    short = round(long * rng.choice([0.75, 0.667, 0.8, 1.0], p=[0.6, 0.22, 0.1, 0.08]))
+    return (long, short) if rng.random() < 0.25 else (short, long)
+
+
+@lru_cache(maxsize=2)
+def _tiles(seed: int) -> NDArray[np.float32]:
+    """Return periodic coloured noise, float32 [_TILES, side, side, 3], with amplitude ∝ 1/f^1.5.
+
+    The brightness has unit variance.
+    """
+    n = _TILE_SIDE
+    frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None, :])
+    frequency[0, 0] = np.inf
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2))))
+    planes = []
+    for _ in range(_TILES + 3):
+        spectrum = (
+            rng.standard_normal(frequency.shape) + 1j * rng.standard_normal(frequency.shape)
+        ) / frequency**1.5
+        plane = np.fft.irfft2(spectrum, (n, n))
+        planes.append((plane / plane.std()).astype(np.float32))
+    chroma = np.stack(planes[_TILES:], axis=-1) * np.float32(0.22)
+    return np.stack([plane[..., None] + chroma for plane in planes[:_TILES]])
+
+
+def ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
+    """Return a random crop of a noise tile, float32 [height, width, 3].
+
+    The crop is mirrored and transposed at random, and its channels are permuted at random.
+    """
+    tile = _tiles(seed)[rng.integers(_TILES)]
+    if rng.random() < 0.5:
+        tile = tile.transpose(1, 0, 2)
+    top, left = rng.integers(_TILE_SIDE - height + 1), rng.integers(_TILE_SIDE - width + 1)
+    crop = tile[top : top + height, left : left + width]
+    flip_y, flip_x = rng.choice([-1, 1], 2)
+    return crop[::flip_y, ::flip_x, rng.permutation(3)]
+
+
+@lru_cache(maxsize=1)
+def _outlines() -> NDArray[np.float32]:
+    """Return the radius of the ten outlines at each of _ANGLES, at most 1: float32 [10, angles]."""
+
+    def polygon(corners: int, star: float = 1.0) -> NDArray[np.float64]:
+        """Return a regular polygon, or the star with inner corners at radius `star` < 1."""
+        half = np.pi / corners
+        fold = np.abs((_ANGLES + half) % (2 * half) - half)  # angle from the nearest corner
+        if star == 1.0:
+            return np.cos(half) / np.cos(half - fold)
+        return star * np.sin(half) / (np.sin(half - fold) + star * np.sin(fold))
+
+    cos, sin = np.abs(np.cos(_ANGLES)), np.abs(np.sin(_ANGLES))
+    shapes = [
+        np.ones_like(_ANGLES),  # disc
+        polygon(3),
+        polygon(4),
+        polygon(5, star=0.42),
+        1 / np.maximum(cos, 3.2 * sin),  # bar
+        np.minimum(1, 0.28 / np.maximum(np.minimum(cos, sin), 1e-3)),  # cross
+        0.62 + 0.38 * np.cos(3 * _ANGLES),  # three leaves
+        0.8 + 0.2 * np.cos(8 * _ANGLES),  # cog
+        np.where(np.sin(_ANGLES) > 0, 1.0, 0.12),  # half disc
+        np.minimum(1, 0.35 / np.maximum(np.abs(np.sin(_ANGLES / 2)), 1e-3)),  # keyhole
+    ]
+    return np.stack([shape / shape.max() for shape in shapes]).astype(np.float32)
+
+
+def draw(
+    canvas: NDArray[np.float32],
+    noise: NDArray[np.float32],
+    rng: np.random.Generator,
+    hue: int,
+    outline: int,
+    texture: int,
+) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
+    """Paint one shape into `canvas` in place; some of the ground's noise shines through.
+
+    Returns the region of the shape, and how much of each pixel of the region the shape covers, from
+    0 to 1.
+    """
+    height, width = canvas.shape[:2]
+    radius = min(height, width) * rng.uniform(0.16, 0.34)
+    x0, y0 = rng.uniform(0.05, 0.95) * width, rng.uniform(0.05, 0.95) * height
+    left, right = max(0, int(x0 - radius)), min(width, int(x0 + radius) + 2)
+    top, bottom = max(0, int(y0 - radius)), min(height, int(y0 + radius) + 2)
+    x = (np.arange(left, right) - x0).astype(np.float32)[None, :]
+    y = (np.arange(top, bottom) - y0).astype(np.float32)[:, None]
+
+    distance = np.sqrt(x * x + y * y)  # [h, w]
+    turn = rng.uniform(0, len(_ANGLES))
+    angle = (np.arctan2(y, x) * np.float32(len(_ANGLES) / (2 * np.pi)) + np.float32(turn)).astype(
+        np.int32
+    ) % len(_ANGLES)
+    mask = np.clip(
+        _outlines()[outline][angle] * np.float32(radius) - distance + np.float32(0.5), 0, 1
+    )  # [h, w], soft edge
+
+    wave = np.float32(
+        2 * np.pi / (rng.uniform(0.9, 1.1) * (14 if texture % 2 else 34) * min(height, width) / 375)
+    )
+    phase = _uniform(rng, 0, 6.28)
+    kind = texture // 2
+    if kind == 0:  # horizontal stripes
+        pattern = np.sin(wave * y + phase)
+    elif kind == 1:  # vertical stripes
+        pattern = np.sin(wave * x + phase)
+    elif kind == 2:  # chequers
+        pattern = np.sin(wave * x + phase) * np.sin(wave * y + phase)
+    elif kind == 3:  # chequers turned by 45°
+        pattern = (np.cos(wave * x) - np.cos(wave * y)) / 2
+    else:  # rings
+        pattern = np.sin(wave * distance + phase)
+
+    shade = colorsys.hsv_to_rgb(
+        (hue + rng.uniform(-0.35, 0.35)) / 10 % 1, rng.uniform(0.6, 0.95), rng.uniform(0.65, 1.0)
+    )
+    colour = np.array(shade, dtype=np.float32) * 255
+    opacity = (mask * _uniform(rng, 0.75, 0.95))[..., None]
+    # broadcasts to [h, w, 3]
+    paint = colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]
+    where = (slice(top, bottom), slice(left, right))
+    region = canvas[where]
+    region += opacity * (paint - region + np.float32(12) * noise[where])
+    return where, mask
 
 
 def generate(
     root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True
-) -> Generated:
-    """Make or complete the mock data set `spec` in `root` with `workers` processes.
+) -> mock_folder.Made:
+    """Make the data set `spec` in `root`, as `mock_folder.make` does.
 
-    The default is one process per core. Returns at once when the data set is complete. On
-    KeyboardInterrupt all workers have ended before the exception leaves this call.
-
-    Raises:
-        InputError: when `root` holds something else or the disk is too full.
-        RunFailed: when writing fails.
+    The files are ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG.
     """
-    started = time.perf_counter()
-    root = Path(root).expanduser().absolute()
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}; it must be at least 1.", parameter="workers")
-    workers = workers or len(os.sched_getaffinity(0))
-    _refuse_other_content(root, spec)
-    if not root.exists():
-        _check_space(root, spec.total)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root):
-            _refuse_other_content(root, spec)
-            entries, jobs = _remaining(root, spec)
-            if jobs or not manifest.untouched(root, spec):
-                _check_space(root, len(jobs))
-                manifest.start(root, spec)
-                for folder in manifest.folders(spec):
-                    (root / folder).mkdir(parents=True, exist_ok=True)
-                _make(root, spec, jobs, entries, workers, progress)
-                manifest.finish(root, spec, entries)
-    except (OSError, BrokenProcessPool) as error:
-        raise RunFailed(
-            f"Could not write the mock data set in {root}: {error}. Run it again to go on from "
-            "there."
-        ) from error
-    return Generated(root, spec.total, len(jobs), time.perf_counter() - started)
-
-
-def _refuse_other_content(root: Path, spec: MockSpec) -> None:
-    if root.exists() and not root.is_dir():
-        raise InputError(f"{root} is a file; give a folder.", parameter="out")
-    if not root.exists() or all(is_temporary(entry.name) for entry in root.iterdir()):
-        return
-    old_spec = manifest.read_spec(root)
-    if old_spec is None:
-        raise InputError(
-            f"{root} is not empty and holds no mock data set of this version; nothing was "
-            "changed. Give an empty folder.",
-            parameter="out",
-        )
-    if old_spec != spec:
-        raise InputError(
-            f"{root} holds another mock data set, {old_spec}, not {spec}; nothing was changed. "
-            "Give another folder.",
-            parameter="out",
-        )
-
-
-def _locked(root: Path) -> AbstractContextManager[None]:
-    """Context: lock `root` for one generator; a second one waits, then finds the work done."""
-    message = f"waiting for another process that writes {root}"
-    return locked(root, waiting=lambda: print(message, file=sys.stderr, flush=True))
-
-
-def _check_space(root: Path, images: int) -> None:
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    needed, available = images * _MEAN_FILE_BYTES + _SPARE_BYTES, shutil.disk_usage(existing).free
-    if images and needed > available:
-        raise InputError(
-            f"Not enough disk space for {images} images in {root}: {needed / 2**30:.1f} GiB "
-            f"needed, {available / 2**30:.1f} GiB available. Free some, give another folder, or "
-            "ask for fewer images.",
-            parameter="out",
-        )
-
-
-def _remaining(root: Path, spec: MockSpec) -> tuple[dict[str, Entry], list[Job]]:
-    """Return the entries that are recorded and on disk, and the images still to be made.
-
-    Removes leftovers of interrupted runs.
-    """
-    if spec.total > _SIZE_CHECK_LIMIT and manifest.untouched(root, spec):
-        return {}, []
-    sizes = manifest.sizes_on_disk(root, spec)
-    for path in [path for path in sizes if is_temporary(path.rpartition("/")[2])]:
-        (root / path).unlink(missing_ok=True)
-    for leftover in root.glob(".manifest*.tmp"):
-        leftover.unlink(missing_ok=True)
-    recorded = manifest.read_entries(root)
-    entries: dict[str, Entry] = {}
-    jobs: list[Job] = []
-    for split in SPLITS:
-        for index, path in enumerate(manifest.paths(spec, split)):
-            entry = recorded.get(path)
-            if entry is not None and sizes.get(path) == entry.size_bytes:
-                entries[path] = entry
-            else:
-                jobs.append((split, index))
-    return entries, jobs
-
-
-def _make(
-    root: Path,
-    spec: MockSpec,
-    jobs: list[Job],
-    entries: dict[str, Entry],
-    workers: int,
-    progress: bool,
-) -> None:
-    """Make the images of `jobs`, and record each in the manifest and in `entries`."""
-    with (
-        (root / manifest.LINES).open("a", encoding="utf-8") as lines,
-        Progress(enabled=progress and bool(jobs)) as shown,
-    ):
-        done = 0
-        shown.show("mock ImageNet", total=len(jobs), unit="images")
-        # ends a line that an interrupted run may have left torn
-        lines.write("\n" if jobs else "")
-
-        def record(new_entries: list[Entry]) -> None:
-            nonlocal done
-            lines.write("".join(entry.line() for entry in new_entries))
-            lines.flush()
-            entries.update({entry.path: entry for entry in new_entries})
-            done += len(new_entries)
-            shown.show("mock ImageNet", count=done, total=len(jobs), unit="images")
-
-        chunks = [jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK)]
-        if min(workers, len(chunks)) > 1:
-            _in_processes(root, spec, chunks, min(workers, len(chunks)), record)
-        else:
-            for job in jobs:
-                record(_make_chunk(root, spec, [job]))
-
-
-def _make_chunk(root: Path, spec: MockSpec, chunk: list[Job]) -> list[Entry]:
-    entries = []
-    for split, index in chunk:
-        path = spec.path(split, index)
-        data = encode(render(spec, split, index))
-        with atomic_write(root / path, "wb") as file:
-            file.write(data)
-        entries.append(Entry(path, len(data), hashlib.sha256(data).hexdigest()))
-    return entries
-
-
-def _in_processes(
-    root: Path,
-    spec: MockSpec,
-    chunks: list[list[Job]],
-    workers: int,
-    record: Callable[[list[Entry]], None],
-) -> None:
-    """Make `chunks` in worker processes and record the entries.
-
-    However this call ends, the workers have ended and what they made is recorded. After an
-    interrupt they get a few seconds to finish what they have begun.
-    """
-    others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker
+    return mock_folder.make(
+        root,
+        {"kind": "mock-imagenet", "style": STYLE, "spec": asdict(spec)},
+        {
+            spec.path(split, index): (split, index)
+            for split in SPLITS
+            for index in range(spec.count(split))
+        },
+        partial(_write, spec),
+        workers=workers,
+        job_bytes=_MEAN_FILE_BYTES,
+        progress=progress,
     )
-    waiting = iter(chunks)
-    running: set[Future[list[Entry]]] = set()
-    try:
-        while True:
-            for chunk in itertools.islice(waiting, 2 * workers - len(running)):
-                running.add(pool.submit(_make_chunk, root, spec, chunk))
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                record(future.result())
-                running.remove(future)
-    finally:
-        pool.shutdown(wait=not running, cancel_futures=True)
-        if wait(running, timeout=_LAST_CHUNK_SECONDS).not_done:
-            for worker in multiprocessing.active_children():
-                if worker not in others:
-                    worker.terminate()
-        pool.shutdown(wait=True)
-        for future in running:
-            if not future.cancelled() and future.exception() is None:
-                record(future.result())
 
 
-def _start_worker() -> None:
-    """Prepare a worker: leave Ctrl-C to the parent, and end when the parent ends in any way."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def follow() -> None:
-            connection.wait([parent.sentinel])
-            os._exit(1)
-
-        threading.Thread(target=follow, daemon=True).start()
+def _write(spec: MockSpec, path: Path, split: str, index: int) -> None:
+    with atomic_write(path, "wb") as file:
+        file.write(encode(render(spec, split, index)))

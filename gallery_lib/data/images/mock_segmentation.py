@@ -10,9 +10,8 @@ image depends only on (seed, split, index).
 from __future__ import annotations
 
 import dataclasses
-import io
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,9 @@ from PIL import Image
 
 from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data import mock_folder
-from gallery_lib.data.images.mock_render import draw, encode, ground
+from gallery_lib.data.images.mock_imagenet import SPLITS, draw, encode, ground, light_from_a_side
+from gallery_lib.system.files import atomic_write
 
-SPLITS = ("train", "val")
 HEIGHT, WIDTH = 640, 959
 # version of the drawing: change it whenever render() would draw another image for the same spec
 STYLE = 1
@@ -56,61 +55,45 @@ def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArra
     noise = ground(seed, rng, HEIGHT, WIDTH)
     canvas = np.multiply(noise, np.float32(rng.uniform(40, 60)), order="C")
     canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
-    # light from a side
-    canvas += np.linspace(-1, 1, WIDTH, dtype=np.float32)[:, None] * np.float32(
-        rng.uniform(-30, 30)
-    )
-    canvas += np.linspace(-1, 1, HEIGHT, dtype=np.float32)[:, None, None] * np.float32(
-        rng.uniform(-30, 30)
-    )
+    light_from_a_side(canvas, rng)
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+
+    def shape(hues: tuple[int, ...]) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
+        hue, outline, texture = rng.choice(hues), rng.integers(10), rng.integers(10)
+        return draw(canvas, noise, rng, int(hue), int(outline), int(texture))
+
     for _ in range(rng.integers(2, 5)):
-        draw(
-            canvas,
-            noise,
-            rng,
-            int(rng.choice(_COOL_HUES)),
-            int(rng.integers(10)),
-            int(rng.integers(10)),
-        )
+        shape(_COOL_HUES)
     for _ in range(rng.integers(2, 4)):
-        where, covered = draw(
-            canvas,
-            noise,
-            rng,
-            int(rng.choice(_WARM_HUES)),
-            int(rng.integers(10)),
-            int(rng.integers(10)),
-        )
+        where, covered = shape(_WARM_HUES)
         mask[where][covered >= 0.5] = 255
     np.clip(canvas, 0, 255, out=canvas)
     return canvas.astype(np.uint8), mask
 
 
-def generate(root: Path | str, spec: SegmentationSpec) -> mock_folder.Made:
-    """Make the data set `spec` in `root`, unless it is there already.
+def generate(root: Path | str, spec: SegmentationSpec, progress: bool = True) -> mock_folder.Made:
+    """Make the data set `spec` in `root`, as `mock_folder.make` does.
 
-    The files are ROOT/train/images/*.jpg and ROOT/train/masks/*.png, and the same in val/. Raises
-    InputError when `root` holds anything else, RunFailed when writing fails.
+    The files are ROOT/train/images/*.jpg and ROOT/train/masks/*.png, and the same in val/.
     """
-
-    def fill(folder: Path) -> None:
-        for split in SPLITS:
-            for kind in ("images", "masks"):
-                (folder / split / kind).mkdir(parents=True)
-        jobs = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
-        render(spec.seed, *jobs[0])  # caches the noise tiles that all threads share
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda job: _write(folder, spec.seed, *job), jobs))
-
     return mock_folder.make(
-        root, {"kind": "mock segmentation", "style": STYLE, **dataclasses.asdict(spec)}, fill
+        root,
+        {"kind": "mock segmentation", "style": STYLE, **dataclasses.asdict(spec)},
+        {
+            f"{split}/masks/{index:06d}.png": (split, index)
+            for split in SPLITS
+            for index in range(getattr(spec, split))
+        },
+        partial(_write, spec.seed),
+        progress=progress,
     )
 
 
-def _write(folder: Path, seed: int, split: str, index: int) -> None:
+def _write(seed: int, path: Path, split: str, index: int) -> None:
     image, mask = render(seed, split, index)
-    (folder / split / "images" / f"{index:06d}.jpg").write_bytes(encode(image))
-    png = io.BytesIO()
-    Image.fromarray(mask).save(png, "PNG")
-    (folder / split / "masks" / f"{index:06d}.png").write_bytes(png.getvalue())
+    images = path.parents[1] / "images"
+    images.mkdir(exist_ok=True)
+    with atomic_write(images / f"{path.stem}.jpg", "wb") as file:
+        file.write(encode(image))
+    with atomic_write(path, "wb") as file:
+        Image.fromarray(mask).save(file, "PNG")

@@ -1,7 +1,7 @@
 """Data set over a folder of photographs and masks, real or mock.
 
 The layout is `ROOT/train/images/NAME.jpg` (or another usual ending) with
-`ROOT/train/masks/NAME.png`, and the same in `val/`. Folders below these are not searched. A mask
+`ROOT/train/masks/NAME.png`, and the same in `val/`; NAME may lie in a folder below. A mask
 has the size of its image and one channel: 0 for the background, one other value for the object. A
 worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the
 device. Flips depend on (seed, epoch, index) alone. The whole image is resized, and nothing is
@@ -17,22 +17,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import (
-    HIDDEN,
-    OTHER_ENDING,
+from gallery_lib.data.folders import (
+    Faults,
     LeftOut,
-    is_folder,
+    existing,
     printable,
-    scan,
     some,
-    unfit,
+    unfit_file,
+    walk,
 )
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
-from gallery_lib.data.images.folder_listing import EXTENSIONS
+from gallery_lib.data.images.listing import EXTENSIONS
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.errors import InputError
@@ -65,18 +64,36 @@ class Pairs:
         return (f"left out of {printable(self.folder)}: {self.left_out}",) if self.left_out else ()
 
 
-def list_pairs(root: Path | str, split: str) -> Pairs:
+def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pairs:
     """Return the images of `split` with their masks.
+
+    `faults` notes images without a mask of their own, which are left out then.
 
     Raises:
         InputError: the message says what is missing and where.
     """
-    root = Path(root).expanduser().absolute()
     make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
-    _refuse_missing_folders(root, split, make)
-    folder, left_out = root / split, LeftOut()
-    images = _files(folder, "images", EXTENSIONS, left_out)
-    masks = _files(folder, "masks", (MASK_EXTENSION,), left_out)
+    hint = f"Give a folder with train/ and val/ in it. {make}"
+    expected = f"{split}/images/NAME.jpg and {split}/masks/NAME.png"
+    for kind in ("images", "masks"):
+        folder = existing(root, "data folder", hint, f"{split}/{kind}", expected).parent
+    left_out = LeftOut()
+    files = {"images": EXTENSIONS, "masks": (MASK_EXTENSION,)}
+    by_stem: dict[str, dict[str, str]] = {}
+    noted = Faults() if faults is None else faults
+    for kind, endings in files.items():
+        names, unread = walk(folder / kind, endings)
+        left_out.update(unread, f"{kind}/")
+        stems: dict[str, str] = {}
+        by_stem[kind] = stems
+        for name in names:
+            other = stems.setdefault(str(Path(name).with_suffix("")), name)
+            if other != name:
+                noted.add(
+                    f"{printable(other)} and {printable(name)} in {printable(folder / kind)} would "
+                    "belong to the same file. Give them different names."
+                )
+    images, masks = by_stem["images"], by_stem["masks"]
     if not images:
         holds = f" It holds {left_out}." if left_out else ""
         raise InputError(
@@ -84,109 +101,49 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
             f"{make}",
             parameter="data_dir",
         )
-    by_stem: dict[str, Path] = {}
-    for image in images:
-        if (other := by_stem.setdefault(image.stem, image)) is not image:
-            raise InputError(
-                f"{printable(other.name)} and {printable(image.name)} in "
-                f"{printable(folder / 'images')} would share one mask. Give them different names.",
-                parameter="data_dir",
-            )
-    mask_of = {mask.stem: mask for mask in masks}
-    if lacking := [image for image in images if image.stem not in mask_of]:
-        raise InputError(
+    for stem in masks.keys() - images.keys():
+        left_out.add("a mask without an image", f"masks/{masks[stem]}")
+    if lacking := [stem for stem in images if stem not in masks]:
+        others = f" ({some(images[stem] for stem in lacking)})" if len(lacking) > 1 else ""
+        noted.add(
             f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no "
-            f"mask: {printable(lacking[0].name)} needs "
-            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add the masks, or move these "
-            "images out of the folder.",
-            parameter="data_dir",
+            f"mask{others}: {printable(images[lacking[0]])} needs "
+            f"{printable(folder / 'masks' / lacking[0])}.png. Add the masks, or move these images "
+            "out of the folder."
         )
-    for stem, mask in mask_of.items():
-        if stem not in by_stem:
-            left_out.add("a mask without an image", f"masks/{mask.name}")
-    return Pairs(folder, [(image, mask_of[image.stem]) for image in images], left_out)
-
-
-def _refuse_missing_folders(root: Path, split: str, make: str) -> None:
-    """Raise InputError unless `root` has folders for the images and for the masks of `split`."""
-    try:
-        if not root.is_dir():
-            what = "is a file" if root.exists() else "does not exist"
-            raise InputError(
-                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in "
-                f"it. {make}",
-                parameter="data_dir",
-            )
-        lacking_folder = next(
-            (kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None
-        )
-    except OSError as error:
-        raise InputError(
-            f"Cannot read the data folder {printable(root)}: {error.strerror}.",
-            parameter="data_dir",
-        ) from error
-    if lacking_folder:
-        names = [entry.name for entry in scan(root) if is_folder(entry)]
-        holds = f"It holds {some(names)}." if names else "It holds no folders."
-        raise InputError(
-            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected "
-            f"{split}/images/NAME.jpg and {split}/masks/NAME.png. {holds} {make}",
-            parameter="data_dir",
-        )
-
-
-def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut) -> list[Path]:
-    """Return the files of `folder`/`kind` with one of `endings`, sorted by name.
-
-    Other entries are counted in `left_out`.
-    """
-    files = []
-    for entry in scan(folder / kind):
-        if entry.name.startswith("."):
-            reason: str | None = HIDDEN
-        elif is_folder(entry):
-            reason = "a folder"
-        else:
-            reason = unfit(entry) if entry.name.lower().endswith(endings) else OTHER_ENDING
-        if reason:
-            left_out.add(reason, f"{kind}/{entry.name}")
-        else:
-            files.append(Path(entry.path))
-    return files
+    if faults is None:
+        noted.refuse()
+    pairs = [
+        (folder / "images" / name, folder / "masks" / masks[stem])
+        for stem, name in images.items()
+        if stem in masks
+    ]
+    return Pairs(folder, pairs, left_out)
 
 
 def read_mask(path: Path) -> NDArray[np.generic]:
-    """Return the mask's own values [H, W], which are 0 and at most one other.
-
-    Raises:
-        InputError: naming the file, when it cannot be read, is not one channel or has other values.
-    """
+    """Return the mask's own values [H, W], which are 0 and at most one other; refuse others."""
     try:
         with Image.open(path) as image:
             channels, values = image.getbands(), np.asarray(image)
     except Exception as error:  # Pillow raises many types on damaged files
-        raise InputError(
-            f"Cannot read the mask {printable(path)}: {error}. Replace it, or move it and its "
-            "image out of the folder.",
-            parameter=str(path),
-        ) from error
+        problem = f"no mask: {error}. Replace it, or move it and its image out of the folder."
+        raise unfit_file(path, problem) from error
     if len(channels) != 1:
-        raise InputError(
-            f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it "
-            "must have one, with 0 where nothing is.",
-            parameter=str(path),
-        )
+        problem = f"{len(channels)} channels; a mask must have one, with 0 where nothing is."
+        raise unfit_file(path, problem)
     if not ((values == 0) | (values == values.max())).all():
-        distinct = np.unique(values)
-        shown = ", ".join(str(int(value)) for value in distinct[:6]) + (
-            ", …" if len(distinct) > 6 else ""
-        )
-        raise InputError(
-            f"The mask {printable(path)} has the values {shown}; it must have 0 for the "
-            "background and one other value for the object.",
-            parameter=str(path),
-        )
+        shown = some(str(value) for value in np.unique(values))
+        problem = f"the values {shown}; a mask must have 0 for the background and one other value."
+        raise unfit_file(path, problem)
     return values
+
+
+def _exif_orientation(path: Path) -> int:
+    """Return how a viewer is to turn or mirror the stored pixels; 1 is not at all."""
+    with Image.open(path) as image:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(2, 9) else 1
 
 
 def load_pair(
@@ -207,13 +164,18 @@ def load_pair(
 
     pixels = load(image, whole, size, fast=fast)
     values = (read_mask(mask) != 0).astype(np.uint8)
-    if values.shape != original[-1]:
-        of = "×".join
-        raise InputError(
-            f"The mask {printable(mask)} is {of(map(str, values.shape))} pixels, "
-            f"and its image {printable(image)} is {of(map(str, original[-1]))}.",
-            parameter=str(mask),
+    turns = _exif_orientation(image), _exif_orientation(mask)
+    if turns[0] != turns[1]:
+        raise unfit_file(
+            mask,
+            f"EXIF orientation {turns[1]}, and {turns[0]} for its image {printable(image)}. Pixels "
+            "are read as they are stored, so the two do not lie on each other. Turn the pixels "
+            "themselves (PIL.ImageOps.exif_transpose), or remove the orientation.",
         )
+    if values.shape != original[-1]:
+        size_of_mask, size_of_image = ("×".join(map(str, s)) for s in (values.shape, original[-1]))
+        problem = f"{size_of_mask} pixels, and its image {printable(image)} has {size_of_image}."
+        raise unfit_file(mask, problem)
     if values.shape != size:
         values = np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST))
     return pixels, torch.from_numpy(values)

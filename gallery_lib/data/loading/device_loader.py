@@ -1,12 +1,10 @@
 """Loader whose batches arrive on the device, and of which each rank has its share.
 
 A DeviceLoader stands in for the caller's loader: attributes, length and passes are the loader's own
-(`sharding.py` says what a rank's share is). A data set may offer `set_epoch(epoch)`, which is
-called before each pass. It may also offer `finish_batch(batch, memory_format)`, which is called on
-the device. `finish_batch` turns what crossed the bus into what the model takes. A sampler that
-divides the data by rank is told its epoch before each pass, too, so that passes are shuffled anew.
-Once the caller calls `set_epoch` of a data set or sampler, the epochs of that object are the
-caller's. On CUDA the next batches are copied on a stream of their own while the model computes.
+(`sharding.py` says what a rank's share is). A data set may offer `finish_batch(batch,
+memory_format)`, which is called on the device. It turns what crossed the bus into what the model
+takes. `set_epoch` of data sets and samplers is the caller's to call, as in plain PyTorch. On CUDA
+the next batches are copied on a stream of their own while the model computes.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ from torch.utils.data import DataLoader
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.ahead import ahead
-from gallery_lib.data.loading.epochs import Epochs
 from gallery_lib.data.loading.padding import pad_to_bucket
 from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.rank_samplers import chain
-from gallery_lib.data.loading.sharding import sharded
-from gallery_lib.data.loading.share import Share
+from gallery_lib.data.loading.refilled import kept, may_refill
+from gallery_lib.data.loading.sharding import Share, sharded
 from gallery_lib.data.loading.to_device import to_device
 from gallery_lib.data.loading.worker_priority import Background
 from gallery_lib.errors import InputError
+from gallery_lib.system.sockets import shorten_loaders_paths
 
 
 class DeviceLoader:
@@ -41,7 +39,7 @@ class DeviceLoader:
 
     Raises:
         TypeError: for what is no iterable.
-        InputError: for a loader that cannot be divided over ranks.
+        InputError: for a loader that cannot be divided over ranks, or a list of loaders.
     """
 
     loader: Any
@@ -51,7 +49,7 @@ class DeviceLoader:
     _caller: Any
     _options: Loader
     _share: Share
-    _epochs: Epochs
+    _epoch: int | None
     _progress: Progress
     _background: Background | None
 
@@ -69,6 +67,7 @@ class DeviceLoader:
                 f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable "
                 "of batches."
             )
+        _check_no_list_of_loaders(loader)
         options = options or Loader(nice=0)
         if bool(options.buckets) != bool(options.pad_values):
             option, missing = (
@@ -87,13 +86,10 @@ class DeviceLoader:
             share = sharded(loader, process_group.rank(), world_size, options.shard)
         else:
             share = Share(loader)
-        followers = [
-            [getattr(loader, "dataset", None)],
-            chain(loader) if share.sampled_by_rank else [],
-        ]
         workers = share.loader.num_workers if isinstance(share.loader, DataLoader) else 0
+        if workers:
+            shorten_loaders_paths()
         niceness = options.nice if device.type == "cpu" and workers else 0
-        epochs = Epochs(*followers)
         # Not by assignment: __setattr__ sets attributes that this object lacks on the loader.
         vars(self).update(
             loader=share.loader,
@@ -103,8 +99,8 @@ class DeviceLoader:
             _caller=loader,
             _options=options,
             _share=share,
-            _epochs=epochs,
-            _progress=Progress(share, epochs),
+            _epoch=None,
+            _progress=Progress(share),
             _background=Background(niceness) if niceness else None,
         )
 
@@ -135,11 +131,28 @@ class DeviceLoader:
             setattr(self.loader, name, value)
 
     def __len__(self) -> int:
+        self._share.follow_caller()
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, for the data set and a sampler that knows ranks."""
-        self._epochs.set(epoch)
+        """Make the next passes those of `epoch`, for the data set, a sampler and our own order."""
+        self._epoch = epoch
+        if self._share.part is not None:
+            self._share.part.epoch = epoch
+        for owners in ([getattr(self._caller, "dataset", None)], chain(self._caller)):
+            told: list[Any] = [
+                owner for owner in owners if callable(getattr(owner, "set_epoch", None))
+            ]
+            if told:  # the outermost sampler passes its epochs on
+                told[0].set_epoch(epoch)
+
+    def draw_from_generators(self) -> None:
+        """Have passes draw from the sampler's generators, in the order that one process has.
+
+        For loops that all ranks run alike, with generators of one seed.
+        """
+        if self._share.part is not None:
+            self._share.part.from_generators = True
 
     @property
     def passes(self) -> int:
@@ -149,12 +162,17 @@ class DeviceLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, for a checkpoint; a stateful loader's is its own."""
         own = getattr(self.loader, "state_dict", None)
-        return self._progress.state_dict() if own is None else own()
+        return {**self._progress.state_dict(), "epoch": self._epoch} if own is None else own()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next pass go on where `state_dict` was called."""
         own = getattr(self.loader, "load_state_dict", None)
-        (self._progress.load_state_dict if own is None else own)(state)
+        if own is not None:
+            own(state)
+            return
+        self._progress.load_state_dict(state)
+        if state.get("epoch") is not None:
+            self.set_epoch(state["epoch"])
 
     def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if self._background is None else self._background.batches(batches)
@@ -163,13 +181,15 @@ class DeviceLoader:
         return self.dataset.finish_batch(batch, self.memory_format)
 
     def __iter__(self) -> Iterator[Any]:
-        self._epochs.begin_pass()
         # Maps: an error in one batch would end a generator, but does not end a loader's iterator.
         with self._progress.beginning():
             batches = self._share.begin(self._watched)
+        ahead_of_use = self.device.type == "cuda" and self._options.prefetch
+        if ahead_of_use and may_refill(self.loader):
+            batches = map(kept, batches)
         if self._options.buckets:
             batches = map(self._padded, batches)
-        if self.device.type == "cuda" and self._options.prefetch:
+        if ahead_of_use:
             batches = ahead(batches, self.device, self._options.prefetch)
         else:
             batches = map(functools.partial(to_device, device=self.device), batches)
@@ -178,3 +198,14 @@ class DeviceLoader:
 
     def _padded(self, batch: Any) -> Any:
         return pad_to_bucket(batch, self._options.buckets, self._options.pad_values)
+
+
+def _check_no_list_of_loaders(loader: Any) -> None:
+    """Raise InputError for a list or tuple in which there is a loader instead of a batch."""
+    kinds = (DataLoader, DeviceLoader)
+    if isinstance(loader, (list, tuple)) and any(isinstance(one, kinds) for one in loader):
+        raise InputError(
+            f"the loader is a {type(loader).__name__} of loaders: give each as an argument of its "
+            "own, accelerate(model, train_loader, validation_loader, …).",
+            parameter="loader",
+        )

@@ -29,7 +29,9 @@ def digest(value: Any) -> bytes:
 
 def _feed(update: Callable[[bytes], None], value: Any, depth: int) -> None:
     update(type(value).__name__.encode())
-    if isinstance(value, Tensor):
+    if isinstance(value, list) and (numbers := _numbers(value)) is not None:
+        update(numbers.tobytes())
+    elif isinstance(value, Tensor):
         update(f"{tuple(value.shape)} {value.dtype}".encode())
         update(_bytes_of(value))
     elif isinstance(value, np.ndarray):
@@ -54,21 +56,19 @@ def _feed(update: Callable[[bytes], None], value: Any, depth: int) -> None:
             _feed(update, item, depth + 1)
 
 
+def _numbers(values: list[Any]) -> Any:
+    """Return a list of plain integers as an array, which is read many times faster; else None."""
+    try:
+        return np.asarray(values, np.int64) if all(type(v) is int for v in values) else None
+    except OverflowError:
+        return None
+
+
 def _bytes_of(tensor: Tensor) -> bytes:
     plain = tensor.detach()
     if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
         return b"" if plain.is_meta or plain.is_nested else _bytes_of(plain.to_dense())
     return plain.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def of_indices(items: list[Any]) -> bytes:
-    """Return the digest of what a sampler yielded: numbers, or batches of them."""
-    if all(type(item) is int for item in items):
-        try:
-            return hashlib.blake2b(np.asarray(items, np.int64).tobytes(), digest_size=32).digest()
-        except OverflowError:
-            pass
-    return digest(items)
 
 
 def of_data(dataset: Any) -> bytes:

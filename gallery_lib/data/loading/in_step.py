@@ -1,92 +1,85 @@
-"""Keep all ranks in step when they have divided the data themselves.
+"""Keep ranks in step that have divided the data themselves, where a training steps batch by batch.
 
-In every pass all ranks have as many batches as the rank with the most. No rank knows how many
-batches of such data the other ranks have. If one rank ran out first, the others would wait for it
-without end in the next averaging of gradients. So each rank notes in the process group's store, one
-batch ahead, whether it has another batch. Each rank reads the notes of the others. These are two
-short messages a step, which wait for nobody unless a rank is a whole step behind. A rank that has
-run out repeats its first batch and warns.
+No rank knows how many batches the others have. If one ran out first in a training, the others would
+wait for it without end in the next averaging of gradients. So each rank reads one batch ahead, and
+puts a note into the run's store before it hands out its last batch. A rank that has run out then
+looks for the notes of the others. Once the gradients of the last batch are averaged, the other
+ranks have had that batch, too: who has put down no note by then has more. The rank repeats its
+first batch as long as there is such a rank, and warns.
+
+Nobody waits here, and no note is read where the loop averages nothing between two batches: in a
+validation, under `no_sync`, in a thread that fetches ahead. There a rank ends with its own batches,
+as in plain PyTorch.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from gallery_lib.comm import process_group
-from gallery_lib.errors import InputError, RunFailed
-
-_KEPT = 3
-"""Number of notes of a rank that other ranks may still read."""
+from gallery_lib.comm import averages, process_group
+from gallery_lib.data.loading.refilled import kept
 
 
 class InStep:
-    """Batches of one pass, as many on every rank.
+    """Batches of one pass. `name` is that of the loader, the same on all ranks.
 
-    Once the first batch is there, `part.divide` is false if the ranks have divided the data
-    themselves. `name` is that of the pass, the same on all ranks.
+    With `refills`, a batch may be overwritten when the next one is read.
     """
 
-    def __init__(self, batches: Iterator[Any], part: Any, name: str) -> None:
-        self._batches, self._part = batches, part
-        self._prefix = f"gallery-in-step/{name}"
-        self._said = False
-        self._number = -1
+    def __init__(self, batches: Iterator[Any], name: str, refills: bool) -> None:
+        self._batches = batches
+        self._keep: Callable[[Any], Any] = kept if refills else _itself
+        self._key = f"gallery-last-batch/{name}/{averages.count()}"
+        self._number = 0  # of batches handed out
+        self._averages = averages.count()
+        self._steps = True  # gradients were averaged after each batch
         self._first: Any = None
-        self._next: tuple[Any] | None = None
+        self._next: Callable[[], Any] | None = None
+        self._said = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self._number < 0:
-            batch = self._fetched()
-        elif self._part.divide:
-            return next(self._batches)
-        else:
-            batch = self._next
-        if self._part.divide:  # known since the first batch
-            self._number = 0
-            if batch is None:
-                raise StopIteration
-            return batch[0]
+        if self._number:
+            self._steps = self._steps and averages.count() > self._averages
+        self._steps = self._steps and not averages.trained_elsewhere()
+        self._averages = averages.count()
+        answer, self._next = self._next or self._fetched(), None
+        if answer is _end:
+            return self._repeated()
+        batch = answer()
+        if self._steps:
+            batch = self._keep(batch)
+            if self._number == 0:
+                self._first = kept(batch)  # a loop may change its batches in place
+            self._next = self._fetched()
+            if self._next is _end:
+                self._note()
         self._number += 1
-        if self._number == 0:
-            self._first = copy.deepcopy(batch)  # a loop may change its batches in place
-            self._note(0, batch is not None)
-        self._next = self._fetched() if batch is not None else None
-        self._note(self._number + 1, self._next is not None)
-        others = self._without(self._number)
-        if batch is not None:
-            if self._number == 0 and others:
-                raise self._empty(others)
-            return batch[0]
-        if len(others) == process_group.world_size() - 1:
-            raise StopIteration
-        if self._first is None:
-            raise self._empty([process_group.rank(), *others])
-        self._say_repeated()
-        return copy.deepcopy(self._first[0])
+        return batch
 
-    def _fetched(self) -> tuple[Any] | None:
+    def _fetched(self) -> Callable[[], Any]:
+        """Return what answers for the next batch: the batch, the error that came, or the end."""
         try:
-            return (next(self._batches),)
+            return functools.partial(_itself, next(self._batches))
         except StopIteration:
-            return None
+            return _end
+        except Exception as error:
+            return functools.partial(_raised, error)
 
-    def _empty(self, ranks: list[int]) -> InputError:
-        return InputError(
-            f"rank {', '.join(map(str, sorted(ranks)))} has no batch at all in this pass, and "
-            "others have. Give every rank a share, or set config.loader.shard = 'always' to have "
-            "the data divided.",
-            parameter="loader",
-        )
-
-    def _say_repeated(self) -> None:
+    def _repeated(self) -> Any:
+        """Return the first batch again if another rank has more in this training."""
+        self._next = _end
+        if not self._number or not self._steps or not self._others_go_on():
+            raise StopIteration
         if not self._said:
             warnings.warn(
                 f"accelerate(): rank {process_group.rank()} has run out of batches after "
@@ -95,35 +88,37 @@ class InStep:
                 stacklevel=3,
             )
         self._said = True
+        self._number += 1
+        return kept(self._first)
 
-    def _note(self, number: int, there: bool) -> None:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(self._key(number, process_group.rank()), "1" if there else "0")
-        if number >= _KEPT and not _is_file(store):
-            store.delete_key(self._key(number - _KEPT, process_group.rank()))
+    def _note(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the run's store has gone, and with it the others
+            _store().set(f"{self._key}/{process_group.rank()}", str(self._number + 1))
 
-    def _without(self, number: int) -> list[int]:
-        """Return the other ranks that have no batch of this number."""
-        store = dist.distributed_c10d._get_default_store()
-        ranks = [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
+    def _others_go_on(self) -> bool:
+        """Return whether a rank has a batch after the last one, which all ranks have had."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # gradients are averaged then, not only on their way
+        keys = [f"{self._key}/{rank}" for rank in range(process_group.world_size())]
         try:
-            return [rank for rank in ranks if store.get(self._key(number, rank)) == b"0"]
-        except (dist.DistStoreError, RuntimeError) as error:
-            # the type of the error depends on the kind of store
-            raise RunFailed(
-                f"a rank did not come to batch {number + 1} of this pass: it has ended, or has "
-                "left its loop early. All ranks have to take the same number of steps."
-            ) from error
-
-    def _key(self, number: int, rank: int) -> str:
-        return f"{self._prefix}/{number}/{rank}"
+            return any(
+                not _store().check([key]) or int(_store().get(key)) > self._number for key in keys
+            )
+        except RuntimeError:
+            return False
 
 
-def _is_file(store: dist.Store) -> bool:
-    """Return whether the store is a file.
+def _itself(batch: Any) -> Any:
+    return batch
 
-    In a file, torch does not find other keys after one was deleted.
-    """
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, dist.FileStore)
+
+def _raised(error: Exception) -> Any:
+    raise error
+
+
+def _end() -> Any:
+    raise StopIteration
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()

@@ -15,6 +15,15 @@ from torch.utils.data import DataLoader
 from gallery_lib.errors import InputError
 
 
+def copy_slots(source: Any, target: Any) -> None:
+    """Give `target` the values that `source` has in the slots of its classes."""
+    for base in type(source).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(source, name):
+                object.__setattr__(target, name, getattr(source, name))
+
+
 def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
     """Return a copy of `loader`, not begun, with other `parts` (`dataset`, `sampler`, …).
 
@@ -23,11 +32,7 @@ def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
     """
     kind = type(loader)
     result: DataLoader[Any] = object.__new__(kind)
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(loader, name):
-                object.__setattr__(result, name, getattr(loader, name))
+    copy_slots(loader, result)
     for name, value in vars(loader).items():
         own_method = isinstance(value, types.MethodType) and value.__self__ is loader
         vars(result)[name] = types.MethodType(value.__func__, result) if own_method else value

@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from gallery_lib.comm import process_group
-from gallery_lib.data.loading import random_states
-from gallery_lib.data.loading.epochs import Epochs
+from gallery_lib.comm import averages, process_group
+from gallery_lib.data.loading import agreed_order, random_states
+from gallery_lib.data.loading.agreed_order import ShardedSampler
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
 from gallery_lib.data.loading.rank_samplers import chain
-from gallery_lib.data.loading.share import Share
+from gallery_lib.data.loading.sharding import Share
 from gallery_lib.data.loading.skipping import samples_per_item, skip
 
 
 class Progress:
     """Progress of one loader through its passes."""
 
-    def __init__(self, share: Share, epochs: Epochs | None = None) -> None:
-        self._share, self._epochs = share, epochs
+    def __init__(self, share: Share) -> None:
+        self.share = share
         self.passes = 0
         """Number of passes that have ended."""
         self.taken: int | None = None
@@ -45,16 +45,16 @@ class Progress:
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self.taken = self._to_drop = 0
-            self._start = getattr(self._share.loader, "early_start", None) or states_of(
-                self._share.loader
-            )
+            self._start = self._states()
+            if self.share.part is not None:
+                self.share.part.order = self._start["order"]
             yield
             return
         now = random_states.captured(devices=False)
         self._start, self.taken = resumed["start"], resumed["taken"]
         drawn_from = self._go_to(resumed["start"])
         skipping = skip(
-            self._share,
+            self.share,
             resumed["taken"],
             resumed["batch_size"],
             resumed["world_size"],
@@ -63,9 +63,13 @@ class Progress:
         self._to_drop = 0
         if isinstance(skipping, int):
             self._to_drop = skipping
-        else:
+        elif (order := resumed["start"].get("order")) is None:
             # Without workers it begins with the first batch.
             skipping.states = drawn_from
+        elif isinstance(skipping, ShardedSampler):
+            skipping.order = order
+        else:  # begun on several processes
+            skipping.states = agreed_order.drawn_from(skipping.base, order)
         yield
         random_states.restore(now)
 
@@ -75,9 +79,15 @@ class Progress:
             next(batches, None)
         return _Counted(self, batches)
 
+    def _states(self) -> dict[str, Any]:
+        """Return what decides the order of a pass that begins now."""
+        share = self.share
+        states = getattr(share.loader, "early_start", None) or states_of(share.loader)
+        return {**states, "order": None if share.part is None else share.part.next_order()}
+
     def _go_to(self, start: dict[str, Any]) -> DrawnFrom:
         """Set the random states to the beginning of the pass; return those for its sampler."""
-        loader = self._share.loader
+        loader = self.share.loader
         generators = _generators(loader)
         for sampler, items in zip(_bucket_samplers(loader), start["batch_items"], strict=False):
             sampler.next_batch_items = items
@@ -100,20 +110,23 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as tensors and plain values."""
+        part = self.share.part
         return {
             "passes": self.passes,
             "taken": self.taken,
-            "batch_size": samples_per_item(self._share.loader),
+            "batch_size": samples_per_item(self.share.loader),
             "world_size": process_group.world_size(),
-            "start": self._start if self.taken is not None else states_of(self._share.loader),
-            "epochs": None if self._epochs is None else self._epochs.state_dict(),
+            "start": self._start if self.taken is not None else self._states(),
+            "order": None if part is None else (part.seed, part.steps_before + averages.count()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next pass go on at the position that `state_dict` returned."""
         self.passes, self.taken = state["passes"], None
-        if self._epochs is not None and state["epochs"] is not None:
-            self._epochs.load_state_dict(state["epochs"], under_way=state["taken"] is not None)
+        part = self.share.part
+        if part is not None and state.get("order") is not None:
+            part.seed, steps = state["order"]
+            part.steps_before = steps - averages.count()
         # Between two passes, the next one begins with none of its batches taken.
         self._resumed = {**state, "taken": state["taken"] or 0}
 
@@ -160,9 +173,12 @@ class _Counted:
         try:
             batch = next(self._batches)
         except StopIteration:
+            progress.share.check_used()
             if progress.taken is not None:
                 progress.passes, progress.taken = progress.passes + 1, None
             raise
+        if not progress.taken:
+            progress.share.check_used()
         progress.taken = (progress.taken or 0) + 1
         return batch
 

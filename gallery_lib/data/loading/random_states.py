@@ -42,11 +42,52 @@ def restore(states: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class DrawnFrom:
-    """Random states at which a sampler draws the order of a pass that is gone on with."""
+    """Random states at which a sampler draws the order of a pass."""
 
     common: dict[str, Any]
     """Of the process's own generators, as `captured` returns them."""
-    generators: list[tuple[torch.Generator, torch.Tensor]]
+    generators: list[tuple[Any, Any]]
+
+
+def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
+    """Return the states that `seed` gives: the process's generators, and those of `owners`.
+
+    A generator of an owner is any attribute that is one of torch, of Python or of numpy.
+    """
+    numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()
+    name, keys, position, has_gauss, gauss = numpy_state
+    keys = torch.from_numpy(keys.astype(np.int64))
+    common = {
+        "python": random.Random(seed).getstate(),
+        "numpy": (str(name), keys, position, has_gauss, gauss),
+        "torch": torch.Generator().manual_seed(seed).get_state(),
+    }
+    values = [v for owner in owners for v in getattr(owner, "__dict__", {}).values()]
+    return DrawnFrom(
+        common, [(v, state) for v in values if (state := _seeded_state(v, seed)) is not None]
+    )
+
+
+def _seeded_state(generator: Any, seed: int) -> Any:
+    """Return the state of a generator of this kind that `seed` gives; None for anything else."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device).manual_seed(seed).get_state()
+    if isinstance(generator, random.Random):
+        return random.Random(seed).getstate()
+    if isinstance(generator, np.random.RandomState):
+        return np.random.RandomState(seed % 2**32).get_state()
+    if isinstance(generator, np.random.Generator):
+        return type(generator.bit_generator)(seed).state
+    return None
+
+
+def _set(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 @contextlib.contextmanager
@@ -59,7 +100,7 @@ def at(states: DrawnFrom | None) -> Iterator[None]:
         yield
         return
     for generator, state in states.generators:
-        generator.set_state(state)
+        _set(generator, state)
     before = captured(devices=False)
     restore(states.common)
     try:

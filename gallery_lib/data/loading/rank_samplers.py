@@ -35,19 +35,20 @@ def chain(loader: Any) -> list[Any]:
     """Return the samplers of a loader, including nested ones, from the outside inwards."""
     samplers: list[Any] = []
     for name in ("batch_sampler", "sampler"):
-        for sampler in _below(getattr(loader, name, None), 0):
+        for sampler in below(getattr(loader, name, None)):
             if not any(sampler is other for other in samplers):
                 samplers.append(sampler)
     return samplers
 
 
-def _below(sampler: Any, depth: int) -> Iterator[Any]:
+def below(sampler: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield a sampler and those in its attributes, from the outside inwards."""
     if sampler is None or depth > _DEEPEST:
         return
     yield sampler
     for value in list(getattr(sampler, "__dict__", {}).values()):
         if isinstance(value, Sampler) or _place(value) is not None:
-            yield from _below(value, depth + 1)
+            yield from below(value, depth + 1)
 
 
 def _place(sampler: Any) -> Place | None:
@@ -58,6 +59,11 @@ def _place(sampler: Any) -> Place | None:
     if replicas is None or rank is None or not hasattr(type(sampler), "__iter__"):
         return None
     return Place(type(sampler).__name__, rank, replicas)
+
+
+def places(sampler: Any) -> Iterator[Place]:
+    """Yield the ranks for which a sampler, or one in its attributes, is made."""
+    return (place for inner in below(sampler) if (place := _place(inner)))
 
 
 def place_of(loader: Any) -> Place | None:

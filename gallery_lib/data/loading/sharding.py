@@ -8,20 +8,24 @@ A rank's share depends on the loader:
 - stream, other iterable of batches: every world_size-th item (batch); the tail is left out
 - divided already: all that it yields
 
-So all ranks take the same number of steps. For data that is divided already, this number is that of
-the rank with the most batches (`in_step.py`). With `drop_last` tails are left out everywhere. A
+So all ranks take the same number of steps. For data that is divided already, a training takes that
+of the rank with the most batches (`in_step.py`). With `drop_last` tails are left out everywhere. A
 loader counts as divided already if its sampler knows ranks (DistributedSampler), or if its data or
 order differs from rank to rank. `config.loader.shard` overrides this. Everything else about the
-loader stays. The ranks compare notes once a pass, so all of them have to begin it. If a rank ends
-with an error, the others wait for it until the process group's timeout.
+loader stays.
+
+The ranks agree when the loader is given to `accelerate()`, which is a collective call. A pass is
+none: no rank waits for another in it, so that one may iterate alone.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +33,78 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, TensorDataset
 
 from gallery_lib.comm import process_group
-from gallery_lib.data.loading import rank_samplers
-from gallery_lib.data.loading.agreed_order import ShardedSampler, order_kind
+from gallery_lib.data.loading import agreed_order, rank_samplers
+from gallery_lib.data.loading.agreed_order import ShardedSampler
 from gallery_lib.data.loading.digests import of_data
+from gallery_lib.data.loading.in_step import InStep
 from gallery_lib.data.loading.length import length_of
 from gallery_lib.data.loading.loader_copy import copied
 from gallery_lib.data.loading.rank_samplers import Place
-from gallery_lib.data.loading.share import Share
-from gallery_lib.data.loading.streams import ShardedStream, announce_own_division, divides_itself
+from gallery_lib.data.loading.refilled import may_refill
+from gallery_lib.data.loading.streams import (
+    ShardedBatches,
+    announce_own_division,
+    divides_itself,
+    first_note,
+    reading,
+    share_of,
+)
+from gallery_lib.data.loading.trial import in_child
 from gallery_lib.errors import InputError
+
+
+@dataclass
+class Share:
+    """Share of one rank: the loader to iterate over, made of the caller's.
+
+    `part` is the sampler in it that divides an order, if any. `in_step` names a loader that is
+    divided already by something that does not know how many batches other ranks have.
+    """
+
+    loader: Any
+    caller: Any = None
+    part: ShardedSampler | None = None
+    in_step: str = ""
+
+    def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
+        """Return the batches of one pass; `watched` wraps the loader's own iterator."""
+        self.follow_caller()
+        batches = watched(iter(self.loader))
+        return InStep(batches, self.in_step, may_refill(self.loader)) if self.in_step else batches
+
+    def follow_caller(self) -> None:
+        """Take over what the caller has changed at the samplers since the last pass.
+
+        Raises:
+            InputError: for a new sampler that divides the data itself.
+        """
+        if self.part is None:
+            return
+        batches: Any = self.caller.batch_sampler
+        own = vars(self.loader)["batch_sampler"]
+        if own is None or own is self.part:
+            base = rank_samplers.outermost(self.caller)
+            self.part.drop_last = own is not None and getattr(base, "drop_last", False) is True
+        else:
+            vars(own).update({n: v for n, v in vars(batches).items() if n != "sampler"})
+            base, self.part.drop_last = batches.sampler, batches.drop_last
+        if base is not self.part.base and next(rank_samplers.places(base), None):
+            raise InputError(
+                f"the loader's new sampler ({type(base).__name__}) divides the data by rank, and "
+                "accelerate() divides it as well: give accelerate() the loader with that sampler.",
+                parameter="loader",
+            )
+        self.part.base = base
+
+    def check_used(self) -> None:
+        """Raise InputError after the first batch of a loader that did not read its sampler."""
+        if self.part is not None and not self.part.used:
+            raise InputError(
+                f"the loader is a {type(self.loader).__name__}, which does not read its own "
+                "sampler, so that it cannot be divided over the ranks: give it a "
+                "DistributedSampler and config.loader.shard = 'never', or do without the subclass.",
+                parameter="loader",
+            )
 
 
 @dataclass(frozen=True)
@@ -45,15 +112,16 @@ class _Facts:
     """Facts about a loader that the ranks exchange when their loaders are made."""
 
     kind: str
-    place: Place | None
-    length: int | None
-    data: bytes
+    place: Place | None = None
+    length: int | None = None
+    data: bytes = b""
+    order: int = 0
     seed: int = dataclasses.field(default_factory=torch.initial_seed)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
-    """Return this rank's share of `loader`; `shard` is `config.loader.shard`.
+    """Return this rank's share of `loader`; `shard` is `config.loader.shard`. A collective call.
 
     Raises:
         InputError: on every rank for a loader that cannot be divided, or that does not fit the
@@ -66,49 +134,90 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
         batches: Any = loader
         loader = DataLoader(batches, batch_size=None, collate_fn=_unchanged)
     if not isinstance(loader, DataLoader):
-        facts = process_group.all_ranks(_Facts("iterable", None, None, b""))
+        facts = process_group.all_ranks(_Facts("iterable"))
         _divided_by_samplers(facts, rank, world_size)
-        stream = ShardedStream(loader, rank, world_size, check=check)
-        return Share(stream, stream, number=facts[0].number)
+        if check and _divides_itself(loader, loader, facts, world_size):
+            return Share(loader, in_step=str(facts[0].number))
+        return Share(ShardedBatches(loader, rank, world_size))
     is_stream = isinstance(loader.dataset, IterableDataset)
+    sampler = rank_samplers.outermost(loader)
     place = rank_samplers.place_of(loader) if check else None
     facts = process_group.all_ranks(
         _Facts(
-            "stream"
-            if is_stream
-            else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
+            "stream" if is_stream else f"map-style data, {_names(sampler)}",
             place,
             length_of(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
+            0 if is_stream else agreed_order.new_seed(sampler),
         )
     )
     if _divided_by_samplers(facts, rank, world_size) or (
         is_stream and check and _divided_by_torch(loader.dataset)
     ):
-        return Share(loader, sampled_by_rank=place is not None)
+        return Share(loader)
+    name = str(facts[0].number)
     if is_stream:
-        lengths = [fact.length for fact in facts]
-        stream = ShardedStream(
-            loader.dataset,
-            rank,
-            world_size,
-            check=check,
-            workers=loader.num_workers,
-            lengths=lengths,
-        )
-        return Share(copied(loader, dataset=stream), stream, number=facts[0].number)
+        if check and _divides_itself(loader, loader.dataset, facts, world_size):
+            return Share(loader, in_step=name)
+        share = functools.partial(share_of, rank=rank, world_size=world_size)
+        return Share(copied(loader, dataset=reading(loader.dataset, share, world_size)))
     _check_same_length(facts)
+    if check and _differs_by_rank(loader, facts):
+        return Share(loader, in_step=name)
+    part = _part(loader, rank, world_size, facts[0].order)
+    if check and agreed_order.divided_already(part.base, facts[0].length, part.next_order() or 0):
+        announce_own_division(f"what the sampler ({type(part.base).__name__}) yields")
+        return Share(loader, in_step=name)
+    return _with_part(loader, part)
+
+
+def _names(sampler: Any) -> str:
+    """Return the type names of a sampler and of its inner one: they decide what is compared."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    name = type(sampler).__name__
+    return name if inner is sampler else f"{name} of {type(inner).__name__}"
+
+
+def _divides_itself(loader: Any, stream: Any, facts: list[_Facts], world_size: int) -> bool:
+    """Return whether a stream differs from rank to rank, and announce it if so.
+
+    Raises:
+        InputError: where that cannot be known, or where streams that are alike differ in length.
+    """
+    what = f"the stream ({type(stream).__name__})"
+    views = process_group.all_ranks(in_child(lambda: first_note(loader, world_size)))
+    if failed := [rank for rank, (_, reason) in enumerate(views) if reason]:
+        raise InputError(
+            f"{what} could not be tried on rank {', '.join(map(str, failed))} "
+            f"({views[failed[0]][1]}), so it is not known whether it divides itself by rank. Set "
+            "config.loader.shard = 'always' to have it divided, or 'never' if it does.",
+            parameter="loader",
+        )
+    lengths = [fact.length for fact in facts]
+    if divides_itself([note for note, _ in views], what):
+        announce_own_division(what, lengths)
+        return True
+    if len(set(lengths)) > 1:
+        raise InputError(
+            f"{what} begins alike on all ranks, and differs in length "
+            f"({', '.join(map(str, lengths))}). Give all ranks the same, or each its own share and "
+            "config.loader.shard = 'never'.",
+            parameter="loader",
+        )
+    return False
+
+
+def _differs_by_rank(loader: DataLoader[Any], facts: list[_Facts]) -> bool:
+    """Return whether each rank has data of its own, and announce it if so."""
     what = f"the data set ({type(loader.dataset).__name__})"
-    if check and divides_itself([(0, 1, fact.data) for fact in facts], what):
-        if type(loader.dataset) is not TensorDataset or len({fact.seed for fact in facts}) < len(
-            facts
-        ):
-            announce_own_division(what)
-            return Share(loader)
+    if not divides_itself([(0, fact.data) for fact in facts], what):
+        return False
+    seeds = {fact.seed for fact in facts}
+    if type(loader.dataset) is TensorDataset and len(seeds) == len(facts):
         _announce_drawn_data(what)
-    share = _with_sharded_sampler(loader, rank, world_size, check=check)
-    share.number = facts[0].number
-    return share
+        return False
+    announce_own_division(what)
+    return True
 
 
 def _announce_drawn_data(what: str) -> None:
@@ -188,31 +297,30 @@ def _check_same_length(facts: list[_Facts]) -> None:
         )
 
 
-def _with_sharded_sampler(
-    loader: DataLoader[Any], rank: int, world_size: int, *, check: bool
-) -> Share:
-    def share_of(base: Any, drop_last: bool) -> ShardedSampler:
-        return ShardedSampler(
-            base,
-            rank,
-            world_size,
-            drop_last=drop_last,
-            samples=length_of(loader.dataset),
-            check=check,
-        )
-
+def _part(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> ShardedSampler:
+    """Return what divides the order of a loader: of its samples, or of the caller's own batches."""
     batches: Any = loader.batch_sampler
     if batches is None:
-        sampler = share_of(loader.sampler, False)
-        return Share(copied(loader, sampler=sampler), sampler)
-    if (
-        loader.batch_size is None
-        or not isinstance(batches, BatchSampler)
-        or batches.sampler is not loader.sampler
-    ):
-        sampler = share_of(batches, getattr(batches, "drop_last", False) is True)
-        return Share(copied(loader, batch_sampler=sampler), sampler)
-    sampler = share_of(loader.sampler, loader.drop_last)
-    batches = copy.copy(batches)
-    batches.sampler = sampler
-    return Share(copied(loader, sampler=sampler, batch_sampler=batches), sampler)
+        return ShardedSampler(loader.sampler, rank, world_size, drop_last=False, seed=seed)
+    if _samples_are_divided(loader):
+        base, drop_last = loader.sampler, loader.drop_last
+    else:
+        base, drop_last = batches, getattr(batches, "drop_last", False) is True
+    return ShardedSampler(base, rank, world_size, drop_last=drop_last, seed=seed)
+
+
+def _samples_are_divided(loader: DataLoader[Any]) -> bool:
+    batches: Any = loader.batch_sampler
+    own = isinstance(batches, BatchSampler) and batches.sampler is loader.sampler
+    return own and loader.batch_size is not None
+
+
+def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> Share:
+    """Return the share of a loader whose samples, or batches, come through `part`."""
+    if loader.batch_sampler is None:
+        return Share(copied(loader, sampler=part), loader, part)
+    if not _samples_are_divided(loader):
+        return Share(copied(loader, batch_sampler=part), loader, part)
+    batches: Any = copy.copy(loader.batch_sampler)
+    batches.sampler = part
+    return Share(copied(loader, sampler=part, batch_sampler=batches), loader, part)

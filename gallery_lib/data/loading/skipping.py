@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from gallery_lib.data.loading import random_states
 from gallery_lib.data.loading.agreed_order import ShardedSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
-from gallery_lib.data.loading.share import Share
+from gallery_lib.data.loading.sharding import Share
 from gallery_lib.errors import InputError
 
 

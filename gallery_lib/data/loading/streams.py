@@ -1,55 +1,56 @@
 """Divide a stream among the ranks: an IterableDataset, or any iterable of batches.
 
-Nothing about a stream says whether it divides itself by rank. So in the first pass the ranks
-compare the first `world_size` items that each of them reads. If all are alike, the stream is the
-same everywhere, and a rank takes every `world_size`-th item. If no two are alike, the stream
-divides itself, and is left as it is.
+A stream that is the same on all ranks is cut in rounds of `world_size` items, of which a rank takes
+its own. A last round that is not full is left out on every rank. So all ranks take the same number
+of steps, and no rank needs to hear of another. With several data-loading workers, each worker of
+each rank divides what the data set gives that worker.
+
+Nothing about a stream says whether it divides itself by rank. So `accelerate()` compares the first
+`world_size` items that each rank reads, in a forked process (`trial.py`). If all are alike, the
+stream is the same everywhere. If no two are alike, the stream divides itself, and is left as it is.
+A source outside of the process, such as a queue, may notice the trial: `config.loader.shard` says
+what to do without one.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.data.loading.digests import digest
+from gallery_lib.data.loading.loader_copy import copied, copy_slots
+from gallery_lib.data.loading.refilled import kept
 from gallery_lib.errors import InputError
 
-_NOTHING_YET, _ITEMS, _EMPTY, _FAILED = 0, 1, 2, 3
-"""States of a worker's stream: the first byte of its note, before the digest of its items."""
-_LONGEST_WAIT_SECONDS = 60.0
-"""Timeout for the first items of a worker whose batches come later than another's."""
-
-Note = tuple[int, int, bytes]  # (worker, state, digest) of one rank
-_NONE_READ: Note = (0, _FAILED, b"")
+Note = tuple[int, bytes] | None
+"""Worker, and digest of the first items that it read; None where there are no items."""
 
 
-def divides_itself(notes: list[Note], what: str) -> bool:
+def divides_itself(notes: Sequence[Note], what: str) -> bool:
     """Return True if no two ranks have the same data, False if all have the same.
 
     `notes` has one note of every rank.
 
     Raises:
-        InputError: on every rank when neither is so, or when a rank could not read.
+        InputError: on every rank when neither is so.
     """
-    failed = [str(rank) for rank, (_, state, _) in enumerate(notes) if state == _FAILED]
-    if failed:
+    kinds = set(notes)
+    if len(kinds) == 1:
+        return False
+    if None in kinds:
+        empty = ", ".join(str(rank) for rank, note in enumerate(notes) if note is None)
         raise InputError(
-            f"{what} could not be read on rank {', '.join(failed)}; its own message says why.",
+            f"{what} has nothing at all for rank {empty}, and something for others. Give every "
+            "rank a share, or the whole and config.loader.shard = 'always'.",
             parameter="loader",
         )
-    with_items = [(worker, item_digest) for worker, state, item_digest in notes if state != _EMPTY]
-    kinds = len(set(with_items))
-    if kinds == 0 or (kinds == 1 and len(with_items) == len(notes)):
-        return False
-    if kinds == len(with_items):
+    if len(kinds) == len(notes):
         return True
     ranks_by_note = {
         note: [rank for rank, other in enumerate(notes) if other == note] for note in notes
@@ -73,8 +74,8 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
         if len(set(lengths)) > 1:
             text = ", ".join(map(str, lengths))
             uneven = (
-                f" The ranks' lengths differ ({text}), and all take as many steps as the longest "
-                "has."
+                f" The ranks' lengths differ ({text}); a training takes as many steps as the "
+                "longest has."
             )
         warnings.warn(
             f"accelerate(): {what} differs from rank to rank, and so counts as divided among them "
@@ -84,108 +85,108 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
         )
 
 
-class ShardedStream(IterableDataset[Any]):
-    """Every `world_size`-th item that the stream `base` yields, from `rank` on.
+def first_note(loader: Any, count: int) -> Note:
+    """Return the note of the first `count` items of a loader's stream; for a trial."""
+    if not isinstance(loader, DataLoader):
+        items = list(itertools.islice(loader, count))
+        return (0, digest(items)) if items else None
+    looking = copied(
+        loader,
+        dataset=reading(loader.dataset, functools.partial(_digest_alone, count=count)),
+        batch_sampler=None,
+        batch_size=None,
+        collate_fn=_unchanged,
+        pin_memory=False,
+    )
+    if loader.num_workers:  # this process is a trial's: its workers need not be started anew
+        looking.multiprocessing_context = "fork"
+    digests = DataLoader.__iter__(looking)
+    return next(((worker, d) for worker, d in enumerate(digests) if d is not None), None)
 
-    The stream is cut in rounds of `world_size` items. A last round that is not full is left out on
-    every rank, so that all ranks take the same number of steps. With several data-loading workers,
-    each worker of each rank reads the stream that `base` gives that worker, as in a run of one
-    process. So a data set that divides itself by `torch.utils.data.get_worker_info()` goes on doing
-    so. `check` compares the ranks' first items in the first pass. `lengths` are the lengths that
-    the ranks' streams report.
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
+def _digest_alone(items: Iterator[Any], count: int) -> Iterator[bytes | None]:
+    first = list(itertools.islice(items, count))
+    yield digest(first) if first else None
+
+
+def share_of(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+    """Yield the items of one rank: of each full round of `world_size` items that of its place.
+
+    The rest of the round is read first, which may fill the memory of the item again: so it is kept.
+    """
+    own: Any = None
+    for number, item in enumerate(items):
+        place = number % world_size
+        if place == rank:
+            own = item if place == world_size - 1 else kept(item)
+        if place == world_size - 1:
+            yield own
+
+
+class _Reading:
+    """First base of the class of what `reading` returns, before the user's class."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep the class from the user's `__init_subclass__`, a registry for instance."""
+
+
+def reading(dataset: Any, read: Callable[[Iterator[Any]], Iterator[Any]], parts: int = 1) -> Any:
+    """Return `dataset` with `read` applied to what its `__iter__` yields.
+
+    Its length is that of one of `parts` parts. The result is an object of a subclass and shares the
+    data set's attributes. So `get_worker_info().dataset` is what the user has made, and what the
+    user's `worker_init_fn` sets there is read.
+
+    Raises:
+        InputError: for a data set whose class cannot have a subclass.
+    """
+    kind: Any = type(dataset)
+    namespace: dict[str, Any] = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__iter__": lambda self: read(kind.__iter__(self)),
+        "__reduce_ex__": lambda self, protocol: (reading, (dataset, read, parts)),
+    }
+    if hasattr(kind, "__len__"):
+        namespace["__len__"] = lambda self: kind.__len__(self) // parts
+    metaclass: Any = type(kind)
+    try:
+        result: Any = object.__new__(metaclass(kind.__name__, (_Reading, kind), namespace))
+    except TypeError as error:
+        raise InputError(
+            f"the stream ({kind.__name__}) cannot be divided over the ranks: {error}. Let it "
+            "divide itself by rank, and set config.loader.shard = 'never'.",
+            parameter="loader",
+        ) from None
+    object.__setattr__(result, "__dict__", vars(dataset))
+    copy_slots(dataset, result)
+    return result
+
+
+class ShardedBatches:
+    """Every `world_size`-th batch of an iterable of batches; attributes are those of the iterable.
+
+    Its length, if it has one, is that of a rank's share.
     """
 
-    def __init__(
-        self,
-        base: Any,
-        rank: int,
-        world_size: int,
-        *,
-        check: bool = True,
-        workers: int = 0,
-        lengths: Sequence[int | None] = (),
-    ) -> None:
-        self.base, self.rank, self.world_size = base, rank, world_size
-        self.what = f"the stream ({type(base).__name__})"
-        self.lengths = lengths
-        self.divide, self.undecided = True, check
-        # A worker writes its note here, which is visible before the worker's first batch comes.
-        self.notes = torch.zeros(
-            max(1, workers), 1 + len(digest(None)), dtype=torch.uint8
-        ).share_memory_()
+    def __init__(self, base: Any, rank: int, world_size: int) -> None:
+        vars(self).update(base=base, _place=(rank, world_size))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "base":  # not set yet while a worker unpickles this object
+        if name == "base":  # while this object is being copied
             raise AttributeError(name)
-        return getattr(self.base, name)
+        return getattr(vars(self)["base"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.base, name, value)
 
     def __len__(self) -> int:
-        return len(self.base) // self.world_size if self.divide else len(self.base)
-
-    @property
-    def used(self) -> bool:
-        """Return whether the stream was read, here or in a worker."""
-        return bool(self.notes[:, 0].any())
+        return len(self.base) // self._place[1]
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        note = self.notes[worker.id if worker else 0]
-        try:
-            stream = iter(self.base)
-            round_of_items = list(itertools.islice(stream, self.world_size))
-        except Exception:
-            note[0] = _FAILED
-            if self.undecided and worker is None:
-                self._compare(_NONE_READ)
-            raise
-        _write(note, round_of_items, with_digest=self.undecided)
-        if self.undecided and worker is None:
-            self.decide()
-        if not self.divide:
-            yield from round_of_items
-            yield from stream
-            return
-        while len(round_of_items) == self.world_size:
-            yield round_of_items[self.rank]
-            round_of_items = list(itertools.islice(stream, self.world_size))
-
-    def decide(self) -> None:
-        """Compare the ranks' notes; afterwards `divide` holds for all passes.
-
-        Raises:
-            InputError: as `divides_itself` does.
-        """
-        self._compare(_first_note(self.notes) if self.used else _NONE_READ)
-
-    def _compare(self, own: Note) -> None:
-        notes = process_group.all_ranks(own)
-        if own[1] != _FAILED:  # otherwise this rank's own error says more
-            self.divide = not divides_itself(notes, self.what)
-            if self.divide and len(set(self.lengths)) > 1:
-                raise InputError(
-                    f"{self.what} begins alike on all ranks, and differs in length "
-                    f"({', '.join(map(str, self.lengths))}). Give all ranks the same, or each its "
-                    "own share and config.loader.shard = 'never'.",
-                    parameter="loader",
-                )
-            self.undecided = False
-        if not self.divide:
-            announce_own_division(self.what, self.lengths)
-
-
-def _write(note: Tensor, items: list[Any], *, with_digest: bool) -> None:
-    if items and with_digest:
-        note[1:] = torch.frombuffer(bytearray(digest(items)), dtype=torch.uint8)
-    note[0] = _ITEMS if items else _EMPTY
-
-
-def _first_note(notes: Tensor) -> Note:
-    """Return this rank's first note of items or of an error, otherwise a note of no items."""
-    until = time.monotonic() + _LONGEST_WAIT_SECONDS
-    for worker, note in enumerate(notes):
-        while note[0] == _NOTHING_YET and time.monotonic() < until:
-            time.sleep(0.001)
-        state = int(note[0])
-        if state in (_ITEMS, _FAILED):
-            return worker, state, bytes(note[1:].numpy())
-    return 0, _EMPTY, b""
+        return share_of(self.base, *self._place)

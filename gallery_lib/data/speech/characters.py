@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gallery_lib.data.folder_walk import printable, some
+from gallery_lib.data.folders import printable, some
 from gallery_lib.errors import InputError
 
 END, BEGIN, UNKNOWN = 0, 1, 2
@@ -35,21 +35,12 @@ def tidy(transcript: str) -> str:
 def unknown_notice(
     transcripts: Iterable[str], characters: Characters, where: Path
 ) -> tuple[str, ...]:
-    """Return one line that names the characters of `transcripts` missing from the vocabulary.
+    """Return one line that names the characters of tidy `transcripts` that are unknown, if any.
 
-    Returns an empty tuple if the vocabulary has all characters.
-
-    Args:
-        transcripts: transcripts as `tidy` returns them.
-        characters: the vocabulary.
-        where: the folder of the transcripts, for the line.
+    `where` is the folder of the transcripts.
     """
-    counts = Counter(character for transcript in transcripts for character in transcript)
-    unknown = {
-        character: count
-        for character, count in counts.items()
-        if characters.encode(character) == [UNKNOWN]
-    }
+    counts = Counter("".join(transcripts))
+    unknown = {c: count for c, count in counts.items() if characters.encode(c) == [UNKNOWN]}
     if not unknown:
         return ()
     return (
@@ -74,7 +65,7 @@ class Characters:
         Raises:
             InputError: if the vocabulary needs more than `size` tokens; the message names `where`.
         """
-        counts = Counter(character for transcript in transcripts for character in transcript)
+        counts = Counter("".join(transcripts))
         room = size - _SPECIAL_TOKENS
         if len(counts) > room:
             raise InputError(
@@ -93,10 +84,7 @@ class Characters:
         return [self._number.get(character, UNKNOWN) for character in transcript]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of `tokens` up to END.
-
-        Tokens without a character become U+FFFD, the replacement character.
-        """
+        """Return the text of `tokens` up to END, with U+FFFD for tokens without a character."""
         text = []
         for token in tokens:
             if token == END:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data import mock_folder
-from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech.features import MANIFEST, write
 
 SPLITS = ("train", "val")
 DIMS = 40
@@ -75,31 +75,27 @@ def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.flo
     return (spoken + envelope + channel + rng.normal(0, 0.4, spoken.shape)).astype(np.float32)
 
 
-def generate(root: Path | str, spec: SpeakerSpec) -> mock_folder.Made:
-    """Make the data set `spec` in `root`, unless it is already there.
-
-    train/ and val/ each get .npy files and a manifest.
-
-    Raises:
-        InputError: if `root` holds anything else.
-        RunFailed: if writing fails.
-    """
-
-    def fill(folder: Path) -> None:
-        for split in SPLITS:
-            rows = []
-            for speaker in range(getattr(spec, split)):
-                name = f"{split}-{speaker:05d}"
-                (folder / split / name).mkdir(parents=True)
-                for number in range(spec.utterances):
-                    array = features(spec.seed, split, speaker, number)
-                    np.save(folder / split / name / f"{number}.npy", array)
-                    rows.append((f"{name}/{number}.npy", name, len(array)))
-            feature_manifest.write(folder / split, rows)
-
+def generate(root: Path | str, spec: SpeakerSpec, progress: bool = True) -> mock_folder.Made:
+    """Make the data set `spec` in `root`, as `mock_folder.make` does."""
     return mock_folder.make(
-        root, {"kind": "mock speakers", "style": STYLE, **dataclasses.asdict(spec)}, fill
+        root,
+        {"kind": "mock speakers", "style": STYLE, **dataclasses.asdict(spec)},
+        {f"{split}/{MANIFEST}": (split,) for split in SPLITS},
+        partial(_write, spec),
+        progress=progress,
     )
+
+
+def _write(spec: SpeakerSpec, manifest: Path, split: str) -> None:
+    rows = []
+    for speaker in range(getattr(spec, split)):
+        name = f"{split}-{speaker:05d}"
+        (manifest.parent / name).mkdir(exist_ok=True)
+        for number in range(spec.utterances):
+            array = features(spec.seed, split, speaker, number)
+            np.save(manifest.parent / name / f"{number}.npy", array)
+            rows.append((f"{name}/{number}.npy", name, len(array)))
+    write(manifest.parent, rows)
 
 
 def _generator(*key: int) -> np.random.Generator:

@@ -14,6 +14,7 @@ not at all.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,7 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data.mock_folder import Made, make
-from gallery_lib.data.speech import feature_manifest
-from gallery_lib.data.speech.alignment import Cut, write_alignment
+from gallery_lib.data.speech.features import MANIFEST, Cut, write, write_alignment
 
 SPLITS = ("train", "val")
 # version of the language: change it whenever utterance() would differ for the same spec
@@ -156,30 +156,25 @@ def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
     return loudness * ((1 - rime) * spectra[0] + rime * spectra[1])
 
 
-def generate(root: Path | str, spec: SpeechSpec) -> Made:
-    """Make the mock data set `spec` in `root`, unless it is already there.
-
-    Raises:
-        InputError: as `mock_folder.make` does.
-        RunFailed: as `mock_folder.make` does.
-    """
+def generate(root: Path | str, spec: SpeechSpec, progress: bool = True) -> Made:
+    """Make the mock data set `spec` in `root`, as `mock_folder.make` does."""
     return make(
         root,
         {"kind": "mock-speech", "style": STYLE, "spec": asdict(spec)},
-        lambda folder: _write(folder, spec),
+        {f"{split}/{MANIFEST}": (split,) for split in SPLITS},
+        partial(_write, spec),
+        progress=progress,
     )
 
 
-def _write(folder: Path, spec: SpeechSpec) -> None:
-    spoken = language(spec)
-    for split in SPLITS:
-        (folder / split).mkdir()
-        rows, alignment = [], []
-        for index in range(getattr(spec, split)):
-            features, transcript, cuts = utterance(spec, spoken, split, index)
-            name = f"{index:06d}.npy"
-            np.save(folder / split / name, features)
-            rows.append((name, transcript, len(features)))
-            alignment.append((name, cuts))
-        feature_manifest.write(folder / split, rows)
-        write_alignment(folder / split, alignment)
+def _write(spec: SpeechSpec, manifest: Path, split: str) -> None:
+    spoken, folder = language(spec), manifest.parent
+    rows, alignment = [], []
+    for index in range(getattr(spec, split)):
+        features, transcript, cuts = utterance(spec, spoken, split, index)
+        name = f"{index:06d}.npy"
+        np.save(folder / name, features)
+        rows.append((name, transcript, len(features)))
+        alignment.append((name, cuts))
+    write_alignment(folder, alignment)
+    write(folder, rows)

@@ -1,7 +1,7 @@
 """Data set for speaker verification: an item is one speaker, heard in two utterances.
 
 The data set reads ROOT/train and ROOT/val, folders of features with speakers as labels
-(feature_manifest.py). In training, the choice of two utterances and of their frames depends on
+(features.py). In training, the choice of two utterances and of their frames depends on
 (seed, epoch, index) alone. Held-out items are consecutive pairs of each speaker's utterances,
 cropped at the middle. Each value of a frame is normalised with its mean and standard deviation over
 the training utterances, so features of any scale work.
@@ -17,13 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.folders import printable, unfit_file
 from gallery_lib.data.loading.item_random import of_item
-from gallery_lib.data.speech import feature_files
-from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.feature_files import load, refuse_missing_files, shape
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances
-from gallery_lib.errors import InputError
+from gallery_lib.data.speech import features
+from gallery_lib.data.speech.check import PER_ITEM, by_speaker
+from gallery_lib.data.speech.features import (
+    Utterance,
+    list_utterances,
+    load,
+    refuse_missing_files,
+    shape,
+)
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
@@ -35,10 +39,7 @@ def _short(
     speakers: Mapping[str, Sequence[Utterance]],
     frames: int,
 ) -> tuple[str, ...]:
-    """Return one line on utterances of fewer than `frames` frames, which are left out.
-
-    Returns an empty tuple if there are none.
-    """
+    """Return one line on utterances of fewer than `frames` frames, or none without any."""
     kept = {utterance.name for own in speakers.values() for utterance in own}
     short = [utterance for utterance in utterances if utterance.name not in kept]
     if not short:
@@ -84,11 +85,8 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
         refuse_missing_files(folder, utterances)
         if (width := shape(utterances[0])[1]) != dims:
-            raise InputError(
-                f"{printable(utterances[0].path)} has {width} values a frame; the model takes "
-                f"{dims}.",
-                parameter=str(utterances[0].path),
-            )
+            problem = f"{width} values a frame; the model takes {dims}."
+            raise unfit_file(utterances[0].path, problem)
         speakers = by_speaker(utterances, frames, folder)
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
         self.speakers = list(speakers)
@@ -104,7 +102,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
                 for label, own in self.items
             ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
-        self.statistics = statistics or feature_files.statistics(utterances)
+        self.statistics = statistics or features.statistics(utterances)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:

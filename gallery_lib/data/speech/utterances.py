@@ -1,6 +1,6 @@
 """Data set of utterances with transcripts for speech recognition.
 
-feature_manifest.py lists the folder, and feature_files.py reads the features. An item is (features
+features.py lists and reads the folder. An item is (features
 float32 [T, 320], characters int64 [U]). A frame has 80 log filter-bank values, normalised to zero
 mean and unit variance over the training data. Four frames are stacked every three, so T is a third
 of the frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models", 2015).
@@ -8,7 +8,7 @@ of the frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic 
 for kernels.
 
 `sequence_length` is the usual T. Utterances of more than twice that length are cut into pieces at
-the cuts of an alignment (alignment.py). Without an alignment they are left out.
+the cuts of an alignment (features.py). Without an alignment they are left out.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import printable
-from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
+from gallery_lib.data.folders import printable, unfit_file
 from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
-from gallery_lib.data.speech.feature_files import (
+from gallery_lib.data.speech.features import (
+    ALIGNMENT,
+    Cut,
+    Utterance,
+    list_utterances,
     load,
+    read_alignment,
     refuse_missing_files,
     shape,
     statistics,
     with_frames,
 )
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances
 from gallery_lib.errors import InputError
 
 FILTERS = 80  # values a frame
@@ -71,10 +74,7 @@ def stacked_length(frames: int) -> int:
 
 
 def _padded(sequences: Sequence[Tensor], value: float, multiple: int) -> Tensor:
-    """Pad N sequences [L, …] with `value` to one tensor [N, longest L, …].
-
-    The longest L is rounded up to a multiple of `multiple`.
-    """
+    """Pad N sequences [L, …] to one tensor [N, longest L rounded up to a multiple, …]."""
     batch = pad_sequence(list(sequences), batch_first=True, padding_value=value)
     missing = -batch.shape[1] % multiple
     return torch.cat((batch, batch.new_full((len(batch), missing, *batch.shape[2:]), value)), dim=1)
@@ -95,10 +95,7 @@ def collate(items: Sequence[tuple[Tensor, Tensor]]) -> SpeechBatch:
 def finish_batch(
     batch: SpeechBatch, memory_format: torch.memory_format = torch.contiguous_format
 ) -> SpeechBatch:
-    """Mark T and U as dynamic for the compiler, so that the first graph serves all lengths.
-
-    The values of the batch do not change.
-    """
+    """Mark T and U as dynamic for the compiler, so that the first graph serves all lengths."""
     for tensor in (batch.features, batch.inputs):
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
     return batch
@@ -106,10 +103,7 @@ def finish_batch(
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole utterance or a part of one between two cuts.
-
-    A piece has the frames from `start` up to `stop`, and the transcript of these frames.
-    """
+    """Frames of an utterance from `start` up to `stop`, and their transcript."""
 
     utterance: Utterance
     start: int
@@ -144,11 +138,8 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         refuse_missing_files(self.folder, utterances)
         utterances = with_frames(utterances)
         if (width := shape(utterances[0])[1]) != FILTERS:
-            raise InputError(
-                f"{printable(utterances[0].path)} has {width} values a frame; speech recognition "
-                f"takes {FILTERS} log filter-bank values.",
-                parameter=str(utterances[0].path),
-            )
+            problem = f"{width} values a frame; the model takes {FILTERS} log filter-bank values."
+            raise unfit_file(utterances[0].path, problem)
         self.characters: Characters = (
             train.characters
             if train
@@ -182,7 +173,6 @@ def _notices(
     characters: Characters,
     sequence_length: int,
 ) -> tuple[str, ...]:
-    """Return lines on utterances left out for their length, and on unknown characters."""
     lines = []
     kept = {piece.utterance.name for piece in pieces}
     if long := [utterance for utterance in utterances if utterance.name not in kept]:
@@ -198,9 +188,6 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
     """Return the utterances of at most twice `sequence_length`, and pieces of the longer ones.
 
     A longer utterance without an alignment is left out.
-
-    Raises:
-        InputError: if cuts do not ascend within their utterance, and if no piece remains.
     """
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
@@ -215,11 +202,10 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
                 a[0] < b[0] and a[1] < b[1]
                 for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])
             ):
-                raise InputError(
-                    f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its "
-                    f"{len(whole.transcript)} characters and {utterance.frames} frames; found "
-                    f"{cuts}.",
-                    parameter=str(folder / ALIGNMENT),
+                raise unfit_file(
+                    folder / ALIGNMENT,
+                    f"the cuts of {utterance.name} must ascend, below its {len(whole.transcript)} "
+                    f"characters and {utterance.frames} frames; found {cuts}.",
                 )
             pieces += _cut(whole, cuts, STRIDE * sequence_length, np.random.default_rng(number))
     if not pieces:

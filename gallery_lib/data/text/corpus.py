@@ -2,8 +2,7 @@
 
 Every Python installation holds megabytes of English: docstrings, comments and messages of the
 standard library, and the chapters of the language reference that `help()` prints. Code is left
-out, and so are repeated paragraphs such as licences. Where too little English is installed, an
-artificial language replaces it (`grammar.py`).
+out, and so are repeated paragraphs such as licences.
 """
 
 from __future__ import annotations
@@ -18,19 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from gallery_lib.data.folder_walk import LeftOut, printable, walk
-from gallery_lib.data.text import grammar
+from gallery_lib.data.folders import LeftOut, existing, printable, read_bytes, read_text, walk
 from gallery_lib.errors import InputError
 
 MINIMUM_CHARACTERS = 20_000
 """Minimum size of a folder's text, in characters.
 
 Less text gives neither a vocabulary nor a held-out part.
-"""
-ENOUGH_ENGLISH = 500_000
-"""Minimum prose in the standard library, in characters.
-
-With less, `default` uses the artificial language.
 """
 HELD_OUT_EVERY = 10
 """Interval of held-out documents: 10 holds out every tenth."""
@@ -72,14 +65,9 @@ class Corpus:
 
 
 def default() -> Corpus:
-    """Return the corpus of the standard library, or the artificial language.
-
-    The artificial language is used below `ENOUGH_ENGLISH` characters of English.
-    """
-    english = standard_library(Path(sysconfig.get_path("stdlib")))
-    if english.characters >= ENOUGH_ENGLISH:
-        return english
-    return Corpus("a made-up language", tuple(grammar.documents()))
+    """Return the corpus of Python's standard library, whose sources have to be installed."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return _large_enough(standard_library(folder), f"The sources of Python's library in {folder}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,48 +141,24 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def text_files(root: Path) -> tuple[list[Path], LeftOut]:
-    """Return the sorted `*.txt` files below `root`, and a summary of the files left out.
-
-    Raises:
-        InputError: if `root` is no folder, cannot be read, or holds no `*.txt` file.
-    """
-    shown = printable(root)
-    try:
-        if not root.exists():
-            raise InputError(
-                f"The text folder {shown} does not exist. "
-                "Give a folder with .txt files in it (UTF-8).",
-                parameter="data_dir",
-            )
-        if not root.is_dir():
-            raise InputError(
-                f"The text folder {shown} is a file. Give the folder that it is in.",
-                parameter="data_dir",
-            )
-    except OSError as error:
-        raise InputError(
-            f"Cannot read the text folder {shown}: {error.strerror}.", parameter="data_dir"
-        ) from error
+    """Return the sorted `*.txt` files below `root`, at least one, and what is left out."""
+    root = existing(root, "text folder", "Give a folder with .txt files in it (UTF-8).")
     files, left_out = walk(root, (".txt",))
     if not files:
         holds = f"It holds {left_out}." if left_out else "It is empty."
         raise InputError(
-            f"The text folder {shown} has no .txt files in it or below. {holds}",
+            f"The text folder {printable(root)} has no .txt files in it or below. {holds}",
             parameter="data_dir",
         )
     return sorted(root / file for file in files), left_out
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
-    """Return 16 hexadecimal digits that change with the name or content of any file.
-
-    Raises:
-        InputError: for a file that cannot be read.
-    """
+    """Return 16 hexadecimal digits that change with the name or content of any file."""
     total = hashlib.sha256()
     for path in files:
         total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
-        total.update(hashlib.sha256(_bytes(path)).digest())
+        total.update(hashlib.sha256(read_bytes(path)).digest())
     return total.hexdigest()[:16]
 
 
@@ -205,39 +169,19 @@ def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
         InputError: for a file that cannot be read or is not UTF-8, and for fewer than
             `MINIMUM_CHARACTERS` characters in all.
     """
-    documents = tuple("\n".join(_paragraphs(_read(path))) for path in files)
+    documents = tuple("\n".join(_paragraphs(read_text(path))) for path in files)
     corpus = Corpus(f"text files of {printable(root.name)}", tuple(filter(None, documents)))
+    return _large_enough(corpus, f"The .txt files of {printable(root)}")
+
+
+def _large_enough(corpus: Corpus, where: str) -> Corpus:
     if corpus.characters < MINIMUM_CHARACTERS:
         raise InputError(
-            f"The .txt files of {printable(root)} hold {corpus.characters} characters of text; "
-            f"at least {MINIMUM_CHARACTERS} are "
-            "needed to train a vocabulary and hold a part out. Add more text.",
+            f"{where} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} "
+            "are needed to train a vocabulary and hold a part out. Give a folder with more text.",
             parameter="data_dir",
         )
     return corpus
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"Cannot read {printable(path)}: {error.strerror}. "
-            "Make it readable, or take it out of the folder.",
-            parameter=str(path),
-        ) from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return _bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        bad = error.object[error.start]
-        raise InputError(
-            f"{printable(path)} is not UTF-8 text: byte 0x{bad:02x} at position {error.start}. "
-            "Convert it (iconv -f latin1 -t utf-8), or take it out of the folder.",
-            parameter=str(path),
-        ) from None
 
 
 # --------------------------------------------------------------------------------------------------

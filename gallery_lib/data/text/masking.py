@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.loading.item_random import of_item
-from gallery_lib.data.text.token_files import make_again
-from gallery_lib.data.text.tokenized import TokenisedText
+from gallery_lib.data.text.tokenized import TokenisedText, damaged
 from gallery_lib.errors import InputError
 
 IGNORED = -100
@@ -165,11 +163,10 @@ class PackedText(Dataset[dict[str, Tensor]]):
         start = int(index * self._stride) * self._words
         words = self._tokens[start : start + self._words].astype(np.int64)
         if (largest := int(words.max())) >= self.text.pieces:
-            raise InputError(
-                f"{printable(self.text.folder / self._split)}.npy is damaged: "
-                f"token {start + int(words.argmax())} is {largest}, and the "
-                f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}",
-                parameter=f"{self.text.folder / self._split}.npy",
+            raise damaged(
+                self.text.folder / f"{self._split}.npy",
+                f"token {start + int(words.argmax())} is {largest}, and the vocabulary has "
+                f"{self.text.pieces} pieces",
             )
         rng = of_item(self.seed, int(self._epoch), index)
         return {
@@ -178,14 +175,6 @@ class PackedText(Dataset[dict[str, Tensor]]):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Mask the tokens of `epoch` from now on, also in persistent DataLoader workers.
-
-        Held-out data does not change.
-
-        Raises:
-            InputError: for a negative epoch.
-        """
-        if epoch < 0:
-            raise InputError(f"epoch is {epoch}; it must be 0 or more.", parameter="epoch")
+        """Mask the tokens of `epoch` from now on, also in workers; held-out data stays."""
         if self._train:
             self._epoch.fill_(epoch)

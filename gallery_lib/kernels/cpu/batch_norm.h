@@ -8,7 +8,7 @@
 #include "tensor.h"
 #include "vectors.h"
 
-struct Arguments {               // as in batch_norm_cpp.py
+struct Arguments {               // as in batch_norm_statistics.py
     const int64_t* descriptors;  // of the tensors in the order of `Column`, without those that are not given
     int64_t length;              // of `descriptors`, in numbers
     int64_t given;               // bit i: the i-th of `Column` is there

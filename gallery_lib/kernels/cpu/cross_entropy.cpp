@@ -10,7 +10,7 @@
 #include "tensor.h"
 #include "vectors.h"
 
-struct Arguments {               // as in cross_entropy_cpp.py
+struct Arguments {               // as in cross_entropy.py
     const int64_t* descriptors;  // of logits [N, C], labels [N]; forward loss, log_sum and above [N]; backward log_sum, of_loss [N], gradient
     int64_t length;              // of `descriptors`, in numbers
     int64_t ignored_label;

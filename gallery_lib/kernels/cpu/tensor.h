@@ -1,11 +1,11 @@
-// Tensors as Python describes them (cpu_tensors.py), and what they must be for a loop over their memory to be safe. Each check is
+// Tensors as Python describes them (runtime/cpp.py), and what they must be for a loop over their memory to be safe. Each check is
 // per tensor. What is refused comes back as a number that holds the reason, the row and the column; nothing was written then.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-enum Reason : int64_t {  // as in cpu_tensors.py
+enum Reason : int64_t {  // as in runtime/cpp.py
     FINE,
     WRONG_DTYPE,
     WRONG_SHAPE,
@@ -18,7 +18,7 @@ enum Reason : int64_t {  // as in cpu_tensors.py
     WRONG_ARGUMENTS,
     OUT_OF_MEMORY,
 };
-enum Dtype : int64_t { OTHER, FLOAT32, UINT8, BFLOAT16, INT64, INT32 };  // as in cpu_tensors.py
+enum Dtype : int64_t { OTHER, FLOAT32, UINT8, BFLOAT16, INT64, INT32 };  // as in runtime/cpp.py
 constexpr int64_t MOST_DIMENSIONS = 64;                                  // torch's own limit
 
 static inline int64_t element_bytes(int64_t dtype) {  // of a dtype that has a name here

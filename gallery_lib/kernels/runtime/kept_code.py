@@ -1,5 +1,7 @@
 """Our machine code on disk: each file in a private folder, with its digest beside it.
 
+A build takes seconds where the code is not on disk yet, so observers can tell whoever waits.
+
 Nobody else may write into the folder. A file may still differ from what was written: a full disk
 cut it off, or something overwrote it. Such a file is set aside and built anew, since loading it
 could end the process.
@@ -11,9 +13,12 @@ import contextlib
 import hashlib
 import os
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gallery_lib.system import files, paths
+
+_observers: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 class DamagedCode(RuntimeWarning):
@@ -74,3 +79,26 @@ def _note(file: Path) -> Path:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
+
+
+@contextlib.contextmanager
+def observed(began: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Call `began` and `ended` around each build while the body runs."""
+    _observers.append((began, ended))
+    try:
+        yield
+    finally:
+        _observers.remove((began, ended))
+
+
+@contextlib.contextmanager
+def build() -> Iterator[None]:
+    """Tell every observer that a build begins, and that it ends with the `with` block."""
+    observers = list(_observers)
+    for began, _ in observers:
+        began()
+    try:
+        yield
+    finally:
+        for _, ended in observers:
+            ended()

@@ -8,12 +8,16 @@ structures (NVIDIA/cuda-python#2343).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from gallery_lib.errors import GalleryError
 from gallery_lib.kernels.runtime.nvrtc import Defines, compiled
@@ -26,6 +30,23 @@ ELEMENTS: dict[torch.dtype, Defines] = {
     torch.float16: (("ELEMENT", "__half"),),
 }
 """Defines of every source for elements of a dtype."""
+POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+FLOAT, DOUBLE = ctypes.c_float, ctypes.c_double
+
+
+def structure(**fields: type) -> type[ctypes.Structure]:
+    """Return the ctypes class of a structure with these fields, in their order."""
+    return type("Arguments", (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+def each(kind: type, names: str) -> dict[str, type]:
+    """Return fields of one type for `structure`; their names are words of `names`."""
+    return dict.fromkeys(names.split(), kind)
+
+
+def filled(kind: type[ctypes.Structure], *values: Any) -> ctypes.Structure:
+    """Return the structure with the values, where a tensor stands for its address."""
+    return kind(*(each.data_ptr() if isinstance(each, Tensor) else each for each in values))
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,24 @@ class Launch:
     defines: Defines
     blocks: int
     arguments: ctypes.Structure
+
+
+_host: ContextVar[Callable[[Launch], None] | None] = ContextVar("_host", default=None)
+
+
+@contextlib.contextmanager
+def carried_out_by(host: Callable[[Launch], None]) -> Iterator[None]:
+    """Context: `host` carries out what is launched, on tensors of the CPU. This is for tests."""
+    token = _host.set(host)
+    try:
+        yield
+    finally:
+        _host.reset(token)
+
+
+def on_host() -> bool:
+    """Return whether launches are carried out on the CPU here."""
+    return _host.get() is not None
 
 
 class LaunchFailed(GalleryError, RuntimeError):
@@ -85,6 +124,9 @@ def run(launch: Launch, device: torch.device) -> None:
     """Enqueue the launch on torch's current stream of `device`, without waiting."""
     if launch.blocks == 0:
         return
+    if (host := _host.get()) is not None:
+        host(launch)
+        return
     current = torch._C._cuda_getDevice()
     index = current if device.index is None else device.index
     if index != current:
@@ -101,3 +143,14 @@ def run(launch: Launch, device: torch.device) -> None:
             f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} "
             f"blocks: {error}"
         )
+
+
+def enqueue(
+    source: str, kernel: str, like: Tensor, blocks: int, kind: type[ctypes.Structure], *values: Any
+) -> None:
+    """Launch a kernel for elements of the dtype of `like`, on its device.
+
+    The values fill the kernel's structure, where a tensor stands for its address. Copies among them
+    have to live until then.
+    """
+    run(Launch(source, kernel, ELEMENTS[like.dtype], blocks, filled(kind, *values)), like.device)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.kernels.runtime import builds, kept_code
+from gallery_lib.kernels.runtime import kept_code
 
 SOURCES = Path(__file__).parents[1] / "cuda"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -147,7 +147,7 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
     cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
     if kept_code.sound(cubin) and kept_code.sound(log):
         return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
-    with builds.under_way():
+    with kept_code.build():
         result = _compile(source, defines, architecture, folder)
     # With a cache that cannot be written, the source is compiled again next time.
     with contextlib.suppress(OSError):

@@ -4,11 +4,12 @@ An operator `gallery::NAME` is one piece of work in several implementations. A k
 CUDA. The reference, plain torch, does it everywhere else: on the CPU, on a GPU that kernels are not
 compiled for, and for dtypes that the kernel is not written for. Where it pays, C++ does it on the
 CPU; some operators are for the CPU alone. Each call is counted under the implementation that did
-the work.
+the work, so that a run can report what it used.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.runtime import fallback
-from gallery_lib.kernels.runtime.call_counts import CALLS, KERNEL, PLAIN_TORCH
+from gallery_lib.kernels.runtime import usage
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 
+KERNEL, PLAIN_TORCH = "own kernel", "plain torch"
+_CALLS: Counter[tuple[str, str]] = Counter()
 Implementation = Callable[..., Any]
 """Function that takes the operator's arguments by position, as the schema has them."""
 
@@ -41,6 +43,23 @@ class Autograd:
 
     keep: Callable[..., None]
     backward: Callable[..., Any]
+
+
+def counts() -> Counter[tuple[str, str]]:
+    """Return the calls in this process so far, by (operator, how)."""
+    return _CALLS.copy()
+
+
+def summary(since: Counter[tuple[str, str]]) -> str:
+    """Return one line about the calls since `since` was taken.
+
+    For instance `optimizer_step_ (own kernel, 12 calls), …`; '' where there were none.
+    """
+    new = _CALLS - since
+    return ", ".join(
+        f"{operator} ({how}, {number} call{'s' if number > 1 else ''})"
+        for (operator, how), number in sorted(new.items())
+    )
 
 
 def register(
@@ -88,23 +107,14 @@ def kernel_device(tensor: Tensor, *_: Any) -> torch.device | None:
 
 
 def _on_cpu(name: str, reference: Implementation, cpp: Cpp | None) -> Implementation:
-    in_plain_torch, in_cpp = (name, PLAIN_TORCH), (name, KERNEL)
-
     def on_cpu(*arguments: Any) -> Any:
-        CALLS[in_plain_torch] += 1
+        if cpp is not None and cpp.takes(*arguments):
+            _CALLS[name, KERNEL] += 1
+            return cpp.run(*arguments)
+        _CALLS[name, PLAIN_TORCH] += 1
         return reference(*arguments)
 
-    if cpp is None:
-        return on_cpu
-    takes, run = cpp.takes, cpp.run
-
-    def on_cpu_in_cpp(*arguments: Any) -> Any:
-        if not takes(*arguments):
-            return on_cpu(*arguments)
-        CALLS[in_cpp] += 1
-        return run(*arguments)
-
-    return on_cpu_in_cpp
+    return on_cpu
 
 
 def _on_cuda(
@@ -113,14 +123,12 @@ def _on_cuda(
     kernel: Implementation,
     device: Callable[..., torch.device | None],
 ) -> Implementation:
-    in_plain_torch, in_kernel = (name, PLAIN_TORCH), (name, KERNEL)
-
     def on_cuda(*arguments: Any) -> Any:
         place = device(*arguments)
-        if place is None or not fallback.kernels_run(place):
-            CALLS[in_plain_torch] += 1
+        if place is None or not usage.kernels_run(place):
+            _CALLS[name, PLAIN_TORCH] += 1
             return reference(*arguments)
-        CALLS[in_kernel] += 1
+        _CALLS[name, KERNEL] += 1
         return kernel(*arguments)
 
     return on_cuda

@@ -38,21 +38,12 @@ def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
     Elements at the same place in memory then belong together.
     """
     for row in zip(*columns, strict=True):
-        first = row[0]
-        if not is_dense(first):
+        if not is_dense(row[0]) or not all(same_layout(row[0], other) for other in row[1:]):
+            layouts = ", ".join(f"{tuple(t.shape)} with strides {t.stride()}" for t in row)
             raise InputError(
-                f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or "
-                "overlaps.",
+                f"a weight and its states must be dense and have one layout; got shapes {layouts}.",
                 parameter="columns",
             )
-        for other in row[1:]:
-            if not same_layout(first, other):
-                raise InputError(
-                    f"tensors that belong together differ in layout: shape {tuple(first.shape)} "
-                    f"strides {first.stride()} and shape {tuple(other.shape)} strides "
-                    f"{other.stride()}.",
-                    parameter="columns",
-                )
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:

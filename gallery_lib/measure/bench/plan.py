@@ -241,12 +241,13 @@ def waterfall_of(
         compare: options of the turns.
         added: the techniques that each variant adds, by the variant's name, in order.
     """
-    baseline = EAGER[train.amp_level]
+    level = precision.chosen_level(train.amp_level, hardware.device_type())
+    train, baseline = dataclasses.replace(train, amp_level=level), EAGER[level]
     variants = {baseline: _variant(train, [], counts_traffic=True)}
     absent: dict[str, str] = {}
     words: list[str] = []
     for name, techniques in added.items():
-        reasons = {t: recipes.reason_not_applied(t, train.amp_level) for t in techniques}
+        reasons = {t: recipes.reason_not_applied(t, level) for t in techniques}
         applied = [technique for technique, why in reasons.items() if why is None]
         if not applied:
             absent[name] = (

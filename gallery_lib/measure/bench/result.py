@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.result import check_parity
 from gallery_lib.measure.profile.roofline.result import Roofline
-from gallery_lib.stats import Ratio
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.stats import Positive, Ratio
+from gallery_lib.system.json_files import Misfit, converted, having, read_json, write_json
+from gallery_lib.train.results import ENVIRONMENT, check_figures, hidden_wait
 
 SCHEMA = 1
 AmpLevel = Literal["O0", "O1"]
@@ -39,6 +41,13 @@ class Row:
     bytes_per_second: float | None = None  # as work_per_step.py counts them; None: not counted
     techniques: dict[str, str] = dataclasses.field(default_factory=dict)
     parity: dict[str, Any] | None = None  # passed and checks; None for the baseline
+    # As in `train.results`; samples_per_second has `sustained` where there is one.
+    sustained: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def hidden_wait(self) -> float:
+        """Return how long a sustained step waits for data beyond the median one, in seconds."""
+        return hidden_wait(self.step_seconds["p50"], self.sustained)
 
     @property
     def comparable(self) -> bool:
@@ -59,9 +68,9 @@ class Outcome:
     seconds: float
     reason: str | None  # why nothing could be measured
     sizes: dict[str, Any]
-    limits: dict[str, float]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
+    limits: dict[str, Positive]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
     rows: dict[str, Row]  # the baseline first
-    ratios: list[tuple[str, str, float, float, float]]
+    ratios: list[tuple[str, str, Positive, Positive, Positive]]
     roofline: Roofline | None = None  # of ours, without single operations; where it was asked for
 
     @property
@@ -108,6 +117,26 @@ def read_bench(path: Path) -> Bench:
         InputError: for what is no such file.
     """
     try:
-        return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
+        return read_json(
+            path, Bench, schema=SCHEMA, again="Delete it, and measure again.", check=_check
+        )
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.", parameter=str(path)) from None
+
+
+def _check(bench: Bench) -> None:
+    """Raise Misfit unless the bench has all that is read of it."""
+    converted(bench.environment, ENVIRONMENT, "environment")
+    if not bench.tasks:
+        raise Misfit("must have an entry", "tasks")
+    for task, outcome in bench.tasks.items():
+        place = f"tasks.{task}"
+        if next(iter(outcome.rows), None) not in EAGER.values():
+            raise Misfit(f"must begin with {' or '.join(EAGER.values())}", f"{place}.rows")
+        if outcome.reason is None:
+            converted(outcome.limits, having({"copy": float}), f"{place}.limits")
+        for name, row in outcome.rows.items():
+            if row.reason is None:
+                check_figures(vars(row), f"{place}.rows.{name}")
+            if row.parity is not None:
+                check_parity(row.parity, f"{place}.rows.{name}.parity")

@@ -9,28 +9,34 @@ turns, the mode of torch.compile is found that the best forms of the peers are c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gallery_lib import stats, tasks
-from gallery_lib.config import LaunchConfig, RooflineConfig
+from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import GalleryError, InputError, RunFailed
-from gallery_lib.measure.bench.group import Group, alive_at_a_time, groups
 from gallery_lib.measure.bench.machine_limits import limits_of_whole_machine
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import OURS, Outcome, Row
-from gallery_lib.measure.comparison import float64_reference, gradient_parity, interleaved
+from gallery_lib.measure.comparison import float64_reference, interleaved, second_run
 from gallery_lib.measure.comparison.float64_reference import Reference
+from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
 from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.pair import parity_of_all, speedup_of_all
 from gallery_lib.measure.comparison.plan import Turns, configuration, folders_of_starts
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.worker import TRAFFIC_FILE
 from gallery_lib.measure.profile.roofline import measure as roofline
 from gallery_lib.measure.profile.roofline.result import Roofline
 from gallery_lib.measure.variants import compile_mode
+from gallery_lib.system import hardware
+from gallery_lib.tasks import memory_estimate
 
 _LIMITS = "limits of this machine"
 
@@ -44,8 +50,13 @@ def _row(measurement: Measurement, parity: Parity | None, flops: float, traffic:
         step_seconds=seconds,
         samples_per_second={
             "global": samples / seconds["p50"],
-            "whole_run": results.samples_per_second["whole_run"],
+            **{
+                name: rate
+                for name, rate in results.samples_per_second.items()
+                if name in ("sustained", "whole_run")
+            },
         },
+        sustained=results.sustained,
         startup_seconds=results.startup_seconds,
         peak_memory_bytes=results.peak_memory_bytes,
         flops_per_second=flops / seconds["p50"],
@@ -56,7 +67,7 @@ def _row(measurement: Measurement, parity: Parity | None, flops: float, traffic:
 
 
 class _TaskMeasurement:
-    """Measurement of a task: `run`, then `ratios`; `sizes`, `limits` and `rows` fill on the way."""
+    """Measurement of a task: `run` fills `sizes`, `limits`, `rows` and `ratios`."""
 
     def __init__(self, plan: Plan, folder: Path, label: str) -> None:
         self.plan, self.folder, self.label = plan, folder, label
@@ -66,9 +77,10 @@ class _TaskMeasurement:
         self.of_group: dict[str, int] = {}
         self.groups: list[Group] = []
         self.traffic: dict[str, int] = {}  # by amp level
-        self.exact: Reference | None = None
         self.tried_modes: str | None = None
         self.roofline: Roofline | None = None
+        self.ratios: list[tuple[str, str, float, float, float]] = []
+        self.second_runs: dict[str, Reference] = {}
 
     def run(self, alive: int | None, *, progress: bool) -> None:
         """Run the reference and all variants, and make a row of each."""
@@ -81,11 +93,12 @@ class _TaskMeasurement:
         }
         others = [name for name in self.plan.variants if name != self.plan.baseline]
         together = list(groups(others, alive_at_a_time(config, alive)))
-        probed = max(gradient_parity.PROBE_BATCHES.values())
-        warmup = max(config.warmup_steps, compare.parity_steps, probed)
-        turns = Turns(warmup, compare.rounds, compare.block_steps, probed)
+        warmup = max(config.warmup_steps, compare.parity_steps, PROBE_BATCHES)
+        turns = Turns(warmup, compare.rounds, compare.block_steps, PROBE_BATCHES)
         exact_config = float64_reference.configuration(
-            configuration(config, turns, self.folder / "reference"), compare.parity_steps, probed
+            configuration(config, turns, self.folder / "reference"),
+            compare.parity_steps,
+            PROBE_BATCHES,
         )
         of_reference = f"{self.label}, {float64_reference.PART}"
         with Progress(enabled=progress) as shown:
@@ -100,7 +113,14 @@ class _TaskMeasurement:
                 exact = float64_reference.rerun_if_stale(
                     exact, probe, exact_config, launch, shown, of_reference
                 )
-            self.judge(exact)
+            again = functools.partial(self.again, turns=turns, progress=shown)
+            self.judge(exact, again)
+            self.ratios = [
+                (slower, faster, ratio.ratio, ratio.low, ratio.high)
+                for slower, faster in self.plan.pairs
+                if self.comparable(slower, faster, exact, again)
+                for ratio in [self.ratio(slower, faster)]
+            ]
             if self.plan.roofline and self.rows[OURS].reason is None:
                 self.measure_roofline(shown)
 
@@ -162,9 +182,17 @@ class _TaskMeasurement:
         measurements = (m for group in self.groups for m in group.starts[0].values())
         return next((measurement.probe for measurement in measurements), None)
 
-    def judge(self, exact: Reference) -> None:
+    def again(self, name: str, *, turns: Turns, progress: Progress) -> Reference:
+        """Train a variant a second time, once; return its losses and its probe."""
+        if name not in self.second_runs:
+            folder, label = self.folder / f"{name}-again", f"{self.label}, {name}"
+            self.second_runs[name] = second_run.run(
+                self.plan.variants[name], LaunchConfig(), turns, folder, progress, label
+            )
+        return self.second_runs[name]
+
+    def judge(self, exact: Reference, again: Callable[[str], Reference]) -> None:
         """Make a row for each variant that ran."""
-        self.exact = exact
         flops = float(exact.probe["flops"]) / exact.probe["batches"]
         baseline = self.plan.baseline
         for name, number in self.of_group.items():
@@ -173,7 +201,7 @@ class _TaskMeasurement:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
             steps = self.plan.compare.parity_steps
-            parity = group.parity(baseline, name, exact, steps) if name != baseline else None
+            parity = None if name == baseline else group.parity(baseline, name, exact, steps, again)
             traffic = self.traffic.get(self.plan.variants[name].config.amp_level)
             row = _row(group.first(name), parity, flops, traffic)
             if self.tried_modes is not None and name in self.plan.in_best_mode:
@@ -195,7 +223,9 @@ class _TaskMeasurement:
             a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence)
         )
 
-    def comparable(self, slower: str, faster: str) -> bool:
+    def comparable(
+        self, slower: str, faster: str, exact: Reference, again: Callable[[str], Reference]
+    ) -> bool:
         """Return whether both variants ran and compute the same training.
 
         They compute it as the baseline does, or as one another do where the baseline is the odd one
@@ -207,22 +237,13 @@ class _TaskMeasurement:
             return False
         if all(self.rows[name].comparable for name in (slower, faster)):
             return True
-        if self.plan.baseline in (slower, faster) or self.exact is None:
+        if self.plan.baseline in (slower, faster):
             return False
         a, b = (self.groups[self.of_group[name]].starts for name in (slower, faster))
         both = Group(
             [{slower: one[slower], faster: other[faster]} for one, other in zip(a, b, strict=True)]
         )
-        return both.parity(slower, faster, self.exact, self.plan.compare.parity_steps).passed
-
-    def ratios(self) -> list[tuple[str, str, float, float, float]]:
-        """Return all ratios that are wanted and may be given."""
-        rows = []
-        for slower, faster in self.plan.pairs:
-            if self.comparable(slower, faster):
-                ratio = self.ratio(slower, faster)
-                rows.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
-        return rows
+        return both.parity(slower, faster, exact, self.plan.compare.parity_steps, again).passed
 
 
 def measure(
@@ -247,7 +268,74 @@ def measure(
         reason = interleaved.reason_of(error)
         task.rows = {**{name: Row(reason) for name in plan.variants}, **task.rows}
     rows = {name: task.rows[name] for name in plan.order}
-    ratios = task.ratios() if reason is None else []
+    ratios = task.ratios if reason is None else []
     seconds = round(time.monotonic() - began, 1)
     sizes, limits = task.sizes, task.limits
     return Outcome(digest, date, seconds, reason, sizes, limits, rows, ratios, task.roofline)
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of variants that are alive at the same time: as many as fit into memory.
+
+
+def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
+    """Yield the variants but the baseline, in groups that leave room for it among `alive`."""
+    for begin in range(0, len(names), alive - 1):
+        yield list(names[begin : begin + alive - 1])
+
+
+def alive_at_a_time(config: TrainConfig, wanted: int | None) -> int:
+    """Return how many variants are to be alive; at least two.
+
+    Raises:
+        InputError: when not even two fit, or not as many as are wanted.
+    """
+    if wanted is not None:
+        memory_estimate.check(config, 1, compared=wanted)
+        return wanted
+    if hardware.gpu_count():
+        return 2
+    memory_estimate.check(config, 1, compared=2)
+    return int(memory_estimate.free_bytes() // memory_estimate.needed_bytes(config, compared=True))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements of variants that took turns: once, or, started anew, more often.
+
+    Of a variant that failed, nothing is kept.
+    """
+
+    starts: Sequence[Mapping[str, Measurement]]
+
+    def __contains__(self, name: str) -> bool:
+        return all(name in start for start in self.starts)
+
+    def first(self, name: str) -> Measurement:
+        """Return the variant, as it was started first."""
+        return self.starts[0][name]
+
+    def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
+        """Return how many times as fast `faster` is as `slower`."""
+        return speedup_of_all([(start[slower], start[faster]) for start in self.starts], confidence)
+
+    def parity(
+        self,
+        one: str,
+        other: str,
+        exact: Reference,
+        steps: int,
+        again: Callable[[str], Reference],
+    ) -> Parity:
+        """Return the parity of two variants; `again` trains one of them a second time.
+
+        Half precision is compared with fp32, not the other way round.
+        """
+        if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
+            one, other = other, one
+        return parity_of_all(
+            [(start[one], start[other]) for start in self.starts],
+            exact,
+            steps,
+            (functools.partial(again, one), functools.partial(again, other)),
+        )

@@ -2,6 +2,6 @@
 
 `strategies` lets other ways of averaging gradients take turns in the same processes. On a lab,
 `launch` starts these processes. `bucket_times` notes the buckets of a step. `bytes_sent` computes
-what is sent. `convergence` trains `digits` with every wire format, to see whether training still
+what is sent. `convergence` trains on digits with every wire format, to see whether training still
 learns.
 """

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gallery_lib.config import Comm
-from gallery_lib.kernels.compression_layout import packed_bytes
+from gallery_lib.kernels.compression import packed_bytes
 
 Shape = Sequence[int]
 

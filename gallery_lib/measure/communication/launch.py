@@ -26,7 +26,7 @@ from gallery_lib.config.options import checked
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system import hardware
-from gallery_lib.system.processes import die_with_parent, interruptible, run_supervised
+from gallery_lib.system.processes import PYTHON, die_with_parent, interruptible, run_supervised
 
 _LAST_LINES = 20
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -50,7 +50,7 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [
-            sys.executable,
+            *PYTHON,
             "-m",
             "gallery_lib.launcher.forked",
             str(processes),

@@ -7,28 +7,32 @@ parity holds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gallery_lib import tasks
+from gallery_lib import stats, tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison import float64_reference, gradient_parity, interleaved, pair
+from gallery_lib.console.table import seconds
+from gallery_lib.console.user_errors import short_name
+from gallery_lib.errors import InputError, Interrupted
+from gallery_lib.measure.comparison import float64_reference, interleaved, pair, second_run
 from gallery_lib.measure.comparison.float64_reference import Reference
-from gallery_lib.measure.comparison.machine_load import Watch
-from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
+from gallery_lib.measure.comparison.measurement import Measurement, rounds_of
 from gallery_lib.measure.comparison.plan import Turns, Variant, configuration, folders_of_starts
 from gallery_lib.measure.comparison.result import Comparison, break_even_steps
-from gallery_lib.system import paths
+from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import write_json
-from gallery_lib.system.processes import interruptible
+from gallery_lib.system.machine_load import Watch
 from gallery_lib.tasks import memory_estimate
-from gallery_lib.train import pretrained
+from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import resolve
+from gallery_lib.train.run_log import each_step_seconds
 
 _EQUAL_OPTIONS = (
     "batch_size",
@@ -77,12 +81,6 @@ def _check_comparable(
                 "that was resumed or saves checkpoints has others. Leave it out.",
                 parameter=name,
             )
-        if variant.compile_in_background:
-            raise InputError(
-                "compile_in_background: a comparison is of one kind of steps, and such a run goes "
-                "over from uncompiled ones to compiled ones. Leave it out.",
-                parameter="compile_in_background",
-            )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(
@@ -101,9 +99,9 @@ def _check_comparable(
 
 def _turns(variants: Mapping[str, TrainConfig], options_: CompareConfig) -> Turns:
     first = next(iter(variants.values()))
-    probed = gradient_parity.probe_batches(config.amp_level for config in variants.values())
-    warmup = max(first.warmup_steps, options_.parity_steps, probed)
-    return Turns(warmup, options_.rounds, options_.block_steps, probed)
+    # The probe has the batch of the first step after the warm-up as well.
+    warmup = max(first.warmup_steps, options_.parity_steps, PROBE_BATCHES - 1)
+    return Turns(warmup, options_.rounds, options_.block_steps, PROBE_BATCHES)
 
 
 def _train(
@@ -117,7 +115,7 @@ def _train(
     """Run the reference, then all starts of the variants; return what was measured of each."""
     first = next(iter(variants.values()))
     turns = _turns(variants, options_)
-    label = _task_name(first)
+    label = short_name(first.model)
     of_reference = f"{label}, {float64_reference.PART}"
     exact_config = float64_reference.configuration(
         configuration(first, turns, folder / "reference"),
@@ -143,7 +141,31 @@ def _train(
     return exact, starts
 
 
-@interruptible("the comparison")
+def _so_far(variants: Mapping[str, TrainConfig], options_: CompareConfig, folder: Path) -> str:
+    """Return what a comparison that was stopped has measured: step times over whole rounds."""
+    turns = _turns(variants, options_)
+    rounds = {}
+    for name in variants:
+        with contextlib.suppress(InputError):  # it has not done a step
+            steps = each_step_seconds(folder / name)
+            rounds[name] = rounds_of(steps, turns.warmup_steps, turns.block_steps)
+    whole = min((len(rounds.get(name, [])) for name in variants), default=0)
+    if whole < 2:
+        return f"Incomplete: stopped before its second of {turns.rounds} rounds of turns."
+    before, after = (rounds[name][:whole] for name in variants)
+    ratio = stats.ratio_of_medians(before, after, confidence=options_.confidence)
+    medians = [
+        f"{seconds(stats.percentiles([step for turn in turns_ for step in turn])['p50'])} ({name})"
+        for name, turns_ in zip(variants, (before, after), strict=True)
+    ]
+    return (
+        f"Incomplete: stopped after {whole} of {turns.rounds} rounds of turns. Until then a step "
+        f"took {' and '.join(medians)}: {ratio.ratio:.2f}×, {100 * options_.confidence:.4g} % "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}. Parity was not judged yet, so this is no "
+        f"verdict.\nwhat was measured: {folder}"
+    )
+
+
 def compare(
     variants: dict[str, TrainConfig],
     launch: LaunchConfig | None = None,
@@ -173,17 +195,36 @@ def compare(
     """
     launch = options.checked(launch or LaunchConfig())
     options_ = options.checked(options_ or CompareConfig())
+    device = hardware.device_type()
+    variants = {
+        name: dataclasses.replace(v, amp_level=precision.chosen_level(v.amp_level, device))
+        for name, v in variants.items()
+    }
     _check_comparable(variants, launch, options_)
     watch = Watch()
     config = next(iter(variants.values()))
-    folder = folder or paths.new_run_dir(f"compare-{_task_name(config)}-{launch.nproc_per_node}p")
-    with progress_display(progress) as shown:
-        exact, starts = _train(variants, launch, options_, folder, shown, watch)
+    folder = folder or paths.new_run_dir(
+        f"compare-{short_name(config.model)}-{launch.nproc_per_node}p"
+    )
     before, after = variants
-    pairs = [(start[before], start[after]) for start in starts]
+    try:
+        with progress_display(progress) as shown:
+            exact, starts = _train(variants, launch, options_, folder, shown, watch)
+            load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
+
+            pairs = [(start[before], start[after]) for start in starts]
+            runs = [
+                _second_run(variants, name, launch, options_, folder, shown) for name in variants
+            ]
+            parity = pair.parity_of_all(pairs, exact, options_.parity_steps, (runs[0], runs[1]))
+    except (KeyboardInterrupt, SystemExit):
+        stopped = Interrupted(
+            "the comparison was stopped before its end, and all its processes have been ended. "
+            "It can be started anew."
+        )
+        stopped.so_far = _so_far(variants, options_, folder)
+        raise stopped from None
     results = {name: variant.results for name, variant in starts[0].items()}
-    load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
-    parity = pair.parity_of_all(pairs, exact, options_.parity_steps)
     speedup = pair.speedup_of_all(pairs, options_.confidence) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
@@ -193,7 +234,7 @@ def compare(
         speedup=speedup,
         parity=parity,
         break_even_steps=break_even_steps(*results.values()) if faster else None,
-        verdict=speedup.verdict if speedup else "not comparable",
+        verdict=speedup.verdict if speedup else str(parity.verdict),
         chance=tasks.get(config.model).chance(tasks.data_of(config)),
         confidence=options_.confidence,
         load=load,
@@ -202,8 +243,28 @@ def compare(
     return outcome
 
 
-def _task_name(config: TrainConfig) -> str:
-    return config.model.rsplit(":", 1)[-1]
+def _second_run(
+    variants: Mapping[str, TrainConfig],
+    name: str,
+    launch: LaunchConfig,
+    options_: CompareConfig,
+    folder: Path,
+    shown: Progress,
+) -> Callable[[], Reference]:
+    """Return a function that trains a variant again, at its first call, and returns the outcome."""
+
+    @functools.cache
+    def run() -> Reference:
+        return second_run.run(
+            Variant(variants[name]),
+            launch,
+            _turns(variants, options_),
+            folder / f"{name}-again",
+            shown,
+            f"{short_name(variants[name].model)}, {name}",
+        )
+
+    return run
 
 
 def compare_backend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,8 +38,11 @@ class Deviation(NamedTuple):
         return self.value / self.limit if self.value == self.value else math.inf
 
 
-def check_of(name: str, deviations: Sequence[Deviation]) -> Check:
-    """Return the check made of deviations: that nearest to, or furthest over, its limit decides."""
+def check_of(name: str, deviations: Sequence[Deviation], *, of_parameters: bool = False) -> Check:
+    """Return the check made of deviations: that nearest to, or furthest over, its limit decides.
+
+    Where they are those of parameters, the check has their median.
+    """
     if not deviations:
         return Check(name, False, math.inf, 0.0, "nothing to compare")
     worst = max(deviations, key=lambda deviation: deviation.share_of_limit)
@@ -49,4 +53,7 @@ def check_of(name: str, deviations: Sequence[Deviation]) -> Check:
         worst.limit,
         worst.where,
         worst.baselines,
+        statistics.median(d.value if d.value == d.value else math.inf for d in deviations)
+        if of_parameters
+        else None,
     )

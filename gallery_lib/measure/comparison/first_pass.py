@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.console import user_errors
-from gallery_lib.console.error_meanings import NO_GRADIENT
+from gallery_lib.console.user_errors import NO_GRADIENT
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison import float64_model
@@ -177,8 +177,10 @@ def _pass(
     return float(loss.detach())
 
 
-def try_once(config: TrainConfig, device: torch.device) -> float:
-    """Run one forward and backward pass of the task in `config`; return the loss.
+def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
+    """Run one forward and backward pass of the task in `config`.
+
+    Returns the loss, and the name of the model's class.
 
     The pass is repeated in float64. Random numbers of the caller are as before.
 
@@ -192,6 +194,7 @@ def try_once(config: TrainConfig, device: torch.device) -> float:
         dtype = precision.autocast_dtype(config, device.type)
         batch = _batch(task, config, device)
         model = _build(task).to(device).train()
+        model_class = type(model).__name__
         first_loss = _pass(task, model, batch, dtype, device)
         float64_model.widen(model)
         try:
@@ -206,4 +209,4 @@ def try_once(config: TrainConfig, device: torch.device) -> float:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return first_loss
+    return first_loss, model_class

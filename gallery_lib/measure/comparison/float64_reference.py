@@ -27,7 +27,8 @@ from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison import gradient_probe as probe
-from gallery_lib.measure.comparison.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
+from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
+from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, WORKER, Role
 from gallery_lib.measure.part import run_part
 from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
@@ -44,7 +45,7 @@ _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
     *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
     *("log_interval", "tensorboard", "terminate_on_nan", "rank_timeout"),
-    *("checkpoint_every", "keep", "resume", "compile_in_background"),
+    *("checkpoint_every", "keep", "resume"),
 )
 
 
@@ -159,7 +160,7 @@ def run_reference(
     """
     assert config.run_dir is not None and config.max_steps is not None
     run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
-    role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
+    role = Role(REFERENCE, None, 0, config.max_steps, min(config.max_steps, PROBE_BATCHES))
     run_part(
         config,
         launch,

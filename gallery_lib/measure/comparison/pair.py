@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
 from gallery_lib import stats
 from gallery_lib.measure.comparison import parity, process_spread
+from gallery_lib.measure.comparison.deviation import ERROR_FACTOR, Deviation
 from gallery_lib.measure.comparison.float64_reference import Reference
 from gallery_lib.measure.comparison.measurement import Measurement
-from gallery_lib.measure.comparison.result import Parity
+from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
 
 Pair = tuple[Measurement, Measurement]
 """A baseline and a candidate that took turns with one another."""
+SecondRuns = tuple[Callable[[], Reference], Callable[[], Reference]]
+"""Functions that train the baseline and the candidate a second time (second_run.py)."""
+_LARGER = 4
+"""How many times as large a batch to take where one is too small to judge."""
 
 
-def parity_of(pair: Pair, exact: Reference, steps: int) -> Parity:
+def parity_of(pair: Pair, exact: Reference, steps: int, again: SecondRuns) -> Parity:
     """Return whether two variants compute the same training.
 
-    What counts are the first `steps` losses and the probed gradients.
+    What counts are the first `steps` losses and the probed gradients, then the losses of all steps.
+    Where one of these fails, second runs tell whether rounding explains it.
     """
     baseline, candidate = pair
     levels = [variant.results.config["amp_level"] for variant in pair]
-    losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in pair]
-    return parity.judge(
-        (losses[0], losses[1], exact.losses),
+    all_losses = [[loss for _, loss in variant.results.loss["curve"]] for variant in pair]
+    first_losses = [losses[:steps] for losses in all_losses]
+    second_baseline, second_candidate = again
+    found = parity.judge(
+        (first_losses[0], first_losses[1], exact.losses),
         (baseline.probe, candidate.probe, exact.probe),
         levels[1],
         same_precision=levels[0] == levels[1],
@@ -32,14 +43,34 @@ def parity_of(pair: Pair, exact: Reference, steps: int) -> Parity:
             "the candidate": candidate.results.diverged_at,
         },
     )
+    if found.of_rounding:
+        second = second_baseline()
+        if parity.rounding_explains(
+            (first_losses[0], list(second.losses[:steps]), exact.losses),
+            (baseline.probe, second.probe, exact.probe),
+            levels[0],
+        ):
+            batch_size = _LARGER * int(baseline.results.config["batch_size"])
+            return dataclasses.replace(found, batch_to_take=batch_size)
+    if not found.passed:
+        return found
+    later = check_curves(
+        all_losses[0],
+        all_losses[1],
+        levels[1],
+        lambda: second_baseline().losses,
+        lambda: second_candidate().losses,
+        same_precision=levels[0] == levels[1],
+    )
+    return Parity(later.passed, [*found.checks, later])
 
 
-def parity_of_all(pairs: Sequence[Pair], exact: Reference, steps: int) -> Parity:
+def parity_of_all(pairs: Sequence[Pair], exact: Reference, steps: int, again: SecondRuns) -> Parity:
     """Return the parity of two variants that were started several times: it must hold each time.
 
     The result is that of the first start that lacks parity, otherwise that of the first start.
     """
-    verdicts = [parity_of(pair, exact, steps) for pair in pairs]
+    verdicts = [parity_of(pair, exact, steps, again) for pair in pairs]
     return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
 
 
@@ -57,3 +88,132 @@ def speedup(pair: Pair, confidence: float) -> stats.Ratio:
 def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
     """Return the geometric mean of the speed-ups of two variants over several starts."""
     return stats.geometric_mean([speedup(pair, confidence) for pair in pairs])
+
+
+# --------------------------------------------------------------------------------------------------
+# Parity of whole loss curves: is the training still the same after the first steps?
+#
+# `parity` holds the first steps against float64. Here the losses of all steps of the candidate are
+# held against the baseline's, step by step and as means of eight steps: rounding cancels out in a
+# mean, and a small systematic fault does not. Two right runs part as well, since training
+# amplifies rounding, often exponentially. How far depends on the model, so it is measured, and
+# only where it must be:
+#
+# 1. A distance below a tolerance needs no explanation. The distance of nearly all runs in fp32 is
+# a hundredth of it. 2. Otherwise the plain variant is trained a second time, from weights that are
+# moved by a rounding (`second_run`). At each step, three times its largest distance so far from
+# the first run is allowed, and the tolerance. 3. A unit that falls on the other side of a ReLU's
+# zero makes a small network part by a percent, in one of many runs. So a candidate beyond the
+# limit is trained a second time in the same way. A fault shows in both of its runs, such chance
+# does not.
+#
+# Each second run costs its steps and a start. Where precisions differ, the second run of step 2 is
+# the candidate's, whose rounding is the larger one.
+
+
+Curve = Sequence[float | None]
+"""Losses of all steps; None is no finite number."""
+
+TOLERANCE = {"O0": 1e-3, "O1": 5e-3}
+"""Distance that needs no explanation, relative to the loss, by amp level of the candidate."""
+_WINDOW = 8
+"""Steps of a mean."""
+_WINDOW_TOLERANCE = 0.5
+"""Tolerance for a mean, over that for a step."""
+_LEAST_LOSS = 0.01
+"""Part of the largest loss that distances are relative to at least.
+
+A loss that training has made tiny may be any multiple of another.
+"""
+_STEPS_AHEAD = 2
+"""Steps by which the second run may part later than the candidate does."""
+
+
+def _differences(one: Curve, other: Curve) -> list[float]:
+    return [math.nan if a is None or b is None else a - b for a, b in zip(one, other, strict=False)]
+
+
+def _means(values: Sequence[float], width: int) -> list[float]:
+    return [sum(values[end - width : end]) / width for end in range(width, len(values) + 1)]
+
+
+def _deviations(
+    candidate: Curve, baseline: Curve, amp_level: str, explained: Sequence[float] = ()
+) -> list[Deviation]:
+    """Return the distance at each step and in each window, with its limit, in the order of steps.
+
+    `explained` holds the differences of a second run of the same training.
+    """
+    sizes = [abs(loss or 0.0) for loss in baseline]
+    least = _LEAST_LOSS * max(sizes, default=0.0)
+    tolerances = [TOLERANCE[amp_level] * max(size, least) for size in sizes]
+    deviations: list[tuple[int, Deviation]] = []
+    for width, share in ((1, 1.0), (_WINDOW, _WINDOW_TOLERANCE)):
+        largest = list(itertools.accumulate(map(abs, _means(explained, width)), max))
+        pairs = zip(
+            _means(_differences(candidate, baseline), width),
+            _means(tolerances, width),
+            strict=False,
+        )
+        for place, (difference, tolerance) in enumerate(pairs):
+            by_rounding = largest[min(place + _STEPS_AHEAD, len(largest) - 1)] if largest else None
+            limit = share * tolerance + ERROR_FACTOR * (by_rounding or 0.0)
+            step = place + width
+            deviation = Deviation(abs(difference), limit, f"step {step}", by_rounding)
+            deviations.append((step, deviation))
+    return [deviation for _, deviation in sorted(deviations, key=lambda pair: pair[0])]
+
+
+def _within(deviations: Sequence[Deviation]) -> bool:
+    return all(deviation.within for deviation in deviations)
+
+
+def check_curves(
+    baseline: Curve,
+    candidate: Curve,
+    amp_level: str,
+    second_plain: Callable[[], Curve],
+    second_candidate: Callable[[], Curve],
+    *,
+    same_precision: bool = True,
+) -> Check:
+    """Return the check of all losses; where it fails, it names the step at which they part.
+
+    Args:
+        baseline: its losses of all steps.
+        candidate: the candidate's.
+        amp_level: the candidate's.
+        second_plain: trains the baseline again and returns its losses; called where needed.
+        second_candidate: the same for the candidate.
+        same_precision: whether the baseline has that level, too.
+    """
+    deviations = _deviations(candidate, baseline, amp_level)
+    note = ""
+    if not _within(deviations):
+        explained = (
+            _differences(second_plain(), baseline)
+            if same_precision
+            else _differences(second_candidate(), candidate)
+        )
+        deviations = _deviations(candidate, baseline, amp_level, explained)
+        if not _within(deviations):
+            again = _deviations(second_candidate(), baseline, amp_level, explained)
+            if _within(again):
+                parted = next(d for d in deviations if not d.within).where
+                deviations, note = again, f"; in one of two runs from {parted} on, by chance"
+    if not deviations:
+        return Check(LATER_LOSSES, False, math.inf, 0.0, "nothing to compare")
+    passed = _within(deviations)
+    shown = (
+        max(deviations, key=lambda deviation: deviation.share_of_limit)
+        if passed
+        else next(deviation for deviation in deviations if not deviation.within)
+    )
+    return Check(
+        LATER_LOSSES,
+        passed,
+        shown.value if shown.value == shown.value else math.inf,
+        shown.limit,
+        shown.where + note,
+        shown.baselines,
+    )

@@ -18,7 +18,11 @@ batches. A third run does the same in float64. The checks:
 3. *Gradient scale*, per parameter: the norm over several batches, candidate over baseline, is 1
    within a tolerance that rounding noise does not reach and a wrong factor does.
 
-Checks 2 and 3 are in gradient_parity.py.
+Checks 2 and 3 are in gradient_parity.py. Losses of later steps are the subject of pair.py.
+
+Small batches amplify rounding: a batch norm over four values does. So where a check fails, the
+plain variant runs a second time, from weights that are moved by a rounding (second_run.py). If it
+fails as well, the size is too small to judge.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from gallery_lib.measure.comparison.gradient_parity import (
     parameters_to_check,
 )
 from gallery_lib.measure.comparison.gradient_probe import differences_of_start, relative_error
-from gallery_lib.measure.comparison.result import Check, Parity
+from gallery_lib.measure.comparison.result import FINITE_LOSSES, SAME_START, Check, Parity
 
 LOSS_TOLERANCE = {"O0": 2e-3, "O1": 3e-2}
 BASELINE_FIRST_LOSS = {"O0": 0.01, "O1": 0.05}
@@ -62,7 +66,7 @@ def check_start(
         difference for one, other in pairs for difference in differences_of_start(one, other)
     ]
     return Check(
-        "same start",
+        SAME_START,
         not differences,
         len(differences),
         0.0,
@@ -77,7 +81,7 @@ def check_finite(diverged: Mapping[str, dict[str, Any] | None]) -> Check:
         f"{name} from step {place['step']} on rank {place['rank']} on: {place['what']}"
         for name, place in places.items()
     )
-    return Check("finite losses", not places, len(places), 0.0, where or "all steps of both")
+    return Check(FINITE_LOSSES, not places, len(places), 0.0, where or "all steps of both")
 
 
 def check_baseline(
@@ -152,3 +156,24 @@ def judge(
         check_gradient_scale(*probes, amp_level),
     ]
     return Parity(all(check.passed for check in checks), checks)
+
+
+def rounding_explains(
+    losses: tuple[list[float | None], list[float | None], list[float | None]],
+    probes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    amp_level: str,
+) -> bool:
+    """Return whether a second plain run is no nearer to the first than these checks ask.
+
+    Args:
+        losses: losses of the first steps: (baseline, its second run, exact).
+        probes: gradient probes of the same.
+        amp_level: the baseline's.
+    """
+    checks = [
+        check_baseline(losses[1], losses[0], probes[1], probes[0], amp_level),
+        check_losses(*losses, amp_level),
+        check_gradients(*probes, amp_level),
+        check_gradient_scale(*probes, amp_level),
+    ]
+    return not all(check.passed for check in checks)

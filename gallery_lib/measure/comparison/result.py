@@ -6,13 +6,21 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from gallery_lib import stats
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison.machine_load import MachineLoad
-from gallery_lib.system.json_files import Misfit, converted, read_json
-from gallery_lib.train.results import Results, check_folder, results_from
+from gallery_lib.system.json_files import Misfit, converted, having, read_json
+from gallery_lib.system.machine_load import MachineLoad
+from gallery_lib.train.results import Results, check_folder, check_results
+
+SCHEMA = 1
+FINITE_LOSSES, SAME_START, LATER_LOSSES = "finite losses", "same start", "all losses"
+"""Names of checks. The last one looks at all steps (pair.py)."""
+NOT_COMPARABLE = "not comparable"
+NOT_ANY_MORE = "same at first, then not"
+TOO_SMALL = "too small to judge"
+"""Verdicts where there is no speed-up."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +33,38 @@ class Check:
     limit: float
     where: str
     # The baseline's own distance from float64 there, where the limit is made of it.
+    # In `all losses`: the second run's from the first.
     baselines: float | None = None
+    median: float | None = None  # over all parameters, where the check is of parameters
 
 
 @dataclass(frozen=True)
 class Parity:
-    """All checks of a comparison."""
+    """All checks of a comparison.
+
+    `batch_to_take` is a batch size at which they may be judged, where a second run of the plain
+    variant fails them as well: rounding alone explains the failure.
+    """
 
     passed: bool
     checks: list[Check]
+    batch_to_take: int | None = None
+
+    @property
+    def of_rounding(self) -> bool:
+        """Return whether checks failed, and only such as rounding may explain."""
+        failed = {check.name for check in self.checks if not check.passed}
+        return bool(failed) and not failed & {FINITE_LOSSES, SAME_START}
+
+    @property
+    def verdict(self) -> str | None:
+        """Return why there is no speed-up; None where parity holds."""
+        if self.passed:
+            return None
+        if self.batch_to_take is not None:
+            return TOO_SMALL
+        failed = [check.name for check in self.checks if not check.passed]
+        return NOT_ANY_MORE if failed == [LATER_LOSSES] else NOT_COMPARABLE
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; an infinite worst value becomes text."""
@@ -45,7 +76,12 @@ class Parity:
             }
             for row in rows
         ]
-        return {"passed": self.passed, "checks": checks}
+        return {
+            "passed": self.passed,
+            "checks": checks,
+            "batch_to_take": self.batch_to_take,
+            "verdict": self.verdict,
+        }
 
 
 @dataclass(frozen=True)
@@ -81,7 +117,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "task": self.task,
             "variants": {
                 name: dataclasses.asdict(results) for name, results in self.variants.items()
@@ -125,62 +161,64 @@ def read_comparison(folder: Path | str) -> Comparison:
     check_folder(folder)
     path = Path(folder) / "comparison.json"
     try:
-        values = read_json(path, dict[str, Any], again=_AGAIN)
-        return _from_json(str(folder), values)
+        kept = read_json(path, _Kept, again=_AGAIN, schema=SCHEMA, check=_check)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: that comparison did not finish.", parameter=str(path)
         ) from None
-    except Misfit as error:
-        raise InputError(
-            f"{path} is damaged, or of another version: {error}. {_AGAIN}",
-            parameter=error.place or str(path),
-        ) from None
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Content of `comparison.json`, with the variants' results still as plain JSON."""
-
-    task: str
-    variants: dict[str, dict[str, Any]]
-    speedup: stats.Ratio | None
-    parity: dict[str, Any]
-    break_even_steps: int | None
-    verdict: str
-    chance: dict[str, float]
-    schema: int = 1
-    confidence: float | None = None
-    load: dict[str, Any] | None = None
-
-
-def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
-    kept = converted(values, _Kept)
-    if len(kept.variants) != 2:
-        raise Misfit(f"must be two, and are {len(kept.variants)}", "variants")
-    rows = converted(kept.parity.get("checks"), list[dict[str, Any]], "parity.checks")
-    numbers = ("worst", "limit", "baselines")  # an infinite one is text
-    try:
-        checks = [
-            Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}})
-            for c in rows
-        ]
-        load = MachineLoad.from_json(kept.load) if kept.load else None
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Misfit(f"parity or load: {error}") from None
+    rows = converted(_with_numbers(kept.parity["checks"]), list[Check])
     return Comparison(
         task=kept.task,
-        folder=folder,
-        variants={
-            name: results_from(results, f"variants.{name}")
-            for name, results in kept.variants.items()
-        },
+        folder=str(folder),
+        variants=kept.variants,
         speedup=kept.speedup,
-        parity=Parity(converted(kept.parity.get("passed"), bool, "parity.passed"), checks),
+        parity=Parity(kept.parity["passed"], rows, kept.parity.get("batch_to_take")),
         # Older comparisons kept it in any case.
         break_even_steps=kept.break_even_steps if kept.verdict == "faster" else None,
         verdict=kept.verdict,
         chance=kept.chance,
         confidence=kept.confidence,
-        load=load,
+        load=kept.load,
     )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Content of `comparison.json`."""
+
+    task: str
+    variants: dict[str, Results]
+    speedup: stats.Ratio | None
+    parity: dict[str, Any]
+    break_even_steps: int | None
+    verdict: str
+    chance: dict[str, float]
+    confidence: float | None = None
+    load: MachineLoad | None = None
+
+
+_PARITY = having(
+    {"passed": bool, "checks": list[dict[str, Any]], "batch_to_take": NotRequired[int | None]}
+)
+
+
+def check_parity(parity: dict[str, Any], place: str) -> None:
+    """Raise Misfit unless `parity` is what `Parity.as_json` returns."""
+    converted(parity, _PARITY, place)
+    checks = converted(_with_numbers(parity["checks"]), list[Check], f"{place}.checks")
+    if parity["passed"] != all(check.passed for check in checks):
+        raise Misfit("contradicts its checks", f"{place}.passed")
+
+
+def _with_numbers(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checks with numbers for the texts that `Parity.as_json` makes of infinite ones."""
+    texts = ("inf", "-inf", "nan")
+    return [{name: float(v) if v in texts else v for name, v in check.items()} for check in checks]
+
+
+def _check(kept: _Kept) -> None:
+    if len(kept.variants) != 2:
+        raise Misfit(f"must be two, and are {len(kept.variants)}", "variants")
+    for name, results in kept.variants.items():
+        check_results(results, f"variants.{name}")
+    check_parity(kept.parity, "parity")

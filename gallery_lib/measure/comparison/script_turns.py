@@ -24,10 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from gallery_lib.console.table import rate
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.script import shown_command
-from gallery_lib.measure.comparison import machine_load, process_spread
-from gallery_lib.measure.comparison.machine_load import MachineLoad
+from gallery_lib.measure.comparison import process_spread
 from gallery_lib.measure.comparison.paused_script import (
     PATIENCE_SECONDS,
     Command,
@@ -35,7 +35,8 @@ from gallery_lib.measure.comparison.paused_script import (
     PausedScript,
 )
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
-from gallery_lib.system import hardware
+from gallery_lib.system import hardware, machine_load
+from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.system.processes import interruptible
 
 WARM_UP_LINES = 2
@@ -216,7 +217,7 @@ def _started(
 
 def _in_words(rates: Mapping[str, Sequence[Sequence[float]]]) -> str:
     return ", ".join(
-        f"{name} {statistics.median(turns[-1]):.1f} samples/s" for name, turns in rates.items()
+        f"{name} {rate(statistics.median(turns[-1]))}" for name, turns in rates.items()
     )
 
 

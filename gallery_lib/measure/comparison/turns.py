@@ -14,47 +14,21 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import os
 import secrets
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener, wait
-from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import RunFailed
+from gallery_lib.system.sockets import PrivateFolder
 
 _CHECK_SECONDS = 0.5
 """Interval of the caller's check, which would take time from the cores that are being measured."""
 _CONNECT_SECONDS = 0.05
 _GREETING_SECONDS = 5.0
 _GREETING_BYTES = 4096
-_LONGEST_SOCKET = 90
-"""Largest number of characters in a socket's path: the system takes 107, or fewer."""
-
-
-def _private_folder() -> Path:
-    """Return a new folder that nobody else may enter, with a path short enough for a socket."""
-    _remove_dead()
-    folder = Path(tempfile.mkdtemp(prefix="gallery-turns-"))
-    if len(str(folder)) <= _LONGEST_SOCKET:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="gallery-turns-", dir="/tmp"))
-
-
-def _remove_dead() -> None:
-    """Remove folders of ours in which nobody listens any more: of a comparison that was killed."""
-    for folder in Path(tempfile.gettempdir()).glob("gallery-turns-*"):
-        with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.geteuid() and (folder / "turns").is_socket():
-                try:
-                    Client(str(folder / "turns"), family="AF_UNIX").close()
-                except ConnectionRefusedError:
-                    shutil.rmtree(folder)
 
 
 class TurnServer:
@@ -62,8 +36,8 @@ class TurnServer:
 
     def __init__(self) -> None:
         self._key = secrets.token_hex(16)
-        self._folder = _private_folder()
-        self._listener = Listener(str(self._folder / "turns"), family="AF_UNIX", backlog=64)
+        self._folder = PrivateFolder()
+        self._listener = Listener(self.address[0], family="AF_UNIX", backlog=64)
         self._connections: dict[str, dict[int, Connection]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -72,7 +46,7 @@ class TurnServer:
     @property
     def address(self) -> list[str]:
         """Return the socket and the secret."""
-        return [str(self._folder / "turns"), self._key]
+        return [str(self._folder.path / "turns"), self._key]
 
     def _accept(self) -> None:
         while not self._closed:
@@ -142,7 +116,7 @@ class TurnServer:
         with contextlib.suppress(OSError):
             Client(self.address[0], family="AF_UNIX").close()  # wakes the thread that accepts
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
         for ranks in self._connections.values():
             for connection in ranks.values():
                 connection.close()

@@ -2,7 +2,8 @@
 
 interleaved.py and float64_reference.py start these processes. A variant trains its warm-up steps,
 runs the gradient probe, then trains a block of steps whenever it has the turn. The reference does
-the first few steps and the probe in float64, counts operations, and ends.
+the first few steps and the probe in float64, counts operations, and ends. A second run does all
+steps of a variant again, from weights that are moved by a rounding (second_run.py).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +28,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.console.phases import PROBE, TRAFFIC, TURNS
 from gallery_lib.launcher import worker
 from gallery_lib.measure.comparison import first_pass, float64_model, gradient_probe, work_per_step
+from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
 from gallery_lib.measure.comparison.turns import TurnClient
 from gallery_lib.measure.variants import recipes
 from gallery_lib.models.dropout import without_dropout
@@ -38,8 +43,11 @@ WORKER = "gallery_lib.measure.comparison.worker"
 """The module whose `main` launched processes run."""
 
 
-FIRST_BATCHES = 4
-"""Batches that a run keeps, to probe gradients on some and to show that all runs saw the same."""
+REFERENCE = "reference"
+SECOND = "second"
+"""Names of the roles that take no turns."""
+_ROUNDING = {"O0": 2**-21, "O1": 2**-10}
+"""Relative size by which a second run moves weights: about the rounding of a sum of products."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class Role:
 class Probing(Observer):
     """Observer that collects the first batches, keeps the initial weights, and probes gradients."""
 
+    takes_turns = True
+
     def __init__(self, role: Role, run_dir: Path) -> None:
         self.role = role
         self.run_dir = run_dir
@@ -76,7 +86,7 @@ class Probing(Observer):
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         """Keep the first batches."""
-        if step < FIRST_BATCHES:
+        if step < PROBE_BATCHES:
             self.batches.append(batch)
 
     def probe(self, session: Session, *, restore: bool = True, count_flops: bool = False) -> None:
@@ -101,6 +111,26 @@ class Probing(Observer):
         self.batches.clear()
 
 
+@contextlib.contextmanager
+def _loading_stopped() -> Iterator[None]:
+    """Context: stop the processes that load data, so that they fill no queue while others train.
+
+    A turn then finds as many batches as the last one left, as if there had been no wait.
+    """
+    processes = [p.pid for p in multiprocessing.active_children() if p.pid is not None]
+    _send(signal.SIGSTOP, processes)
+    try:
+        yield
+    finally:
+        _send(signal.SIGCONT, processes)
+
+
+def _send(number: signal.Signals, processes: Sequence[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
 class Variant(Probing):
     """Observer that takes turns with the other variants."""
 
@@ -119,7 +149,8 @@ class Variant(Probing):
         if counted == 0:
             self.probe(session)
             session.phases.begin(TURNS)
-        self.turns.wait()
+        with _loading_stopped():
+            self.turns.wait()
         session.clock.resume()
 
     def after_training(self, session: Session) -> None:
@@ -148,14 +179,43 @@ class Reference(Probing):
         self.probe(session, restore=False, count_flops=True)
 
 
+class Second(Probing):
+    """Observer that does a variant's training again, from weights that are moved by a rounding."""
+
+    def __init__(self, role: Role, run_dir: Path, amp_level: str) -> None:
+        super().__init__(role, run_dir)
+        self.rounding = _ROUNDING[amp_level]
+
+    def model_built(self, model: nn.Module) -> None:
+        """Move the weights, alike on all ranks; then prepare the model as for a variant."""
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.is_floating_point():
+                    noise = torch.randn(p.shape, generator=generator)
+                    p.mul_((1.0 + self.rounding * noise).to(p.device, p.dtype))
+        super().model_built(model)
+
+    def after_training(self, session: Session) -> None:
+        """Run the probe."""
+        session.optimizer.state.clear()
+        self.probe(session, restore=False)
+
+
+def _observer(role: Role, config: TrainConfig, run_dir: Path) -> Observer:
+    if role.name == SECOND and role.address is None:
+        return Second(role, run_dir, config.amp_level)
+    return (Variant if role.address else Reference)(role, run_dir)
+
+
 def body(config: TrainConfig) -> None:
     """Train in the role that the environment names."""
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
     assert config.run_dir is not None
-    if role.address is None and ".py:" in config.model and process_group.rank() == 0:
+    observer = _observer(role, config, Path(config.run_dir))
+    if isinstance(observer, Reference) and ".py:" in config.model and process_group.rank() == 0:
         # The reference comes first, and is not timed.
         first_pass.try_once(config, process_group.device())
-    observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
     train(config, observer, recipes.recipe(role.recipe))
 
 

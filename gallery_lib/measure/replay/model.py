@@ -21,10 +21,25 @@ from torch import Tensor, nn
 
 from gallery_lib.measure.replay.repeated_memory import repeated
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
-from gallery_lib.measure.replay.waits import Asleep, AtWork
 
 _PATTERN_VALUES = 2**16
 """Number of values after which a gradient repeats."""
+
+
+class _Wait:
+    """A wait by sleeping: the cores are free meanwhile, as they are beside a GPU that computes."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Start counting seconds."""
+        self._began = time.perf_counter()
+
+    def until(self, seconds: float) -> None:
+        """Return `seconds` after `begin`, or a little later; at once when that time is over."""
+        while (left := self._began + seconds - time.perf_counter()) > 0:
+            time.sleep(left)
 
 
 class _Gate(torch.autograd.Function):
@@ -60,8 +75,6 @@ class Replay(nn.Module):
         share_gradients: make all gradients in the same memory, one over the other, and a large
             one's parts, too. DDP gets each as it is, and copies it into its buckets. The mean is
             there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
-        at_work: wait by computing something else. For timelines of a CPU whose cores communication
-            needs as well; needs as many cores.
     """
 
     def __init__(
@@ -71,12 +84,11 @@ class Replay(nn.Module):
         stretch: float = 1.0,
         seed: int = 0,
         share_gradients: bool = False,
-        at_work: bool = False,
     ) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
-        self._wait = AtWork() if at_work else Asleep()
+        self._wait = _Wait()
         largest = max(gradient.bytes for gradient in timeline.gradients)
         self._memory = repeated(largest) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)

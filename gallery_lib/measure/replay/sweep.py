@@ -1,6 +1,6 @@
 """Results of a sweep, timelines × numbers of hosts: DDP's own strategy beside the tuner's choice.
 
-`benchmarks/ddp_lab.py sweep` measures them, and sweep_table.py writes and reads them. What was not
+`benchmarks/network.py sweep` measures them, and sweep_table.py writes and reads them. What was not
 measured has no cell. Needs no torch.
 """
 
@@ -21,12 +21,6 @@ Recording = tuple[str, int, str, str, str, str, float]
 
 The fields: model, batch size, input sizes, precision, device, origin, seconds a step.
 """
-
-
-def recording_of(timeline: Timeline) -> Recording:
-    """Return what tells `timeline` from others, in the form of the table's lines."""
-    sizes = timeline.batch_size, timeline.input_sizes, timeline.precision
-    return timeline.task, *sizes, timeline.device, timeline.origin, timeline.step_seconds
 
 
 @dataclass(frozen=True)

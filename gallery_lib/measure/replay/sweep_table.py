@@ -1,4 +1,4 @@
-"""Table of a sweep as a file: write it, read it back with its conditions, and check both.
+"""Table of a sweep as a file: write it, and read it back with its conditions.
 
 The table (CSV) has a line for each timeline on each number of hosts, and the conditions (JSON) are
 beside it. In the folder of the sweep they are `sweep.csv` and `settings.json`. Published, they are
@@ -17,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.replay.sweep import Cell, Recording, Sweep
+from gallery_lib.measure.replay.sweep import Cell, Sweep
 from gallery_lib.system.files import atomic_write
 
 TABLE, SETTINGS = "sweep.csv", "settings.json"
 COLUMNS = tuple(f.name for f in dataclasses.fields(Cell))
-_AGAIN = (
-    "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): "
-    "it writes the table anew."
-)
 
 
 def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
@@ -36,128 +32,49 @@ def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
         table.writerows(dataclasses.asdict(cell) for cell in cells)
 
 
-def _value(column: str, kind: Any, text: str) -> Any:
+def _value(column: str, kind: Any, text: str | None) -> Any:
     """Return the value of a column.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: for a line that ends before it, no number, and one that is not above 0.
     """
+    if text is None:
+        raise ValueError(f"a line ends before {column}")
     if kind is str:
-        if not text.isprintable() or (not text and column != "input_sizes"):
-            raise ValueError(f"{column}={text!r} is no text")
         return text
     if not text and type(None) in typing.get_args(kind):
         return None
-    try:
-        number = int(text) if kind is int else float(text)
-    except ValueError:
-        raise ValueError(
-            f"{column}={text!r} is no {'whole ' if kind is int else ''}number"
-        ) from None
-    if not (math.isfinite(number) and number > 0):
+    value = int(text) if kind is int else float(text)
+    if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{column}={text!r} is not above 0")
-    return number
-
-
-def _cell(values: dict[str | None, Any]) -> Cell:
-    """Return the cell of a line.
-
-    Raises:
-        ValueError: with what is wrong.
-    """
-    if None in values or None in values.values():
-        raise ValueError(
-            f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns"
-        )
-    kinds = typing.get_type_hints(Cell)
-    cell = Cell(**{column: _value(column, kinds[column], values[column]) for column in COLUMNS})
-    if not cell.acc_ratio_low <= cell.acc_ratio <= cell.acc_ratio_high:
-        raise ValueError(
-            f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to "
-            f"{cell.acc_ratio_high}"
-        )
-    return cell
+    return value
 
 
 def _read_cells(path: Path) -> tuple[Cell, ...]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file, strict=True)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise InputError(
-                    f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. "
-                    f"{_AGAIN}",
-                    parameter=str(path),
-                )
-            cells: dict[tuple[Recording, int], Cell] = {}
-            for values in table:
-                cell = _cell(values)
-                if (cell.recording, cell.hosts) in cells:
-                    raise ValueError(f"{cell.model} on {cell.hosts} hosts is there twice")
-                cells[cell.recording, cell.hosts] = cell
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}).", parameter=str(path)
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is no text file ({error.reason}). {_AGAIN}", parameter=str(path)
-        ) from None
-    except csv.Error as error:
-        raise InputError(
-            f"{path}, line {table.reader.line_num}: {error}. {_AGAIN}", parameter=str(path)
-        ) from None
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(
-            f"{path}, line {table.line_num}: {error}. {_AGAIN}", parameter=str(path)
-        ) from None
-    return tuple(cells.values())
-
-
-def _settings_beside(table: Path) -> Path:
-    """Return the file of the table's conditions.
-
-    Raises:
-        InputError: where it is missing.
-    """
-    beside = table.with_suffix(".json")
-    settings = beside if beside.exists() else table.with_name(SETTINGS)
-    if not settings.exists():
-        raise InputError(
-            f"{table} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with "
-            "it, from the sweep's folder.",
-            parameter=str(table),
+    kinds = typing.get_type_hints(Cell)
+    with path.open(newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file, strict=True)
+        if tuple(table.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"its columns are not {', '.join(COLUMNS)}")
+        return tuple(
+            Cell(**{column: _value(column, kinds[column], text) for column, text in row.items()})
+            for row in table
         )
-    return settings
-
-
-def _check_same_sweep(cell: Cell, conditions: dict[str, Any], table: Path, settings: Path) -> None:
-    """Raise InputError where a cell was measured under other conditions than those of the file."""
-    for name, expected in conditions.items():
-        if getattr(cell, name) != expected:
-            value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
-            raise InputError(
-                f"{table}: {value}, and {settings.name} beside it {expected}: they are not of "
-                "the same sweep.",
-                parameter=name,
-            )
 
 
 def read_sweep(path: Path) -> Sweep:
     """Return a table with the conditions beside it.
 
     Raises:
-        InputError: with file and line, for what is missing, damaged or does not fit.
+        InputError: for what is missing or damaged.
     """
-    cells = _read_cells(path)
-    settings = _settings_beside(path)
+    beside = path.with_suffix(".json")
+    settings = beside if beside.exists() else path.with_name(SETTINGS)
     try:
+        cells = _read_cells(path)
         content = json.loads(settings.read_text(encoding="utf-8"))
         about = content["sweep"]
-        stretches = {int(hosts): float(stretch) for hosts, stretch in content["stretches"].items()}
-        sweep = Sweep(
+        return Sweep(
             path=path,
             cells=cells,
             date=str(content["date"]),
@@ -173,17 +90,13 @@ def read_sweep(path: Path) -> Sweep:
                 for place in content["not_measured"]
             },
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, LookupError, TypeError, ValueError, csv.Error) as error:
         raise InputError(
-            f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: "
-            f"{error}). {_AGAIN}",
-            parameter=str(settings),
+            f"{path}, with its conditions in {settings.name} beside it, is no sweep "
+            f"({type(error).__name__}: {error}). Begin the sweep again with the same folder "
+            "(benchmarks/network.py sweep … --out FOLDER): it writes both anew.",
+            parameter=str(path),
         ) from None
-    for cell in cells:
-        stretch = stretches.get(cell.hosts)
-        conditions = {"ranks": sweep.ranks, "rate": sweep.rate, "stretch": stretch}
-        _check_same_sweep(cell, conditions, path, settings)
-    return sweep
 
 
 def find_sweep(place: Path) -> Sweep | None:
@@ -199,7 +112,7 @@ def find_sweep(place: Path) -> Sweep | None:
         return read_sweep(place)
     if not place.is_dir():
         raise InputError(
-            f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the "
+            f"sweep={place} does not exist. Name a table of benchmarks/network.py sweep, or the "
             "folder that it was written to.",
             parameter="sweep",
         )

@@ -8,17 +8,18 @@ case its `origin` says so, and so does whatever is shown of it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import write_json
+from gallery_lib.stats import bounded
+from gallery_lib.system.json_files import Misfit, converted, having, read_json, write_json
 
 SCHEMA = 1
 RECORDED = "recorded"
+_Seconds = Annotated[float, bounded(ge=0.0)]
 BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -28,9 +29,9 @@ class Gradient:
 
     parameter: str  # its name in the model
     place: int  # among the model's parameters, from 0: DDP's first buckets follow that order
-    shape: tuple[int, ...]
-    dtype: str  # a key of BYTES_OF
-    ready_seconds: float  # since the beginning of the backward pass
+    shape: tuple[Annotated[int, bounded(gt=0)], ...]
+    dtype: Annotated[str, bounded(pattern=f"^({'|'.join(BYTES_OF)})$")]
+    ready_seconds: _Seconds  # since the beginning of the backward pass
 
     @property
     def bytes(self) -> int:
@@ -48,10 +49,10 @@ class Timeline:
     environment: dict[str, Any]  # hardware and versions
     date: str
     steps: int  # number of recorded steps
-    input_seconds: float  # waiting for the batch
-    forward_seconds: float
-    backward_seconds: float
-    optimizer_seconds: float
+    input_seconds: _Seconds  # waiting for the batch
+    forward_seconds: _Seconds
+    backward_seconds: _Seconds
+    optimizer_seconds: _Seconds
     # In the order in which they are ready; parameters without a gradient are left out.
     gradients: tuple[Gradient, ...]
     schema: int = SCHEMA
@@ -150,45 +151,28 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
     write_json(path, dataclasses.asdict(timeline))
 
 
-def _checked_gradient(values: Any) -> Gradient:
-    """Return the gradient of a file.
-
-    Raises:
-        ValueError: for a wrong value.
-        KeyError: for a missing one.
-        TypeError: for one of another type.
-    """
-    gradient = Gradient(**{**values, "shape": tuple(values["shape"])})
-    if gradient.dtype not in BYTES_OF:
-        raise ValueError(
-            f"{gradient.parameter} is of dtype {gradient.dtype!r}; known: {', '.join(BYTES_OF)}"
-        )
-    if not all(isinstance(size, int) and size > 0 for size in gradient.shape):
-        raise ValueError(f"{gradient.parameter} has the shape {list(gradient.shape)}")
-    return gradient
+_ASKED = having(
+    {
+        "settings": {"batch_size": Annotated[int, bounded(gt=0)]},
+        "environment": {"device": str, "cpu": NotRequired[str], "cores": NotRequired[int]},
+    }
+)
 
 
 def _check(timeline: Timeline) -> None:
-    """Raise ValueError for times and places that cannot be."""
-    parts = {
-        name: getattr(timeline, f"{name}_seconds")
-        for name in ("input", "forward", "backward", "optimizer")
-    }
-    for name, seconds in parts.items():
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"{name}_seconds is {seconds!r}")
+    """Raise Misfit for what is missing, and for times and places that cannot be."""
+    converted(vars(timeline), _ASKED)
     if not timeline.gradients:
-        raise ValueError("it has no gradients")
+        raise Misfit("it has none", "gradients")
     ready = [gradient.ready_seconds for gradient in timeline.gradients]
-    if ready != sorted(ready) or not (ready[0] >= 0 and ready[-1] <= timeline.backward_seconds):
-        raise ValueError(
-            "gradients are not in the order in which they are ready, or not ready within the "
-            "backward pass"
+    if ready != sorted(ready) or ready[-1] > timeline.backward_seconds:
+        raise Misfit(
+            "they are not in the order in which they are ready, or not ready within the backward "
+            "pass",
+            "gradients",
         )
     if len({gradient.place for gradient in timeline.gradients}) < len(timeline.gradients):
-        raise ValueError("two gradients are of one parameter")
-    if timeline.batch_size < 1:
-        raise ValueError(f"batch_size is {timeline.batch_size}")
+        raise Misfit("two are of one parameter", "gradients")
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -198,35 +182,9 @@ def read_timeline(path: Path) -> Timeline:
         InputError: for a file that is missing, damaged, or of another schema.
     """
     try:
-        values = json.loads(path.read_text())
-    except OSError as error:
+        return read_json(path, Timeline, schema=SCHEMA, again="Record it again.", check=_check)
+    except FileNotFoundError:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}). A timeline is made by: "
-            "benchmarks/ddp_lab.py record",
+            f"{path} does not exist. A timeline is made by: benchmarks/network.py record",
             parameter=str(path),
         ) from None
-    except ValueError as error:
-        raise InputError(
-            f"{path} is no timeline: {error}. Record it again.", parameter=str(path)
-        ) from None
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-        schema = values.get("schema") if isinstance(values, dict) else None
-        raise InputError(
-            f"{path} has schema {schema}, and this version reads timelines of schema {SCHEMA}. "
-            "Record it again.",
-            parameter="schema",
-        )
-    try:
-        timeline = Timeline(
-            **{
-                **values,
-                "gradients": tuple(_checked_gradient(gradient) for gradient in values["gradients"]),
-            }
-        )
-        _check(timeline)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Record it again.",
-            parameter=str(path),
-        ) from None
-    return timeline

@@ -1,8 +1,8 @@
 """Tuning of PyTorch by hand: what the best form of each peer adds to its documentation.
 
 - torch's fused optimizer, where torch has one of that class; otherwise the optimizer as it comes
-- channels_last for weights and images, where convolutions gain from it and the model's own code
-  takes it
+- channels_last for weights and images, where convolutions gain from it and the model's code is of
+  libraries that take it
 - on the CPU, glibc's tunables, with which it keeps large blocks
 - the fastest of torch.compile's modes (compile_mode.py)
 
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from gallery_lib.config import Memory
-from gallery_lib.memory import allocator, layout_guard
-from gallery_lib.memory.layout import memory_format
+from gallery_lib.memory import allocator
+from gallery_lib.memory.layout import memory_format, takes_any_layout
 from gallery_lib.train.recipe import Plain
 
 DEFAULT_MODE = "default"
@@ -64,11 +64,8 @@ def _lay_out(model: nn.Module, device: torch.device, done: dict[str, str]) -> to
     layout = memory_format(model, Memory(), device.type)
     if layout is torch.contiguous_format:
         return layout
-    reason = layout_guard.reason_against(model)
-    if not reason and layout_guard.needs_strides(model):
-        reason = "its own code calls `.view`, which raises in channels_last"
-    if reason:
-        done["layout"] = f"contiguous: {reason}"
+    if not takes_any_layout(model):
+        done["layout"] = "contiguous: code of the model's own may need it"
         return torch.contiguous_format
     model.to(memory_format=layout)  # type: ignore[call-overload]
     done["layout"] = "channels_last"

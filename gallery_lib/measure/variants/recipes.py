@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from gallery_lib import optim
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import cache
-from gallery_lib.compiler.passes import large_batch_norms, small_convolutions
 from gallery_lib.config import Config
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.variants import by_hand
 from gallery_lib.measure.variants.peers import MODULES, Peer
 from gallery_lib.memory import allocator
+from gallery_lib.memory.layout import takes_any_layout
 from gallery_lib.system import hardware
-from gallery_lib.train.recipe import Plain, Prepared, Recipe
+from gallery_lib.train.recipe import Plain, Prepared, Recipe, lay_out_batches
 
 FUSED = "fused-optimizer"
 EMULATED = "bf16-on-fp32-units"
@@ -67,7 +67,12 @@ class Techniques(Recipe):
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train with these techniques."""
         config = Config.plain()
-        config.memory.layout = "auto" if "layout" in self.names else "contiguous"
+        if "layout" not in self.names:
+            config.memory.layout = "contiguous"
+        elif takes_any_layout(plain.model):
+            config.memory.layout = "channels_last"
+        else:
+            config.memory.layout = "auto"
         config.memory.allocator = "allocator" in self.names
         config.compiler.enabled = "compiler" in self.names
         config.compiler.bf16_on_fp32_units = EMULATED in self.names
@@ -82,6 +87,7 @@ class Techniques(Recipe):
         wrapped, batches = accelerate(plain.model, plain.loader, config)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
+        lay_out_batches(plain.model, batches, done)
         if FUSED in self.names:
             done["optimizer"] = optim.kind(optimizer)
         return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, done)
@@ -150,10 +156,15 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
 
 
 def _why_no_small_convolutions(amp_level: str) -> str | None:
+    # Imported here: passes need torch's compiler, whose import takes a second.
+    from gallery_lib.compiler.passes import small_convolutions
+
     return "the run is in fp32" if amp_level == "O0" else small_convolutions.reason_not_applied()
 
 
 def _why_no_large_batch_norms(amp_level: str) -> str | None:
+    from gallery_lib.compiler.passes import large_batch_norms
+
     return "the run is in fp32" if amp_level == "O0" else large_batch_norms.reason_not_applied()
 
 

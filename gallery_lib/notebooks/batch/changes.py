@@ -17,8 +17,7 @@ from typing import Any
 from gallery_lib import stats
 from gallery_lib.console.table import duration
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.record import REPORT_FILE
-from gallery_lib.notebooks.batch.single_notebook import executed_notebook, read_single
+from gallery_lib.notebooks.batch.record import COMPARED, REPORT_FILE
 from gallery_lib.notebooks.batch.summary import speedup
 from gallery_lib.report.tables import text_table
 from gallery_lib.system.json_files import Misfit, converted, read_json
@@ -62,13 +61,8 @@ def read_batch(path: Path | str) -> Batch:
         InputError: for anything else.
     """
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
-    executed = None if file.exists() else executed_notebook(Path(path))
     try:
-        content = (
-            read_single(executed)
-            if executed
-            else read_json(file, dict[str, Any], again="Give another file.")
-        )
+        content = read_json(file, dict[str, Any], again="Give another file.")
         machine = converted(
             content.get("machine", content.get("environment")), dict[str, Any], "machine"
         )
@@ -107,13 +101,7 @@ def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> di
         if values.get("problem", True)
         else "passed"
     )
-    comparisons = converted(values.get("comparisons"), list[dict[str, Any]], f"{place}.comparisons")
-    for number, comparison in enumerate(comparisons):
-        converted(
-            {name: comparison.get(name) for name in _COMPARISON},
-            _Comparison,
-            f"{place}.comparisons.{number}",
-        )
+    converted(values, COMPARED, place)
     return {
         "status": converted(status, str, f"{place}.status"),
         "seconds": converted(values.get("seconds"), float, f"{place}.seconds"),
@@ -122,21 +110,8 @@ def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> di
             dict[str, Any],
             f"{place}.parameters",
         ),
-        "comparisons": comparisons,
+        "comparisons": values["comparisons"],
     }
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Fields of a comparison that `gallery compare` reads."""
-
-    processes: int
-    amp_level: str
-    verdict: str
-    speedup: stats.Ratio | None
-
-
-_COMPARISON = [field.name for field in dataclasses.fields(_Comparison)]
 
 
 def _of_status(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Change:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch.notebook_file import Cell, read_notebook
@@ -26,18 +27,17 @@ Status = Literal["passed", "failed", "timeout", "kernel died", "out of memory", 
 
 DEAD_KERNEL_EXIT_CODE = 138
 """Exit code of papermill when the kernel is gone."""
-PORT_TAKEN = "ZMQError: Address already in use"
 LOG_FILE = "papermill.txt"
 RUNS_FOLDER = "runs"
 TAIL_LINES = 20
 MINIMUM_STEPS_TO_JUDGE = 8
 """Number of steps from which on the loss must fall; shorter runs may end before it does."""
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NO_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
 )
 _REASON_CHARACTERS = 300
+_PAPERMILLS_NOTE = "papermill-error-cell-tag"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Ended:
     """
 
     exit_code: int
-    ended_by: Literal["timeout", "out of memory", "not run"] | None
+    ended_by: Literal["timeout", "not run"] | None
     because: str
     oom_kills: int  # number of OOM kills on this machine meanwhile
 
@@ -78,7 +78,7 @@ def read_log(folder: Path) -> list[str]:
     """Return the lines that papermill and the cells printed, without terminal escapes."""
     path = folder / LOG_FILE
     text = path.read_text(errors="replace") if path.exists() else ""
-    return [line for line in (without_escapes(raw).rstrip() for raw in text.splitlines()) if line]
+    return [line for line in (visible(raw).rstrip() for raw in text.splitlines()) if line]
 
 
 def started_cell(log: list[str]) -> int | None:
@@ -90,14 +90,6 @@ def started_cell(log: list[str]) -> int | None:
         if match := re.match(r"Executing Cell (\d+)-*$", line):
             return int(match[1])
     return None
-
-
-def lost_a_port(log: list[str]) -> bool:
-    """Return whether the kernel cannot have started because a port was taken.
-
-    Jupyter had chosen the port for the kernel, and another process was quicker.
-    """
-    return started_cell(log) is None and any(PORT_TAKEN in line for line in log)
 
 
 def _tail(log: list[str]) -> list[str]:
@@ -113,16 +105,8 @@ def _tail(log: list[str]) -> list[str]:
     return log[-TAIL_LINES:]
 
 
-def without_escapes(text: str) -> str:
-    """Return `text` without terminal control sequences.
-
-    Control characters go as well, since XML cannot hold them.
-    """
-    return _ESCAPES.sub("", text)
-
-
 def _first_line(text: str) -> str:
-    line = next((line for line in without_escapes(text).splitlines() if line.strip()), "")
+    line = next((line for line in visible(text).splitlines() if line.strip()), "")
     return line if len(line) <= _REASON_CHARACTERS else line[:_REASON_CHARACTERS] + " …"
 
 
@@ -135,14 +119,16 @@ def _where(cells: list[Cell], number: int | None) -> str:
 
 def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
     """Return status and reason for the first error that a cell shows; None without errors."""
-    for name, value in [cell.error for cell in cells if cell.error]:
+    for number, cell in enumerate(cells, 1):
+        name, value = cell.error or ("SystemExit", "")
         if name == "SystemExit":
             continue  # cells that never ran are the evidence for it
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
+        said = f"{visible(name)}: {_first_line(value)}".rstrip(": ")
         return (
             "out of memory" if no_memory or killed else "failed"
-        ), f"{without_escapes(name)}: {_first_line(value)}".rstrip(": ")
+        ), f"{said.rstrip('.')}, {_where(cells, number)}"
     return None
 
 
@@ -222,7 +208,9 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
     log = read_log(executed.parent)
     try:
         notebook = read_notebook(executed)
-        cells, code = notebook.cells, notebook.code
+        # Without the notes that papermill adds above an error.
+        cells = [cell for cell in notebook.cells if _PAPERMILLS_NOTE not in cell.tags]
+        code = notebook.code
     except InputError:  # papermill wrote nothing, or only half of it
         cells, code = [], []
     missing = [cells.index(cell) + 1 for cell in code if cell.execution_count is None]
@@ -268,13 +256,3 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
 
     status, reason = verdict()
     return Outcome(status, reason, len(code) - len(missing), len(code), _tail(log))
-
-
-def signature(status: Status, reason: str | None) -> str:
-    """Return what failures of the same kind have in common.
-
-    This is the status, and the reason without paths, numbers and the place.
-    """
-    text = re.sub(r"(in|is) cell \d+.*$", "", reason or "")
-    text = re.sub(r"(/[\w.+-]+){2,}", "PATH", text)
-    return f"{status}: " + re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", text).strip(" ,")

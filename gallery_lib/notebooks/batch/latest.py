@@ -1,8 +1,12 @@
-"""Newest measurement of each notebook, on this machine or committed from the one nearest to it.
+"""Newest measurement of each notebook: on this machine, and as it is committed.
 
 A notebook, a batch and `gallery compare` all leave a `comparison.json` below the folder of runs.
 The newest one of each notebook counts. The folder may be shared, so a run of another machine counts
 where this machine has none, and the machine is named.
+
+Committed are benches, one folder for each machine. All places that show a speed-up without a run of
+the reader's (README, the index) take it from here: that of `PUBLISHED`, or in a notebook
+that of the machine nearest to the reader's.
 """
 
 from __future__ import annotations
@@ -15,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
+from gallery_lib.measure.bench.result import OURS, Bench, read_bench
 from gallery_lib.measure.comparison.result import Comparison, read_comparison
-from gallery_lib.notebooks.batch.measured_code import gallery_files
 from gallery_lib.report import verdict
 from gallery_lib.report.speedups import HERE, Speedup
-from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
 _MOST_FILES = 500
 """Maximum number of comparisons to read, the newest first: a folder of runs may hold years."""
-_YOUR_MODEL = re.compile(r"-your-model[^/]*/task\.py:TASK$")
+_YOUR_MODEL = re.compile(rf"/cells/\w+/\w+/{re.escape(CELL_FILE)}:TASK$")
 
 
 def notebook_of(task: str) -> str:
@@ -88,73 +92,94 @@ def own_results(
 # --------------------------------------------------------------------------------------------------
 # Committed results
 
+PUBLISHED = "epyc-zen5-2core"
+"""Machine whose figures README and the index show, by its folder."""
+
+
+def precision_words(amp_level: str, device: str) -> str:
+    """Return `fp32`, or `bf16 autocast`, which CPUs have under O1."""
+    if amp_level == "O0":
+        return "fp32"
+    return "bf16 autocast" if device == "cpu" else "autocast"
+
 
 @dataclass(frozen=True)
 class Committed:
-    """A file of results in the repository, with the speed-ups of its notebooks."""
+    """The bench of a machine in the repository: all tasks, small inputs, beside every peer."""
 
     path: Path
-    content: Mapping[str, Any]
+    bench: Bench
+
+    @property
+    def date(self) -> str:
+        """Return the day of the newest task."""
+        return max(outcome.date for outcome in self.bench.tasks.values())[:10]
+
+    @property
+    def precision(self) -> str:
+        """Return the precision of all variants in words."""
+        return precision_words(self.bench.amp_level, self.bench.environment["device"])
 
     @property
     def described(self) -> str:
-        """Return when, where and with which code it was measured, as half a sentence."""
-        environment = self.content["environment"]
-        code = environment.get("git") or "not recorded"
+        """Return when, where, in which precision and with which code, as half a sentence."""
+        environment = self.bench.environment
         return (
-            f"measured on {self.content['date']} on {hardware.describe(environment)}, with code "
-            f"version {code}"
+            f"measured on {self.date} in {self.precision} on {hardware.describe(environment)}, "
+            f"with code version {environment.get('git') or 'not recorded'}"
         )
 
     def speedups(self, titles: Mapping[str, str]) -> dict[str, Speedup]:
-        """Return the comparison on one process of each notebook in `titles` that ran."""
-        environment, profile = (
-            self.content["environment"],
-            self.content.get("parameters", {}).get("profile"),
-        )
+        """Return ours over eager, for each notebook in `titles` whose task was measured."""
         results = {}
-        for name, run in self.content["notebooks"].items():
-            alone = [c for c in run["comparisons"] if c["processes"] == 1]
-            if name not in titles or run["problem"] or not alone:
+        for name, outcome in self.bench.tasks.items():
+            if name not in titles or not outcome.rows:
                 continue
-            ratio = Ratio(**alone[0]["speedup"]) if alone[0]["speedup"] else None
-            conditions = ", ".join(
-                filter(
-                    None, [_precision(alone[0], environment), f"{profile} sizes" if profile else ""]
-                )
-            )
-            machine, date = (
-                hardware.machine_name(environment),
-                run.get("date") or self.content["date"],
-            )
+            ratio = outcome.ratio(outcome.baseline, OURS)
             results[name] = Speedup(
                 name,
                 titles[name],
                 ratio,
-                alone[0]["verdict"],
-                conditions,
-                machine,
-                date,
-                environment.get("git"),
+                ratio.verdict if ratio else "not comparable",
+                f"{self.precision}, small input",
+                hardware.machine_name(self.bench.environment),
+                outcome.date,
+                self.bench.environment.get("git"),
             )
         return results
 
 
-def _precision(comparison: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    if comparison["amp_level"] == "O0":
-        return "fp32"
-    return "bf16 autocast" if environment["device"] == "cpu" else "autocast"
+def committed(folder: Path, size: str = "small") -> Committed | None:
+    """Return the bench of a machine's folder with the most variants; of several, the newest.
 
-
-def nearest(folder: Path, here: Mapping[str, Any]) -> Committed | None:
-    """Return the committed results of the machine that is most like this one.
-
-    Of several such files, the newest counts. Returns None for a folder without results.
+    `size` is small or large, as the names of the files have it.
     """
 
-    def nearness(item: tuple[Path, Mapping[str, Any]]) -> tuple[Any, ...]:
-        path, content = item
-        there = content["environment"]
+    def worth(one: Committed) -> tuple[int, int, str]:
+        outcomes = one.bench.tasks.values()
+        return (
+            len(outcomes),
+            min(len(outcome.rows) for outcome in outcomes),
+            max(outcome.date for outcome in outcomes),
+        )
+
+    files = sorted(folder.glob(f"bench-{size}*.json"))
+    return max((Committed(path, read_bench(path)) for path in files), key=worth, default=None)
+
+
+def published(results: Path, size: str = "small") -> Committed | None:
+    """Return the bench of `PUBLISHED` in the folder of results."""
+    return committed(results / PUBLISHED, size)
+
+
+def nearest(results: Path, here: Mapping[str, Any]) -> Committed | None:
+    """Return the committed bench of the machine that is most like this one.
+
+    Of several, the newest counts. Returns None for a folder without results.
+    """
+
+    def nearness(one: Committed) -> tuple[Any, ...]:
+        there = one.bench.environment
         kinds = [environment["device"] == "cpu" for environment in (there, here)]
         precisions = [hardware.emulated_bf16(dict(environment)) for environment in (there, here)]
         unlike = len(set(there["isa"]) ^ set(here["isa"]))
@@ -164,12 +189,12 @@ def nearest(folder: Path, here: Mapping[str, Any]) -> Committed | None:
             precisions[0] == precisions[1],
             -unlike,
             -cores,
-            content["date"],
-            path.name,
+            one.date,
+            one.path.parent.name,
         )
 
-    files = gallery_files(folder)
-    return Committed(*max(files.items(), key=nearness)) if files else None
+    found = (committed(folder) for folder in sorted(results.glob("*/")))
+    return max((one for one in found if one), key=nearness, default=None)
 
 
 # --------------------------------------------------------------------------------------------------

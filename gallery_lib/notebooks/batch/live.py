@@ -6,16 +6,21 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.outlets import redraws
+from gallery_lib.console.progress import LINE_PART, redraws
 from gallery_lib.console.table import duration
+from gallery_lib.console.visible import unescaped, visible
+from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch import summary
-from gallery_lib.notebooks.batch.execution import Execution
+from gallery_lib.notebooks.batch.evidence import RUNS_FOLDER
 from gallery_lib.notebooks.batch.record import Record, Report
-from gallery_lib.notebooks.batch.schedule import Observer
+from gallery_lib.notebooks.batch.schedule import Execution, Observer
+from gallery_lib.report import verdict
 
-LINE_SECONDS = 15.0
+LINE_SECONDS = 20.0
 REDRAW_SECONDS = 1.0  # drawing takes CPU time from the measured notebooks
 
 
@@ -35,98 +40,103 @@ def heading(running: Sequence[str], report: Report, seconds: float) -> str:
     )
 
 
-class Lines(Observer):
-    """Observer that prints a line at every start and end, and progress lines in between."""
+class Progress(Observer):
+    """Observer that prints plain lines, or draws a table on `live`, a `rich.live.Live`.
 
-    def __init__(self, count: int) -> None:
+    The table disappears when the batch has ended, since the summary follows. A single notebook's
+    verdict is shown as soon as it is measured.
+    """
+
+    def __init__(self, count: int, live: Any = None) -> None:
         """Prepare the output for a batch of `count` notebooks."""
-        self._count, self._said = count, time.monotonic()
+        self._count, self._live = count, live
+        self._began = self._said = time.monotonic()
+        self._looked = 0.0
         self._ended: set[str] = set()
+        self._compared: set[Path] = set()
 
     def started(self, name: str) -> None:
-        """Print that a notebook has started."""
-        print(f"{name}: started", flush=True)
+        """Print that a notebook of several has started."""
+        if self._live is None and self._count > 1:
+            print(f"{name}: started", flush=True)
 
     def ended(self, name: str, record: Record) -> None:
-        """Print the status of a notebook, with its reason or its speed-ups."""
+        """Print the status of a notebook of several, with its reason or its speed-ups."""
         self._ended.add(name)
+        if self._live is not None or self._count == 1:
+            return
         details = "; ".join(filter(None, [record.reason, summary.speedups(record)]))
         after = "" if record.kept else f" after {duration(record.seconds)}"
         print(
-            (
-                f"[{len(self._ended)}/{self._count}] {name}: "
-                f"{summary.status(record)}{after}{': ' if details else ''}{details}"
-            ),
+            f"[{len(self._ended)}/{self._count}] {name}: "
+            f"{summary.status(record)}{after}{': ' if details else ''}{details}",
             flush=True,
         )
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
-        """Print the progress of each running notebook, every LINE_SECONDS."""
-        if time.monotonic() - self._said < LINE_SECONDS:
+        """Show new verdicts, and the progress of the running notebook."""
+        now = time.monotonic()
+        if now - self._looked < REDRAW_SECONDS:
             return
-        self._said = time.monotonic()
+        self._looked = now
+        if self._count == 1:
+            for line in self._new_verdicts(running):
+                if self._live is None:
+                    print(f"{line} The notebook goes on.", flush=True)
+                else:
+                    self._live.console.print(visible(line), markup=False, highlight=False)
+        if self._live is not None:
+            self._live.update(self._table(running, report), refresh=True)
+        elif now - self._said >= max(LINE_SECONDS, 2 * LINE_PART * (now - self._began)):
+            self._said = now
+            for one in running:
+                print(f"{one.planned.name}: {one.progress()}, {duration(one.seconds)}", flush=True)
+
+    def _new_verdicts(self, running: Sequence[Execution]) -> Iterator[str]:
+        """Yield a line for each comparison that has ended since the last look."""
         for execution in running:
-            print(
-                f"{execution.planned.name}: {execution.progress()}, {duration(execution.seconds)}",
-                flush=True,
-            )
+            found = set((execution.folder / RUNS_FOLDER).rglob("comparison.json"))
+            for path in sorted(found - self._compared):
+                self._compared.add(path)
+                with contextlib.suppress(InputError):  # it makes the notebook fail
+                    yield verdict.lines(read_comparison(path.parent))[0]
 
+    def _table(self, running: Sequence[Execution], report: Report) -> Any:
+        """Return the table of all notebooks as they are now."""
+        from rich.table import Table
+        from rich.text import Text
 
-class Table(Observer):
-    """Observer that draws a table on a terminal.
-
-    The table disappears when the batch has ended, since the summary follows. NO_COLOR is respected.
-    """
-
-    def __init__(self, live: Any) -> None:
-        """Prepare the table for drawing on `live`, a `rich.live.Live`."""
-        self._live, self._drawn, self._began = live, 0.0, time.monotonic()
-
-    def goes_on(self, running: Sequence[Execution], report: Report) -> None:
-        """Redraw the table, every REDRAW_SECONDS."""
-        if time.monotonic() - self._drawn < REDRAW_SECONDS:
-            return
-        from rich.markup import escape
-        from rich.table import Table as Drawn
-
-        self._drawn = time.monotonic()
         by_name = {execution.planned.name: execution for execution in running}
-        drawn = Drawn(
-            "notebook",
-            "status",
-            "duration",
-            "what",
-            title=heading(list(by_name), report, time.monotonic() - self._began),
-        )
+        title = heading(list(by_name), report, time.monotonic() - self._began)
+        table = Table("notebook", "status", "duration", "what", title=title)
         for name, record in report.notebooks.items():
-            if name in by_name:
-                drawn.add_row(
-                    name,
-                    "[bold]running[/]",
-                    duration(by_name[name].seconds),
-                    by_name[name].progress(),
-                )
+            if one := by_name.get(name):
+                status, seconds, what = Text("running", "bold"), one.seconds, one.progress()
             elif record.date is None:
-                drawn.add_row(name, "[dim]waiting[/]", "", "")
+                status, seconds, what = Text("waiting", "dim"), None, ""
             else:
                 colour = "green" if record.status == "passed" else "red"
+                status, seconds = Text(summary.status(record), colour), record.seconds
                 what = record.reason or summary.speedups(record)
-                drawn.add_row(
-                    name,
-                    f"[{colour}]{summary.status(record)}[/]",
-                    duration(record.seconds),
-                    escape(what),
-                )
-        self._live.update(drawn, refresh=True)
+            shown_duration = "" if seconds is None else duration(seconds)
+            table.add_row(Text(visible(name)), status, shown_duration, Text(visible(what)))
+        return table
 
 
 @contextlib.contextmanager
 def shown(count: int) -> Iterator[Observer]:
     """Yield the observer that suits standard output, for a batch of `count` notebooks."""
     if not redraws(sys.stdout):
-        yield Lines(count)
+        yield Progress(count)
         return
+    from rich.console import Console
     from rich.live import Live
 
-    with Live(auto_refresh=False, transient=True) as live:
-        yield Table(live)
+    with Live(
+        console=Console(file=unescaped(sys.stdout)),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,  # it would write to the unescaped stream
+        redirect_stderr=False,
+    ) as live:
+        yield Progress(count, live)

@@ -16,20 +16,15 @@ from typing import Any
 
 import yaml
 
-import gallery_lib
 from gallery_lib.config import NotebookConfig, YourModelConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.notebooks.batch import parameters
-from gallery_lib.notebooks.batch.measured_code import (
-    add_files,
-    code_digest,
-    package_sources,
-    scripts_of,
-)
 from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
 from gallery_lib.system import paths
-from gallery_lib.system.version import library_version
+from gallery_lib.system.version import library_version, version
 
+CPU_ONLY = ("communication", "performance_data")
+"""Notebooks that use no GPU, even where there are some."""
 _LIBRARIES = (
     "torch",
     "torchvision",
@@ -47,16 +42,15 @@ _LIBRARIES = (
 class Planned:
     """One notebook of a batch.
 
-    `digest` is the same where notebook, parameters, package and versions are the same.
+    `digest` is the same where notebook, parameters and versions are the same.
     """
 
     name: str
     path: Path
     parameters: dict[str, Any]
-    cells: int
+    cells: tuple[str, ...]  # their code, as papermill executes them; "" for text
     measures: bool  # whether it compares two variants, so that it must leave results
     digest: str
-    code: str  # digest by `measured_code.code_digest`
 
 
 def notebooks_dir() -> Path:
@@ -117,17 +111,19 @@ def profile_values(profile: str | None) -> dict[str, Any]:
 
 
 def digest(path: Path, values: Mapping[str, Any]) -> str:
-    """Return a digest of everything that a run of the notebook depends on.
+    """Return a digest of the notebook, the scripts beside it, its parameters, and versions.
 
-    That is the notebook's file, the scripts beside it, parameters, package, and versions of Python
-    and libraries.
+    The versions are those of the gallery, of Python and of libraries.
     """
-    package = Path(gallery_lib.__file__).parent
-    facts: dict[str, Any] = {"parameters": dict(values), "python": platform.python_version()}
-    facts |= {library: library_version(library) for library in _LIBRARIES}
+    facts: dict[str, Any] = {
+        "parameters": dict(values),
+        "python": platform.python_version(),
+        "gallery_lib": version(),
+        **{library: library_version(library) for library in _LIBRARIES},
+    }
     result = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    add_files(result, [path, *scripts_of(path)], path.parent)
-    add_files(result, package_sources(package), package)
+    for file in (path, *sorted(path.with_suffix("").glob("*.py"))):
+        result.update(file.read_bytes())
     return result.hexdigest()[:24]
 
 
@@ -143,6 +139,15 @@ def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
                 "it in the environment that it makes.",
                 parameter=str(path),
             )
+
+
+def _cells(notebook: NotebookFile, parameters: bool) -> tuple[str, ...]:
+    """Return the code of each cell; papermill adds one for given parameters."""
+    sources = [cell.source if cell.is_code else "" for cell in notebook.cells]
+    if parameters:
+        tagged = [i for i, cell in enumerate(notebook.cells, 1) if "parameters" in cell.tags]
+        sources.insert(tagged[0] if tagged else 0, "")
+    return tuple(sources)
 
 
 def plan(
@@ -174,10 +179,9 @@ def plan(
             name=path.stem,
             path=path,
             parameters=parameters_of[path],
-            cells=len(notebook.cells),
+            cells=_cells(notebook, bool(parameters_of[path])),
             measures=classes[path] in (NotebookConfig, YourModelConfig),
             digest=digest(path, parameters_of[path]),
-            code=code_digest(path),
         )
         for path, notebook in notebooks.items()
     ]

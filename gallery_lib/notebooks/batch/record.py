@@ -16,10 +16,11 @@ from typing import Any
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import Comparison, read_comparison
 from gallery_lib.notebooks.batch.evidence import Status
+from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.json_files import converted, having, read_json, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 REPORT_FILE = "report.json"
 
 
@@ -41,10 +42,6 @@ class Record:
     log_tail: list[str] = field(default_factory=list)
     # As `comparisons_in` returns them.
     comparisons: list[dict[str, Any]] = field(default_factory=list)
-    # Digest of the measured code (`measured_code`); None: unknown, or changed meanwhile.
-    code: str | None = None
-    # Of the last attempt. More than 1: the kernel lost a port to another process and was restarted.
-    kernel_starts: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,11 +89,12 @@ def comparisons_in(folder: Path) -> list[dict[str, Any]]:
         InputError: for a damaged comparison.
     """
     return [
-        _reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
+        reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
     ]
 
 
-def _reduced(comparison: Comparison) -> dict[str, Any]:
+def reduced(comparison: Comparison) -> dict[str, Any]:
+    """Return an entry of `Record.comparisons`."""
     first = comparison.baseline
     return {
         "processes": first.world_size,
@@ -117,6 +115,27 @@ def write_report(folder: Path, report: Report) -> None:
     write_json(folder / REPORT_FILE, {"schema": SCHEMA, **dataclasses.asdict(report)})
 
 
+COMPARED = having(
+    {
+        "comparisons": [
+            {
+                "processes": int,
+                "amp_level": str,
+                "verdict": str,
+                "speedup": Ratio | None,
+                "parity_passed": bool,
+            }
+        ]
+    }
+)
+"""What is read of the comparisons of a record."""
+
+
+def _check(report: Report) -> None:
+    for name, record in report.notebooks.items():
+        converted(vars(record), COMPARED, f"notebooks.{name}")
+
+
 def read_report(folder: Path) -> Report:
     """Return the report of the batch in `folder`.
 
@@ -125,7 +144,7 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT_FILE
     try:
-        return read_json(path, Report, schema=SCHEMA, again="Run the batch again.")
+        return read_json(path, Report, schema=SCHEMA, again="Run the batch again.", check=_check)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: there is no batch in that folder.", parameter=str(path)

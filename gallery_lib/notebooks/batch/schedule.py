@@ -1,9 +1,9 @@
-"""Scheduler of a batch: run the planned notebooks one after another, or several at a time.
+"""Run the planned notebooks of a batch one after another, each by papermill under the supervisor.
 
-One thread runs one loop. The loop starts as many notebooks as there is room for, watches the
-running ones, and updates the report after every end. SIGINT and SIGTERM only set a mark that the
-loop sees, so nothing is ever left half done. Running notebooks are then ended, waiting ones become
-`not run`, and the report says so.
+The supervisor ends every descendant (kernel, torchrun, workers, loaders) when papermill ends, on
+request, and when this process is gone for whatever reason. The report is written after every
+notebook. SIGINT and SIGTERM only set a mark that the loop sees, so nothing is ever left half done:
+the running notebook is ended, waiting ones become `not run`, and the report says so.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
+
+import yaml
 
 from gallery_lib.config import BatchConfig, options
+from gallery_lib.console.phases import PHASES_FILE, TRAINING, TURNS, read_phases
+from gallery_lib.console.progress import fit
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch import files, shares
-from gallery_lib.notebooks.batch.evidence import RUNS_FOLDER, Outcome
-from gallery_lib.notebooks.batch.execution import Execution
+from gallery_lib.notebooks.batch import evidence, reports
+from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended, Outcome
 from gallery_lib.notebooks.batch.plan import Planned, digest
 from gallery_lib.notebooks.batch.record import (
     REPORT_FILE,
@@ -33,9 +36,118 @@ from gallery_lib.notebooks.batch.record import (
     read_report,
 )
 from gallery_lib.system import paths
+from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.files import LockHeld, locked
+from gallery_lib.system.processes import PYTHON, end_supervised, start_supervised
+from gallery_lib.train.run_log import last_step
 
 TICK_SECONDS = 0.1
+PARAMETERS_FILE = "parameters.yaml"
+_SOURCE_COLUMNS = 50
+
+
+def _run_at_work(folder: Path) -> Path | None:
+    """Return the directory of the run below `folder` that is at work; None without one.
+
+    Among the runs that have not ended, it is the one with the newest phase.
+    """
+    begun = {
+        file.parent: phases[-1].began
+        for file in folder.rglob(PHASES_FILE)
+        if (phases := read_phases(file.parent))
+    }
+    alive = [run_dir for run_dir in begun if not (run_dir / "results.json").exists()]
+    return max(alive, key=begun.__getitem__, default=None)
+
+
+def progress(folder: Path, cells: Sequence[str]) -> str:
+    """Return the progress of the notebook in `folder`, whose cells have these sources.
+
+    For example: `cell 5 of 24, notebook.train(settings), training, step 40 of 66`.
+    """
+    number = evidence.started_cell(evidence.read_log(folder))
+    if number is None:
+        return "starting"
+    # Of several lines, the last: it uses what those before it have bound.
+    last = cells[number - 1].strip().rpartition("\n")[2].strip()
+    text = f"cell {number} of {len(cells)}" + (f", {fit(last, _SOURCE_COLUMNS)}" if last else "")
+    run_dir = _run_at_work(folder / RUNS_FOLDER)
+    if run_dir is None:
+        return text
+    phase, step = read_phases(run_dir)[-1], last_step(run_dir)
+    counted = phase.name in (TRAINING, TURNS) and step
+    steps = f", step {step} of {evidence.asked_steps(run_dir / 'config.json')}" if counted else ""
+    return f"{text}, {phase.label}{steps}"
+
+
+class Execution:
+    """Owner of the processes of one notebook.
+
+    `stop` ends all of them, and so does the end of this process.
+    """
+
+    def __init__(self, planned: Planned, folder: Path, deadline: float | None) -> None:
+        """Create the notebook's folder and start papermill."""
+        self.planned, self.folder, self.deadline = planned, folder, deadline
+        self.executed = folder / f"{planned.name}.ipynb"
+        self.date, self._began = _now(), time.monotonic()
+        self._oom_kills_before = evidence.oom_kills()
+        self._ended_by: Literal["timeout", "not run"] | None = None
+        self._because = ""
+        folder.mkdir(parents=True)
+        # In YAML the values keep their types.
+        (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))
+        command = [*PYTHON, "-m", "papermill", str(planned.path), str(self.executed)]
+        command += ["-f", str(folder / PARAMETERS_FILE), "--cwd", str(planned.path.parent)]
+        environment = {"GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
+        with (folder / LOG_FILE).open("w") as log:
+            self._process = start_supervised(
+                [*command, "--log-output", "--no-progress-bar"],
+                environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._began
+
+    def running(self) -> bool:
+        """Return whether the notebook still runs; end it if it exceeds its deadline."""
+        if self.deadline is not None and self.seconds > self.deadline:
+            self.stop("timeout", f"still running at its deadline of {self.deadline:g} s")
+        return self._process.poll() is None
+
+    def progress(self) -> str:
+        """Return the notebook's progress in words."""
+        return progress(self.folder, self.planned.cells)
+
+    def stop(self, ended_by: Literal["timeout", "not run"], because: str) -> None:
+        """End every process of the notebook for the given reason; return when they are gone."""
+        if self._process.poll() is None:
+            self._ended_by, self._because = ended_by, because
+            end_supervised(self._process)
+
+    def judged(self) -> tuple[Outcome, list[dict[str, Any]]]:
+        """Wait for the end, and return the outcome and the comparisons of the notebook.
+
+        An exception while a notebook is judged makes this notebook `failed`; the batch goes on.
+        """
+        try:
+            ended = Ended(
+                shell_exit_code(self._process.wait()),
+                self._ended_by,
+                self._because,
+                evidence.oom_kills() - self._oom_kills_before,
+            )
+            outcome = evidence.judge(self.executed, ended, measures=self.planned.measures)
+            with contextlib.suppress(InputError):  # the outcome reports a damaged comparison
+                return outcome, comparisons_in(self.folder / RUNS_FOLDER)
+            return outcome, []
+        except Exception as error:
+            reason = f"what it left cannot be judged ({type(error).__name__}: {error})"
+            return Outcome("failed", reason, 0, len(self.planned.cells), []), []
 
 
 class Observer:
@@ -55,25 +167,23 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _waiting(planned: Planned) -> Record:
+def _waiting(planned: Planned, attempts: int = 0) -> Record:
     return Record(
-        "not run",
-        "its turn has not come",
-        0.0,
-        None,
-        0,
-        False,
-        planned.parameters,
-        planned.digest,
-        None,
+        status="not run",
+        reason="its turn has not come",
+        seconds=0.0,
+        date=None,
+        attempts=attempts,
+        kept=False,
+        parameters=planned.parameters,
+        digest=planned.digest,
+        folder=None,
     )
 
 
 @contextlib.contextmanager
 def _only_runner(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second runner.
-
-    The lock goes with the process, however the process ends.
+    """Lock the folder against a second runner; the lock goes with the process.
 
     Raises:
         InputError: if another runner has the lock.
@@ -104,28 +214,26 @@ def _noted_signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, Record]:
-    """Return what an interrupted batch in the folder has of the plan.
+def _records(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, Record]:
+    """Return a record for each planned notebook.
 
-    Passed notebooks are kept. Of other notebooks, only the number of attempts counts.
+    With `resume`, what passed in the folder's interrupted batch is kept. Of other notebooks, only
+    the number of attempts counts.
     """
-    if not resume or not (folder / REPORT_FILE).exists():
-        return {}
-    before = read_report(folder).notebooks
+    there = resume and (folder / REPORT_FILE).exists()
+    before = read_report(folder).notebooks if there else {}
     records = {}
     for planned in plan:
-        if planned.name not in before:
-            continue
-        record = before[planned.name]
+        record = before.get(planned.name)
+        records[planned.name] = _waiting(planned, record.attempts if record else 0)
         if (
-            record.status == "passed"
+            record
+            and record.status == "passed"
             and record.digest == planned.digest
             and record.folder
             and (folder / record.folder).is_dir()
         ):
             records[planned.name] = dataclasses.replace(record, kept=True)
-        else:
-            records[planned.name] = dataclasses.replace(_waiting(planned), attempts=record.attempts)
     return records
 
 
@@ -133,113 +241,80 @@ class _Batch:
     """State of a running batch."""
 
     def __init__(
-        self,
-        plan: Sequence[Planned],
-        config: BatchConfig,
-        folder: Path,
-        command: Sequence[str],
-        observer: Observer,
+        self, folder: Path, report: Report, plan: Sequence[Planned], observer: Observer
     ) -> None:
-        self.config, self.folder, self.observer = config, folder, observer
+        self.folder, self.report, self.observer = folder, report, observer
         self._began = time.monotonic()
-        kept = _earlier(folder, plan, config.resume)
-        self.report = Report(
-            command=shlex.join(command),
-            began=_now(),
-            ended=None,
-            interrupted_by=None,
-            seconds=0.0,
-            options=options.to_mapping(config),
-            machine=machine(),
-            notebooks={
-                planned.name: kept.get(planned.name) or _waiting(planned) for planned in plan
-            },
-        )
-        self.waiting = [planned for planned in plan if not self.report.notebooks[planned.name].kept]
-        self.free = shares.shares(min(config.jobs, max(1, len(self.waiting))))
-        self.running: list[tuple[Execution, str]] = []
+        self.waiting = [planned for planned in plan if not report.notebooks[planned.name].kept]
+        self.executed: list[Path] = []  # whole notebooks, with outputs
         self._tries: dict[str, int] = {}
-        for name, record in self.report.notebooks.items():
+        for name, record in report.notebooks.items():
             if record.kept:
                 observer.ended(name, record)
         self.bring_up_to_date()
 
-    def bring_up_to_date(self, **changes: object) -> None:
+    def bring_up_to_date(self, **changes: Any) -> None:
         """Apply `changes` to the report and write it."""
-        values = {"seconds": time.monotonic() - self._began, **changes}
-        self.report = dataclasses.replace(self.report, **values)  # type: ignore[arg-type]
-        files.write(self.folder, self.report)
+        seconds = time.monotonic() - self._began
+        self.report = dataclasses.replace(self.report, seconds=seconds, **changes)
+        reports.write(self.folder, self.report)
 
-    def start_next(self) -> None:
-        """Start the next notebook on a free share."""
+    def run_next(self, config: BatchConfig, arrived: Sequence[str]) -> None:
+        """Run the next notebook to its end, or until the name of a signal is in `arrived`."""
         planned = self.waiting.pop(0)
         self._tries[planned.name] = self._tries.get(planned.name, 0) + 1
-        execution = Execution(
-            planned, paths.free_name(self.folder, planned.name), self.config, self.free.pop()
-        )
-        self.running.append((execution, _now()))
-        self.observer.started(planned.name)
+        execution = Execution(planned, paths.free_name(self.folder, planned.name), config.deadline)
+        try:
+            self.observer.started(planned.name)
+            while execution.running():
+                self.observer.goes_on([execution], self.report)
+                time.sleep(TICK_SECONDS)
+                if arrived:
+                    because = f"interrupted by {arrived[0]} after {execution.seconds:.0f} s"
+                    execution.stop("not run", because)
+        finally:
+            execution.stop("not run", "the runner failed")
+        record = self._record(execution)
+        if (
+            record.status not in ("passed", "not run")
+            and self._tries[planned.name] <= config.retries
+        ):
+            self.waiting.append(planned)
+        self.observer.ended(planned.name, record)
+        self.bring_up_to_date(notebooks={**self.report.notebooks, planned.name: record})
 
-    def collect_ended(self) -> None:
-        """Judge notebooks that have ended, and queue those again that have a retry left."""
-        for execution, date in [pair for pair in self.running if not pair[0].running()]:
-            self.running.remove((execution, date))
-            self.free.append(execution.share)
-            planned, (outcome, comparisons) = execution.planned, _judged(execution)
-            unchanged = digest(planned.path, planned.parameters) == planned.digest
-            record = Record(
-                status=outcome.status,
-                reason=outcome.reason,
-                seconds=round(execution.seconds, 1),
-                date=date,
-                attempts=self.report.notebooks[planned.name].attempts + 1,
-                kept=False,
-                parameters=planned.parameters,
-                digest=planned.digest if unchanged else "changed while it ran",
-                folder=execution.folder.name,
-                cells_run=outcome.cells_run,
-                cells=outcome.cells,
-                log_tail=outcome.log_tail,
-                comparisons=comparisons,
-                code=planned.code if unchanged else None,
-                kernel_starts=execution.kernel_starts,
-            )
-            if (
-                record.status not in ("passed", "not run")
-                and self._tries[planned.name] <= self.config.retries
-            ):
-                self.waiting.append(planned)
-            self.observer.ended(planned.name, record)
-            self.bring_up_to_date(notebooks={**self.report.notebooks, planned.name: record})
+    def _record(self, execution: Execution) -> Record:
+        """Return the result of a notebook that has ended."""
+        seconds, planned = execution.seconds, execution.planned
+        outcome, comparisons = execution.judged()
+        if outcome.cells_run:
+            self.executed.append(execution.executed)
+        unchanged = digest(planned.path, planned.parameters) == planned.digest
+        return Record(
+            status=outcome.status,
+            reason=outcome.reason,
+            seconds=round(seconds, 1),
+            date=execution.date,
+            attempts=self.report.notebooks[planned.name].attempts + 1,
+            kept=False,
+            parameters=planned.parameters,
+            digest=planned.digest if unchanged else "changed while it ran",
+            folder=execution.folder.name,
+            cells_run=outcome.cells_run,
+            cells=outcome.cells,
+            log_tail=outcome.log_tail,
+            comparisons=comparisons,
+        )
 
     def interrupt(self, name: str) -> None:
-        """End everything because the signal `name` has arrived."""
-        for execution, _ in self.running:
-            execution.stop("not run", f"interrupted by {name} after {execution.seconds:.0f} s")
-        self.collect_ended()
+        """Note of every waiting notebook that the signal `name` came before its turn."""
         notebooks = dict(self.report.notebooks)
         for planned in self.waiting:
             if notebooks[planned.name].status == "not run":
                 notebooks[planned.name] = dataclasses.replace(
                     notebooks[planned.name], reason=f"interrupted by {name} before its turn"
                 )
-        self.waiting = []
         self.bring_up_to_date(notebooks=notebooks, interrupted_by=name)
-
-
-def _judged(execution: Execution) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Return the outcome and the comparisons of a notebook.
-
-    An exception while a notebook is judged makes this notebook `failed`; the batch goes on.
-    """
-    try:
-        outcome = execution.outcome()
-        with contextlib.suppress(InputError):  # the outcome reports a damaged comparison
-            return outcome, comparisons_in(execution.folder / RUNS_FOLDER)
-        return outcome, []
-    except Exception as error:
-        reason = f"what it left cannot be judged ({type(error).__name__}: {error})"
-        return Outcome("failed", reason, 0, execution.planned.cells, []), []
 
 
 def run(
@@ -254,25 +329,29 @@ def run(
     An interrupt raises no exception: `interrupted_by` of the report names the signal.
 
     Raises:
-        InputError: before anything starts, for an unsuitable folder or number of jobs.
+        InputError: before anything starts, for an unsuitable folder.
     """
-    shares.check(config, [(planned.name, planned.parameters) for planned in plan])
     folder = paths.output_folder(
         config.out, "gallery", resume=config.resume, file=REPORT_FILE, work="batch"
     )
     with _only_runner(folder), _noted_signals() as arrived:
-        batch = _Batch(plan, config, folder, command, observer or Observer())
-        try:
-            while batch.running or batch.waiting:
-                while batch.waiting and batch.free and not arrived:
-                    batch.start_next()
-                batch.collect_ended()
-                if arrived:
-                    batch.interrupt(arrived[0])
-                batch.observer.goes_on([execution for execution, _ in batch.running], batch.report)
-                time.sleep(TICK_SECONDS)
-        finally:
-            for execution, _ in batch.running:
-                execution.stop("not run", "the runner failed")
+        report = Report(
+            command=shlex.join(command),
+            began=_now(),
+            ended=None,
+            interrupted_by=None,
+            seconds=0.0,
+            options=options.to_mapping(config),
+            machine=machine(),
+            notebooks=_records(folder, plan, config.resume),
+        )
+        batch = _Batch(folder, report, plan, observer or Observer())
+        while batch.waiting and not arrived:
+            batch.run_next(config, arrived)
+        if arrived:
+            batch.interrupt(arrived[0])
+        # Not earlier: it takes a core from notebooks that are still measured.
+        for executed in batch.executed:
+            reports.write_notebook_page(executed)
         batch.bring_up_to_date(ended=_now())
     return folder, batch.report

@@ -1,13 +1,18 @@
-"""Text summary of a batch: a table, and failures grouped by kind."""
+"""Text summary of a batch: a table and what went wrong, or of one notebook its answer."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.table import duration
-from gallery_lib.notebooks.batch.evidence import Status, signature
+from gallery_lib.console.table import duration, text_columns
+from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.result import read_comparison
+from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Status
 from gallery_lib.notebooks.batch.record import Record, Report
+from gallery_lib.report import verdict
 from gallery_lib.report.tables import text_table
 from gallery_lib.stats import Ratio
 
@@ -15,16 +20,13 @@ _NOT_PASSED: tuple[Status, ...] = ("failed", "timeout", "kernel died", "out of m
 _LOG_LINES_SHOWN = 6
 
 
-def groups(report: Report) -> list[tuple[str, list[str]]]:
-    """Return (signature, notebooks) of each kind of failure, the largest group first.
-
-    Notebooks that passed or have not run are in no group.
-    """
-    names_by_signature: dict[str, list[str]] = {}
-    for name, record in report.notebooks.items():
-        if record.status not in ("passed", "not run"):
-            names_by_signature.setdefault(signature(record.status, record.reason), []).append(name)
-    return sorted(names_by_signature.items(), key=lambda group: (-len(group[1]), group[1]))
+def failed(report: Report) -> list[str]:
+    """Return the notebooks that ran and did not pass."""
+    return [
+        name
+        for name, record in report.notebooks.items()
+        if record.status not in ("passed", "not run")
+    ]
 
 
 def speedup(comparison: Mapping[str, Any]) -> str:
@@ -39,12 +41,10 @@ def speedups(record: Record) -> str:
 
 
 def status(record: Record) -> str:
-    """Return the status, with notes on a kept result, repeated attempts and kernel restarts."""
+    """Return the status, with notes on a kept result and repeated attempts."""
     notes = ["kept"] if record.kept else []
     if record.attempts > 1:
         notes.append(f"attempt {record.attempts}")
-    if record.kernel_starts > 1:
-        notes.append(f"kernel start {record.kernel_starts}: a port was taken")
     return record.status + (f" ({', '.join(notes)})" if notes else "")
 
 
@@ -63,8 +63,11 @@ def totals(report: Report) -> str:
     return f"{passed}{'; ' + others if others else ''}{interrupted}, in {duration(report.seconds)}."
 
 
-def text(report: Report) -> str:
-    """Return the report as text for a terminal."""
+def text(report: Report, folder: Path) -> str:
+    """Return the report of the batch in `folder` as text for a terminal."""
+    if len(report.notebooks) == 1:
+        ((name, record),) = report.notebooks.items()
+        return "\n".join(_one_notebook(name, record, folder / (record.folder or "")))
     rows = [["notebook", "status", "duration", "cells", "speed-up"]]
     for name, record in report.notebooks.items():
         ran = record.date is not None
@@ -73,8 +76,32 @@ def text(report: Report) -> str:
             [name, status(record), duration(record.seconds) if ran else "", cells, speedups(record)]
         )
     parts = [text_table(rows)]
-    for _, names in groups(report):
-        record = report.notebooks[names[0]]
-        parts.append(f"{', '.join(names)}: {record.status}\n  {record.reason}")
-        parts.append("\n".join(f"  | {line}" for line in record.log_tail[-_LOG_LINES_SHOWN:]))
+    for name in failed(report):
+        record = report.notebooks[name]
+        parts.append(f"{name}: {record.status}\n  {record.reason}")
+        parts.append("\n".join(f"  | {line}" for line in _shown_log(record)))
     return "\n".join([*filter(None, parts), "", totals(report)])
+
+
+def _one_notebook(name: str, record: Record, folder: Path) -> list[str]:
+    """Return how the notebook ended, what it measured, and where to read more, a line each."""
+    ended = f"{name}: {status(record)}"
+    if record.date is not None:
+        ended += f", {record.cells_run} of {record.cells} code cells in {duration(record.seconds)}"
+    if record.status != "passed":
+        ended += f"\n  {record.reason}"
+    lines = [ended, *(f"  | {line}" for line in _shown_log(record))]
+    for path in sorted((folder / RUNS_FOLDER).rglob("comparison.json")):
+        with contextlib.suppress(InputError):  # a damaged one is the reason above
+            lines += ["", *verdict.lines(read_comparison(path.parent))]
+    files = {
+        "notebook": folder / f"{name}.ipynb",
+        "as a page": folder / f"{name}.html",
+        "log": folder / LOG_FILE,
+    }
+    rows = [[f"{what}:", str(file)] for what, file in files.items() if file.exists()]
+    return [*lines, *([""] if rows else []), *text_columns(rows)]
+
+
+def _shown_log(record: Record) -> list[str]:
+    return record.log_tail[-_LOG_LINES_SHOWN:] if record.status in _NOT_PASSED else []

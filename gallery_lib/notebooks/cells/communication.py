@@ -1,19 +1,17 @@
 """Functions for the notebook `communication`: bytes on the wire, step times on a lab, learning.
 
 Step times show the effect of each technique on a lab. Learning shows what a model learns with each
-wire format. Below each finding stands what to do with it, made from the same data. Where this
-machine cannot have a lab, the lab's figures are shown as not measured, with the reason, and the
-other cells go on.
+wire format. Where this machine cannot have a lab, the lab's figures are shown as not measured, with
+the reason, and the other cells go on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import Comm, ConvergenceConfig, WaysConfig, WireConfig, options
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import NotMeasured, display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware
 
@@ -23,25 +21,10 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = (
-    "choose nothing by what was not measured. Run this notebook where a lab can be made, or "
-    "compare on your own machines with `benchmarks/ddp_benchmark.py`."
+    "Run this notebook where a lab can be made, or compare on your own machines with "
+    "`benchmarks/network.py train`."
 )
 """What to do where the techniques were not measured."""
-
-
-@dataclass(frozen=True)
-class NotMeasured:
-    """Placeholder for figures that were not measured, with the reason."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        """Return the reason as Markdown."""
-        return f"**Not measured**: {self.reason}"
-
-
-def _show_advice(text: str) -> None:
-    display_markdown(f"**What to do with it**: {text}")
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
@@ -78,13 +61,7 @@ def show_bytes(settings: WireConfig) -> None:
     from gallery_lib import tasks
     from gallery_lib.cluster import link_rate
     from gallery_lib.measure.communication import bytes_sent
-    from gallery_lib.report.communication.bytes_sent import (
-        BytesSent,
-        bytes_advice,
-        bytes_figure,
-        bytes_rows,
-        bytes_text,
-    )
+    from gallery_lib.report import communication
 
     with torch.device("meta"):  # shapes without values
         shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
@@ -99,16 +76,18 @@ def show_bytes(settings: WireConfig) -> None:
         for name, format in formats.items()
     }
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
-    counted = BytesSent(
-        settings.model, parameters, settings.hosts, link_rate.bits_per_second(settings.rate), sent
+    counted = communication.BytesSent(
+        tasks.get(settings.model).title,
+        settings.hosts,
+        link_rate.bits_per_second(settings.rate),
+        sent,
     )
-    display_figure(bytes_figure(counted), bytes_text(counted), bytes_rows(counted))
+    display_chart(communication.bytes_sent(counted))
     display_markdown(
         f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of "
         f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
         "time that rounding takes."
     )
-    _show_advice(bytes_advice(counted))
 
 
 def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
@@ -140,24 +119,18 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
 
 
 def show_effects(effects: Effects | NotMeasured) -> None:
-    """Show the step times of each technique, and which to use."""
+    """Show the step times of each technique."""
     if isinstance(effects, NotMeasured):
-        display_markdown(str(effects))
-        _show_advice(UNKNOWN)
+        effects.show()
+        display_markdown(UNKNOWN)
         return
-    from gallery_lib.report.communication import EMULATED
-    from gallery_lib.report.communication.step_times import (
-        effects_advice,
-        waterfall,
-        waterfall_rows,
-        waterfall_text,
-    )
+    from gallery_lib.report import communication
 
-    display_figure(waterfall(effects), waterfall_text(effects), waterfall_rows(effects))
+    display_chart(communication.step_times(effects))
     notes = [
         (
             f"{effects.parameters:,} parameters; {effects.hosts}, an "
-            f"{EMULATED}. {hardware.describe(hardware.machine_facts())}."
+            f"{communication.EMULATED}. {hardware.describe(hardware.machine_facts())}."
         )
     ]
     if effects.processes_on_each == 1:
@@ -166,34 +139,26 @@ def show_effects(effects: Effects | NotMeasured) -> None:
             "`processes`)."
         )
     display_markdown(" ".join(notes))
-    _show_advice(effects_advice(effects))
 
 
 def show_parity(effects: Effects | NotMeasured) -> None:
     """Show bytes, computed and counted, and whether the gradients are right, by technique."""
     if isinstance(effects, NotMeasured):
-        display_markdown(str(effects))
+        effects.show()
         return
-    from gallery_lib.report.communication.parity import parity_advice, parity_rows
+    from gallery_lib.report import communication
 
-    display_markdown(markdown_table(parity_rows(effects)))
-    _show_advice(parity_advice(effects))
+    display_markdown(markdown_table(communication.parity_rows(effects)))
 
 
 def show_buckets(effects: Effects | NotMeasured) -> None:
     """Show the buckets of a step over time."""
     if isinstance(effects, NotMeasured):
-        display_markdown(str(effects))
+        effects.show()
         return
-    from gallery_lib.report.communication.buckets import (
-        buckets,
-        buckets_advice,
-        buckets_rows,
-        buckets_text,
-    )
+    from gallery_lib.report import communication
 
-    display_figure(buckets(effects), buckets_text(effects), buckets_rows(effects))
-    _show_advice(buckets_advice(effects))
+    display_chart(communication.buckets(effects))
 
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
@@ -204,13 +169,7 @@ def learn_digits(settings: WireConfig) -> list[Scores]:
 
 
 def show_learned(trainings: list[Scores]) -> None:
-    """Show what each wire format has learned, and whether that is within the noise of fp32."""
-    from gallery_lib.report.communication.learning import (
-        learned,
-        learned_rows,
-        learned_text,
-        learning_advice,
-    )
+    """Show what each wire format has learned."""
+    from gallery_lib.report import communication
 
-    display_figure(learned(trainings), learned_text(trainings), learned_rows(trainings))
-    _show_advice(learning_advice(trainings))
+    display_chart(communication.learned(trainings))

@@ -1,35 +1,42 @@
-"""The measurement in turns in a task's notebook, and what it shows of it."""
+"""Runs and comparisons of a task's notebook, in processes of their own, and their tables."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import LaunchConfig
-from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
+from gallery_lib.console.table import markdown_table, number
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells.display import NotMeasured, display_chart, display_markdown
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.report import tables
-from gallery_lib.system import hardware
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.train.results import busy_line
 
 if TYPE_CHECKING:
-    from gallery_lib.config import TrainConfig
     from gallery_lib.measure.comparison.result import Comparison
+    from gallery_lib.train.results import Results
 
-
-@dataclasses.dataclass(frozen=True)
-class NotMeasured:
-    """A comparison that this machine cannot make. `because` is the rest of a sentence."""
-
-    because: str
+_KEY_FILE = "notebook.json"
+_STEPS = 6
+"""Training steps of a run, unless others are asked for: enough to see that it trains."""
 
 
 def compare(settings: Settings, processes: int) -> Comparison:
-    """Compare the baseline with the accelerated backend on `processes` processes, in turns."""
-    from gallery_lib.measure.comparison.compare import compare_backend
+    """Compare the baseline with the accelerated backend on `processes` processes, in turns.
 
+    What was measured before with the same code and parameters is shown again.
+    """
     train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
-    return compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
+    launch = LaunchConfig(nproc_per_node=processes)
+    return _compare_or_find(train, launch, settings.compare, again=settings.measure_again)
 
 
 def batch_shared_by(settings: Settings, processes: int) -> TrainConfig:
@@ -52,7 +59,6 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
 
     Returns NotMeasured where there is one device, or too little memory for two variants on several.
     """
-    from gallery_lib.measure.comparison.compare import compare_backend
     from gallery_lib.tasks import memory_estimate
 
     if settings.processes == 1:
@@ -65,7 +71,7 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
     try:
-        return compare_backend(train, launch, fewer)
+        return _compare_or_find(train, launch, fewer, again=settings.measure_again)
     except memory_estimate.DoesNotFit as error:
         return NotMeasured(str(error))
 
@@ -73,7 +79,7 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
 def show_comparison(comparison: Comparison | NotMeasured) -> None:
     """Show the verdict, with the tables folded."""
     if isinstance(comparison, NotMeasured):
-        display_markdown(f"**Not measured**: {comparison.because}")
+        comparison.show()
         return
     display_markdown(tables.comparison_markdown(comparison))
 
@@ -82,31 +88,21 @@ def show_throughput(comparison: Comparison) -> None:
     """Show the throughput since launch."""
     from gallery_lib.report import plots
 
-    display_figure(
-        plots.throughput(comparison),
-        plots.throughput_text(comparison),
-        plots.throughput_rows(comparison),
-    )
+    display_chart(plots.throughput(comparison))
 
 
 def show_losses(comparison: Comparison) -> None:
     """Show the loss curves of both variants."""
     from gallery_lib.report import plots
 
-    display_figure(
-        plots.losses(comparison), plots.losses_text(comparison), plots.losses_rows(comparison)
-    )
+    display_chart(plots.losses(comparison))
 
 
 def show_step_times(comparison: Comparison) -> None:
     """Show the distributions of step times."""
     from gallery_lib.report import plots
 
-    display_figure(
-        plots.step_times(comparison),
-        plots.step_times_text(comparison),
-        plots.step_times_rows(comparison),
-    )
+    display_chart(plots.step_times(comparison))
 
 
 def show_break_even(comparison: Comparison) -> None:
@@ -116,17 +112,13 @@ def show_break_even(comparison: Comparison) -> None:
     if comparison.break_even_steps is None:
         display_markdown(verdict.break_even_line(comparison))
         return
-    display_figure(
-        plots.break_even(comparison),
-        plots.break_even_text(comparison),
-        plots.break_even_rows(comparison),
-    )
+    display_chart(plots.break_even(comparison))
 
 
 def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
     """Show one process beside several: total rates, and how well the rates add up."""
     if isinstance(several, NotMeasured):
-        show_comparison(several)
+        several.show()
         return
     display_markdown(tables.scaling_markdown(one, several))
 
@@ -134,3 +126,108 @@ def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
 def show_techniques(comparison: Comparison) -> None:
     """Show what the backend did in this run."""
     display_markdown(markdown_table(tables.techniques_rows(comparison.candidate.techniques)))
+
+
+def _compare_or_find(
+    train: TrainConfig, launch: LaunchConfig, turns: CompareConfig, *, again: bool
+) -> Comparison:
+    """Return the comparison of baseline and backend: the last one of the same kind, or a new one.
+
+    Beside a comparison stands a digest of what it depends on: code, parameters, versions and
+    machine. With `again` it is measured anew in any case.
+    """
+    from gallery_lib.measure.comparison.compare import compare_backend
+
+    key = _key(train, launch, turns)
+    if not again and (found := _newest(key)) is not None:
+        moment = time.localtime((Path(found.folder) / _KEY_FILE).stat().st_mtime)
+        display_markdown(
+            f"Measured on {time.strftime('%Y-%m-%d at %H:%M', moment)} on this machine, with this "
+            "code and these parameters, and shown again. The parameter `measure_again=True` "
+            "measures anew."
+        )
+        return found
+    comparison = compare_backend(train, launch, turns)
+    write_json(Path(comparison.folder) / _KEY_FILE, {"key": key})
+    return comparison
+
+
+def _key(train: TrainConfig, launch: LaunchConfig, turns: CompareConfig) -> str:
+    from gallery_lib.measure.bench.bench import versions
+    from gallery_lib.measure.comparison import float64_reference
+
+    data = Path(train.data_dir).stat().st_mtime if train.data_dir else None
+    facts: list[Any] = [
+        float64_reference.key(train, launch.nproc_per_node),
+        *(options.to_mapping(one) for one in (train, launch, turns)),
+        *(versions(), hardware.cores(), hardware.gpu_count(), data),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _newest(key: str) -> Comparison | None:
+    from gallery_lib.measure.comparison.result import read_comparison
+
+    files = paths.runs_dir().glob(f"*/{_KEY_FILE}")
+    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            if read_json(file, dict[str, str], again="").get("key") == key:
+                return read_comparison(file.parent)
+        except (InputError, OSError):  # of another version, or half deleted: measured anew
+            continue
+    return None
+
+
+def launch(
+    settings: Settings, *, processes: int, compiler_opt: bool, steps: int | None = None
+) -> Results:
+    """Run `launch_single_task.py` with the notebook's options, and return what it measured.
+
+    The exact command is shown. Processes that share the cores of one CPU share the batch.
+
+    Args:
+        settings: the notebook's settings.
+        processes: how many train together, with DistributedDataParallel.
+        compiler_opt: the accelerated backend, as `--compiler-opt` asks for it.
+        steps: training steps; None: a few, to see that it trains.
+
+    Raises:
+        InputError: for options that cannot work here.
+        RunFailed: when a process fails.
+    """
+    from gallery_lib.launcher.job import launch as launch_job
+
+    train = dataclasses.replace(
+        batch_shared_by(settings, processes) if processes > 1 else settings.train,
+        compiler_opt=compiler_opt,
+        evaluate=False,
+        max_steps=steps or _STEPS,
+        warmup_steps=1,
+    )
+    results = launch_job(train, LaunchConfig(nproc_per_node=processes), show_log=False)
+    assert results is not None
+    return results
+
+
+def show_runs(runs: Sequence[Results]) -> None:
+    """Show a table of runs that followed one another: what they trained, and that they learned.
+
+    Raises:
+        InputError: without a run.
+    """
+    if not runs:
+        raise InputError("there is no run to show: run the cell above.", parameter="runs")
+    rows = [["processes", "--compiler-opt", "steps", "loss, first → last", "start-up"]]
+    for run in runs:
+        losses = [run.loss[name] for name in ("first", "last")]
+        rows.append(
+            [
+                str(run.world_size),
+                "yes" if run.config["compiler_opt"] else "no",
+                str(run.steps),
+                " → ".join("not finite" if loss is None else number(loss) for loss in losses),
+                f"{number(run.startup_seconds['total'])} s",
+            ]
+        )
+    busy = dict.fromkeys(filter(None, map(busy_line, runs)))
+    display_markdown("\n\n".join([markdown_table(rows), *busy]))

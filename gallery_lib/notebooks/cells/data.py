@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.table import markdown_table, number
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import (
+    display_chart,
+    display_markdown,
+    outputs_of,
+    show_outputs,
+)
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import paths
+from gallery_lib.system.json_files import read_json, write_json
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
@@ -45,11 +52,10 @@ def show_examples(content: Examples) -> None:
     from gallery_lib.report import examples
     from gallery_lib.tasks.examples import Matrices, Pictures
 
-    rows = examples.table_rows(content)
     if isinstance(content, Pictures | Matrices):
-        display_figure(examples.figure(content), examples.alternative_text(content), rows)
+        display_chart(examples.chart(content))
     else:
-        display_markdown(markdown_table(rows))
+        display_markdown(markdown_table(examples.table_rows(content)))
 
 
 def show_data(settings: Settings) -> None:
@@ -77,17 +83,28 @@ def show_learned(settings: Settings, comparison: Comparison) -> None:
     from gallery_lib import tasks
     from gallery_lib.train.weights import WEIGHTS_FILE
 
-    path = Path(comparison.folder) / list(comparison.variants)[1] / WEIGHTS_FILE
+    folder = Path(comparison.folder)
+    path, kept = folder / list(comparison.variants)[1] / WEIGHTS_FILE, folder / "learned.json"
     if settings.task.predictions is not None and path.exists():
         models = {}
         for title in ("before", "after"):
             torch.manual_seed(settings.train.seed)
             models[title] = tasks.of(settings.train).build_model()
         models["after"].load_state_dict(torch.load(path, weights_only=True))
-        show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
+        content = settings.task.predictions(models, tasks.data_of(settings.train))
+        write_json(kept, outputs_of(lambda: show_examples(content)))
         path.unlink()  # up to half a gigabyte, written only for this picture
+    if kept.exists():
+        show_outputs(read_json(kept, list[dict[str, Any]], again="Set measure_again=True."))
     rows = [["held-out metric", "guessing", *comparison.variants]]
     for name, value in comparison.baseline.metrics.items():
         guessing = number(comparison.chance[name]) if name in comparison.chance else ""
-        rows.append([name, guessing, number(value), number(comparison.candidate.metrics[name])])
+        rows.append(
+            [
+                name,
+                guessing,
+                number(value),
+                number(comparison.candidate.metrics.get(name, math.nan)),
+            ]
+        )
     display_markdown(markdown_table(rows))

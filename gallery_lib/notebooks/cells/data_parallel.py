@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import WalkConfig, options
-from gallery_lib.console.table import markdown_table
+from gallery_lib.console.table import markdown_table, rate
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
@@ -165,7 +165,7 @@ def show_table(*runs: ScriptRun) -> None:
     for run in runs:
         first, last = run.lines[0], run.lines[-1]
         steps = max(line.step for line in run.lines)
-        rates = [f"{line.samples_per_second:.1f} samples/s" for line in (first, last)]
+        rates = [rate(line.samples_per_second) for line in (first, last)]
         losses = f"{first.loss:.2f} → {last.loss:.2f}"
         rows.append([run.title, str(run.processes), str(steps), *rates, losses])
     display_markdown(markdown_table(rows))
@@ -246,11 +246,11 @@ def compare_in_turns(settings: WalkSettings) -> ScriptTurns:
 
 def show_turns(turns: ScriptTurns) -> None:
     """Show how many times as fast as `native` each script is: a figure, a table and notes."""
-    from gallery_lib.report import script_turns_plots
+    from gallery_lib.report import script_turns_chart
 
-    display_figure(script_turns_plots.figure(turns), script_turns_plots.text(turns), None)
+    display_chart(script_turns_chart.chart(turns), fold=False)
     notes = [
-        *script_turns_plots.notes(turns),
+        *script_turns_chart.notes(turns),
         "`native` is PyTorch eager in fp32. In brackets stands the number of processes.",
         "Mixed precision is not the precision of `native`: part of its gain is the precision.",
     ]
@@ -264,8 +264,4 @@ def show_turns(turns: ScriptTurns) -> None:
             "On several GPUs a paused process may leave its GPU busy with a collective, which "
             "slows the scripts that compute meanwhile."
         )
-    display_markdown(
-        "\n".join(
-            [markdown_table(script_turns_plots.rows(turns)), "", *(f"- {note}" for note in notes)]
-        )
-    )
+    display_markdown("\n".join(f"- {note}" for note in notes))

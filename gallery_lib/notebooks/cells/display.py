@@ -5,11 +5,17 @@ The outputs are Markdown, PNG and plain text. They need neither JavaScript nor a
 
 from __future__ import annotations
 
+import base64
 import io
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import Rows
-from gallery_lib.report.folded import figure_in_words, unfolded
+from gallery_lib.console.table import markdown_table
+from gallery_lib.report.folded import folded, unfolded
+
+if TYPE_CHECKING:
+    from gallery_lib.report.chart import Chart
 
 
 def display_markdown(text: str) -> None:
@@ -19,24 +25,67 @@ def display_markdown(text: str) -> None:
     display({"text/markdown": text, "text/plain": unfolded(text)}, raw=True)
 
 
-def display_figure(figure: Any, alternative: str, rows: Rows | None) -> None:
-    """Show a matplotlib figure as PNG with alternative text, and a folded part below it.
+@dataclass(frozen=True)
+class NotMeasured:
+    """Placeholder for figures that this machine cannot give, with the reason."""
 
-    The folded part holds the alternative text and a table. JupyterLab leaves out the alternative
-    text of an image, so the text stands there for readers who need it.
+    reason: str
+
+    def show(self) -> None:
+        """Show the reason."""
+        display_markdown(f"**Not measured**: {self.reason}")
+
+
+def display_chart(chart: Chart, *, fold: bool = True) -> None:
+    """Show a chart as PNG with alternative text, and its title and table as text below it.
+
+    JupyterLab leaves out the alternative text of an image, so readers who need it have title and
+    table as text.
 
     Args:
-        figure: the matplotlib figure.
-        alternative: the alternative text.
-        rows: rows of a table with the same content; None where the table follows.
+        chart: the chart.
+        fold: whether a reader has to open the text below the figure.
     """
     from IPython.display import display
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    from gallery_lib.report import style
+
+    figure, buffer = chart.draw(), io.BytesIO()
+    style.save(figure, buffer)
+    words = chart.alternative_text
     display(
-        {"image/png": buffer.getvalue(), "text/plain": alternative},
-        metadata={"image/png": {"alt": alternative}},
+        {"image/png": buffer.getvalue(), "text/plain": words},
+        metadata={"image/png": {"alt": words, **style.shown_size(figure)}},
         raw=True,
     )
-    display_markdown(figure_in_words(alternative, rows))
+    content = f"{chart.title}.\n\n{markdown_table(chart.rows)}"
+    display_markdown(folded("The same as a table", content) if fold else content)
+
+
+def outputs_of(show: Callable[[], None]) -> list[dict[str, Any]]:
+    """Return what `show` displays, as plain values, instead of displaying it.
+
+    Outside a kernel it is displayed, and the list is empty.
+    """
+    from IPython.utils.capture import capture_output
+
+    with capture_output(stdout=False, stderr=False) as captured:
+        show()
+    return [
+        {
+            "data": {
+                kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+                for kind, value in output.data.items()
+            },
+            "metadata": output.metadata or {},
+        }
+        for output in captured.outputs
+    ]
+
+
+def show_outputs(outputs: list[dict[str, Any]]) -> None:
+    """Display what `outputs_of` has returned."""
+    from IPython.display import display
+
+    for output in outputs:
+        display(output["data"], metadata=output["metadata"], raw=True)

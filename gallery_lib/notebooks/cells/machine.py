@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gallery_lib.console.table import markdown_table, number
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.report.folded import folded
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
@@ -86,7 +86,7 @@ def show_results() -> None:
             "Nothing has been measured yet: run a notebook, or all of them with `gallery run`."
         )
         return
-    display_figure(speedups.figure(results), speedups.figure_text(results), None)
+    display_chart(speedups.chart(results), fold=False)
     measured_here = sum(result.machine == speedups.HERE for result in results)
     notes = [
         f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run "
@@ -103,4 +103,4 @@ def show_results() -> None:
             f"{which} were {committed.described}: the machine nearest to this one in the "
             "repository."
         )
-    display_markdown("\n\n".join([markdown_table(speedups.rows(results)), *filter(None, notes)]))
+    display_markdown("\n\n".join(filter(None, notes)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.table import markdown_table, number
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.task_settings import Settings
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ def show_profile(**profiles: StepProfile) -> None:
     Args:
         **profiles: by name, in order; the groups are those of the first.
     """
-    from gallery_lib.report import profile_plots
+    from gallery_lib.report import training_charts
 
-    display_figure(
-        profile_plots.figure(profiles), profile_plots.text(profiles), profile_plots.rows(profiles)
-    )
+    display_chart(training_charts.profile(profiles))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import linecache
 import re
 import types
@@ -12,6 +13,7 @@ from typing import Any
 
 from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
+from gallery_lib.system import paths
 
 FUNCTIONS = ("build_model", "loss", "make_batch")
 
@@ -83,20 +85,29 @@ def refuse_names_of_other_cells(source: str, names: Sequence[str]) -> None:
             )
 
 
-def write_task(
-    folder: Path, source: str, batch_size: int | None, optimizer: str, lr: float | None
-) -> Path:
-    """Write the cell and its task, as `TASK`, to a file in the folder; return the file's path."""
-    path = folder / CELL_FILE
+def write_task(source: str, batch_size: int | None, optimizer: str, lr: float | None) -> Path:
+    """Write the cell and its task, as `TASK`, to a file; return the file's path.
+
+    The same cell gets the same path, so what was measured with it is found again.
+    """
     call = (
         f"task_from(build_model, loss, make_batch, batch_size={batch_size!r}, "
         f"optimizer={optimizer!r}, lr={lr!r})"
     )
-    path.write_text(
-        (
-            f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\n"
-            f"TASK = {call}\n"
-        ),
-        encoding="utf-8",
-    )
+    imports = "from gallery_lib.tasks.domains.own_functions import task_from"
+    text = f"{source}\n\n{imports}\n\nTASK = {call}\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    path = paths.code_folder(paths.cache_dir() / "cells") / digest / CELL_FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
     return path
+
+
+def named_after(file: Path, model_class: str) -> str:
+    """Move the file into a folder with the name of the model's class; return the task's name.
+
+    Progress and verdict call the model by that folder (`user_errors.short_name`).
+    """
+    folder = file.parent / model_class
+    folder.mkdir(exist_ok=True)
+    return f"{file.replace(folder / CELL_FILE)}:TASK"

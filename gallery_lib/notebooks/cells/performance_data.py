@@ -1,7 +1,7 @@
 """Functions for the notebook `performance_data`: read a sweep, show it by model and as a whole.
 
 Nothing is measured here. Without a sweep, the notebook says so, shows the command that makes one,
-and goes on. The last function says what to do with the figures, made from the figures.
+and goes on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import PerformanceDataConfig, options
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
+from gallery_lib.report.folded import folded
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ HOW = """**Not measured**: there is no sweep in {place}. \
 From the checkout's folder, this makes one (hours for eleven models):
 
 ```
-python3 benchmarks/ddp_lab.py record --model alexnet --out timelines/alexnet.json
-python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 \
+python3 benchmarks/network.py record --model alexnet --out timelines/alexnet.json
+python3 benchmarks/network.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 \
 --out runs/sweep
 ```
 
@@ -105,16 +106,15 @@ def show_scatter(sweep: Sweep | None) -> None:
         display_markdown(NONE)
         return
     from gallery_lib import tasks
-    from gallery_lib.report.replay.gains import gains_rows, gains_text
-    from gallery_lib.report.replay.scatter import scatter, scatter_rows, scatter_text
+    from gallery_lib.report import replay
 
-    rows = scatter_rows(sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models])))
+    missing = sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models]))
+    every = markdown_table(replay.cell_rows(sweep, missing))
     if not sweep.cells:
-        display_markdown(markdown_table(rows))
+        display_markdown(every)
         return
-    display_figure(scatter(sweep), scatter_text(sweep), rows)
-    display_markdown(gains_text(sweep))
-    display_markdown(markdown_table(gains_rows(sweep)))
+    display_chart(replay.scatter(sweep), fold=False)
+    display_markdown(folded("Every measurement", every))
 
 
 def show_model(sweep: Sweep | None, model: str) -> None:
@@ -125,11 +125,7 @@ def show_model(sweep: Sweep | None, model: str) -> None:
     if sweep is None:
         display_markdown(NONE)
         return
-    from gallery_lib.report.replay.throughput import (
-        throughput,
-        throughput_rows,
-        throughput_text,
-    )
+    from gallery_lib.report import replay
 
     missing = sweep.missing([model])
     recordings = sweep.recordings(model)
@@ -140,11 +136,7 @@ def show_model(sweep: Sweep | None, model: str) -> None:
         )
     for cells in recordings:
         display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
-        display_figure(
-            throughput(cells, sweep.hosts),
-            throughput_text(cells, sweep.hosts),
-            throughput_rows(cells, sweep.hosts, missing),
-        )
+        display_chart(replay.throughput(cells, sweep.hosts, missing))
 
 
 def show_other_models(sweep: Sweep | None) -> None:
@@ -163,11 +155,9 @@ def show_advice(sweep: Sweep | None) -> None:
     if sweep is None:
         display_markdown(NONE)
         return
-    from gallery_lib.report.replay.advice import advice_rows, advice_text
+    from gallery_lib.report import replay
 
-    display_markdown(f"**What to do with it**: {advice_text(sweep)}")
-    if sweep.cells:
-        display_markdown(markdown_table(advice_rows(sweep)))
+    display_markdown(markdown_table(replay.model_rows(sweep)))
 
 
 def _settings_of(cell: Cell) -> list[list[str]]:

@@ -14,20 +14,22 @@ from __future__ import annotations
 from gallery_lib.notebooks.cells.comparison import (
     compare,
     compare_on_several,
+    launch,
     show_break_even,
     show_comparison,
     show_losses,
+    show_runs,
     show_scaling,
     show_step_times,
     show_techniques,
     show_throughput,
 )
 from gallery_lib.notebooks.cells.data import make_data, show_data, show_examples, show_learned
-from gallery_lib.notebooks.cells.launching import launch, show_runs
 from gallery_lib.notebooks.cells.machine import show_machine, show_results
 from gallery_lib.notebooks.cells.model import profile, show_model, show_profile, show_source
 from gallery_lib.notebooks.cells.task_settings import (
     Settings,
+    part,
     settings,
     with_your_code,
     your_settings,
@@ -44,6 +46,7 @@ __all__ = [
     "make_data",
     "measure_techniques",
     "on_device",
+    "part",
     "profile",
     "settings",
     "show_break_even",

@@ -7,10 +7,11 @@ parameter must be refused before that.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("rounds", "starts", "block_steps")
 """Parameters that decide how long the comparison is."""
+_SHARES = (0.05, 0.25, 0.02, 0.18, 0.30, 0.20, 0.0)
+"""Share of the notebook's time of each of its parts."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,12 @@ class Settings:
     compare: CompareConfig
     processes: int
     waterfall: bool = False
+    measure_again: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the task's own name, without the file that holds a changed one."""
+        return self.task.name.rsplit(":", 1)[-1]
 
     @property
     def device(self) -> torch.device:
@@ -148,13 +157,11 @@ def your_settings(
 ) -> Settings:
     """Make a task of the reader's cell, try the task, and return the settings for it.
 
-    The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file in a
-    new run directory, and the training processes import that file. One forward and backward pass
-    runs in this kernel.
+    The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file, which
+    the training processes import. One forward and backward pass runs in this kernel.
 
     Raises:
-        InputError: with the cell's line, for a mistake in the functions; the directory is removed
-            then.
+        InputError: with the cell's line, for a mistake in the functions; the file is removed then.
     """
     values = kernel_parameters() if parameters is None else parameters
     source = own_cell.source_of(build_model)
@@ -162,18 +169,15 @@ def your_settings(
     own_cell.refuse_names_of_other_cells(source, [name for name in values if name not in known])
     size = batch_size if values.get("batch_size") is None else values["batch_size"]
     config = options.from_mapping(YourModelConfig, {**values, "batch_size": size})
-    folder = paths.new_run_dir("your-model")
+    file = own_cell.write_task(source, config.batch_size, config.optimizer, config.learning_rate)
     try:
-        path = own_cell.write_task(
-            folder, source, config.batch_size, config.optimizer, config.learning_rate
-        )
-        return _tried(f"{path}:TASK", config)
+        return _tried(file, config)
     except BaseException:
-        shutil.rmtree(folder)
+        file.unlink()
         raise
 
 
-def _tried(task_name: str, config: YourModelConfig) -> Settings:
+def _tried(file: Path, config: YourModelConfig) -> Settings:
     """Try one pass of the task and return its settings.
 
     The settings are shown together with the optimizer, the learning rate and the first loss.
@@ -187,9 +191,10 @@ def _tried(task_name: str, config: YourModelConfig) -> Settings:
     device = hardware.device_type()
     level = precision.chosen_level(config.amp_level, device)
     train = TrainConfig(
-        model=task_name, amp_level=level, amp_dtype=config.amp_dtype, seed=config.seed
+        model=f"{file}:TASK", amp_level=level, amp_dtype=config.amp_dtype, seed=config.seed
     )
-    loss = first_pass.try_once(train, torch.device(device))
+    loss, model_class = first_pass.try_once(train, torch.device(device))
+    task_name = own_cell.named_after(file, model_class)
     optimizer = tasks.get(task_name).optimizer
     arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
     optimizer_rows = [
@@ -233,7 +238,7 @@ def _completed(
         )
     compare = options.from_mapping(CompareConfig, compare_values)
     waterfall = isinstance(config, NotebookConfig) and config.waterfall
-    result = Settings(task, profile, train, compare, processes, waterfall)
+    result = Settings(task, profile, train, compare, processes, waterfall, config.measure_again)
     display_markdown(markdown_table([*_rows(result, sizes), *more_rows]))
     return result
 
@@ -260,3 +265,33 @@ def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
         else:
             rows.append([name, f"{values[name]} {units[name]}".rstrip()])
     return rows
+
+
+def part(settings: Settings, number: int) -> None:
+    """Show that a part begins, counted from 1, and about how much time the rest takes.
+
+    The whole takes what the notebook took in the newest batch in the repository. Where the sizes
+    are others, no time is shown.
+    """
+    left = sum(_SHARES[number - 1 :]) * _seconds_of_all(settings)
+    time = "" if not left else f", {_in_words(left)} left, and less where a result is kept"
+    display_markdown(f"*Part {number} of {len(_SHARES)}{time}.*")
+
+
+def _seconds_of_all(settings: Settings) -> float:
+    """Return how long the whole notebook takes; 0.0 where nobody knows."""
+    root = paths.checkout()
+    if root is None:
+        return 0.0
+    files = root.glob("benchmarks/results/*/gallery.json")
+    batches: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
+    batches.sort(key=lambda batch: str(batch["date"]))
+    if not batches or batches[-1]["parameters"].get("profile") != settings.profile:
+        return 0.0
+    return float(batches[-1]["notebooks"].get(settings.name, {}).get("seconds", 0.0))
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    return f"about {seconds / 60:.0f} minutes"

@@ -7,13 +7,45 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import cell_that_assigns
 from gallery_lib.notebooks.cells.task_settings import Settings
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+
+class ReadyBatches:
+    """The items of a task's data set, with a `collate` that makes a batch as the model takes it.
+
+    The gallery's own loader finishes batches on the device. A plain loop has no such loader.
+    """
+
+    def __init__(self, items: Any) -> None:
+        """Take the data set of a task."""
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Hand the epoch on to a data set that asks for it."""
+        if hasattr(self.items, "set_epoch"):
+            self.items.set_epoch(epoch)
+
+    def collate(self, items: list[Any]) -> Any:
+        """Return the batch of these items, finished, on the CPU."""
+        import torch
+        from torch.utils.data import default_collate
+
+        batch = getattr(self.items, "collate", default_collate)(items)
+        if not hasattr(self.items, "finish_batch"):
+            return batch
+        return self.items.finish_batch(batch, torch.contiguous_format)
 
 
 def loader(settings: Settings) -> DataLoader[Any]:
@@ -27,11 +59,10 @@ def loader(settings: Settings) -> DataLoader[Any]:
 
     from gallery_lib import tasks
     from gallery_lib.data.loading.length_buckets import LengthBucketSampler
-    from gallery_lib.notebooks.cells.ready_batches import ReadyBatches
 
     train, task = tasks.with_sizes(settings.train), settings.task
     assert train.batch_size is not None
-    data = ReadyBatches(tasks.data_of(train).train)
+    data: Any = ReadyBatches(tasks.data_of(train).train)
     items = max(1, train.batch_size // task.samples_per_item)
     generator = torch.Generator().manual_seed(train.seed)
     lengths = getattr(data.items, "lengths", None)
@@ -64,18 +95,16 @@ def show_training(**curves: Sequence[float]) -> None:
     Raises:
         InputError: for a curve without losses.
     """
-    from gallery_lib.report import training_plots
+    from gallery_lib.report import training_charts
 
     if empty := [name for name, losses in curves.items() if not losses]:
         raise InputError(f"{empty[0]} has no losses: does `train` return them?", parameter=empty[0])
-    title = training_plots.title(curves)
-    display_figure(
-        training_plots.figure(curves), training_plots.text(curves), training_plots.rows(curves)
-    )
-    if not all(map(training_plots.fell, curves.values())):
+    chart = training_charts.losses(curves)
+    display_chart(chart)
+    if not all(map(training_charts.fell, curves.values())):
         display_markdown(
-            f"**{title}.** Look at the loss, the optimizer and the loop above before you go on: "
-            "what does not learn here does not learn below either."
+            f"**{chart.title}.** Look at the loss, the optimizer and the loop above before you go "
+            "on: what does not learn here does not learn below either."
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import hardware, paths
 
@@ -59,7 +59,8 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     from gallery_lib.measure.bench import bench, task
     from gallery_lib.measure.bench.plan import waterfall_of
     from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
-    from gallery_lib.measure.comparison import machine_load
+    from gallery_lib.memory import allocator
+    from gallery_lib.system import machine_load
 
     added = _added(techniques)
     if not settings.waterfall:
@@ -69,15 +70,16 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     plan = waterfall_of(train, compare, added)
     digest = bench.digest_of(plan, None)
     kept = paths.cache_dir() / "waterfalls" / f"{digest}.json"
-    if kept.is_file():
+    if kept.is_file() and not settings.measure_again:
         result = read_bench(kept)
         outcome = next(iter(result.tasks.values()))
         display_markdown(
             f"Measured on {outcome.date[:10]} on this machine, with this code and these options. "
-            f"To measure again, delete `{kept}`."
+            "The parameter `measure_again=True` measures anew."
         )
         return result
-    name = settings.task.name.rsplit(":", 1)[-1]
+    name = settings.name
+    allocator.trim()  # what follows trains in other processes
     before = machine_load.look()
     outcome = task.measure(plan, None, digest, paths.new_run_dir(f"waterfall-{name}"))
     if outcome.reason is not None:
@@ -104,11 +106,9 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
 
 def show_techniques_added(bench: Bench | None) -> None:
     """Show what each technique adds to what `measure_techniques` returned, as figure and table."""
-    from gallery_lib.report import waterfall_plots
+    from gallery_lib.report import bench_chart
 
     if bench is None:
         display_markdown("**Not measured**: the parameter `waterfall` is False.")
         return
-    display_figure(
-        waterfall_plots.figure(bench), waterfall_plots.text(bench), waterfall_plots.rows(bench)
-    )
+    display_chart(bench_chart.chart(bench), fold=False)

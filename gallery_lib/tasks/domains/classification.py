@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.images.folder_listing import list_classes
 from gallery_lib.data.images.image_folder import ImageFolder
-from gallery_lib.data.images.mock_classes import class_in_words
+from gallery_lib.data.images.listing import list_classes
+from gallery_lib.data.images.mock_imagenet import class_in_words
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
@@ -85,23 +85,26 @@ def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Ten
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     """Return the top-1 and top-5 hits of one batch.
 
-    With fewer than five outputs each label is among the top five.
+    With five outputs or fewer there is no top five, which would hold every label.
     """
     inputs, labels = batch
     logits = model(inputs)
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [N, 5]
     hits = best == labels[:, None]
-    return {"top1": (hits[:, 0].sum(), len(labels)), "top5": (hits.any(dim=1).sum(), len(labels))}
+    result = {"top1": (hits[:, 0].sum(), len(labels))}
+    if logits.shape[1] > 5:
+        result["top5"] = (hits.any(dim=1).sum(), len(labels))
+    return result
 
 
 def chance(splits: Splits) -> dict[str, float]:
     """Return the accuracy of guessing among the classes that the data has."""
     held_out: Any = splits.held_out
     classes = len(held_out.classes)
-    return {"top1": 1.0 / classes, "top5": min(1.0, 5.0 / classes)}
+    return {f"top{k}": k / classes for k in (1, 5) if k == 1 or k < classes}
 
 
-def examples(splits: Splits, count: int = 16) -> Pictures:
+def examples(splits: Splits, count: int = 10) -> Pictures:
     """Return training images as the model sees them, one class after the other."""
     data: Any = splits.train
     samples = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
@@ -129,11 +132,13 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
         )
     )
     names = [class_in_words(name) for name in data.classes]
-    captions = [f"is {names[int(label)]}" for label in labels]
+    captions = [f"true: {names[int(label)]}" for label in labels]
     for title, model in models.items():
         guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
-            captions[i] += f"\n{title}: {names[guess]} {'✓' if guess == label else '✗'}"
+            captions[i] += (
+                f"\n{title}: {names[guess]}\N{NO-BREAK SPACE}{'✓' if guess == label else '✗'}"
+            )
     return Pictures(
         [image.numpy() for image, _ in samples],
         captions,

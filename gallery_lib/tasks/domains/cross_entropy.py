@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gallery_lib.config.switches import kernels_enabled
-from gallery_lib.kernels import cross_entropy_cpp
-from gallery_lib.kernels.cross_entropy import cross_entropy as own_cross_entropy
+from gallery_lib.kernels import cross_entropy as own
 from gallery_lib.kernels.runtime import usage
 
 LARGE = 2**20
@@ -48,7 +47,7 @@ def cross_entropy(
     if logits.numel() >= LARGE and (usage.used(logits.device) or _in_cpp(logits, labels)):
         if logits.device.type == "cpu":
             _check_labels(labels, logits.shape[1], ignore_index)
-        return own_cross_entropy(logits, labels, **names)  # type: ignore[arg-type]
+        return own.cross_entropy(logits, labels, **names)  # type: ignore[arg-type]
     exact = logits if logits.dtype is torch.float64 else logits.float()
     return F.cross_entropy(exact, labels, **names)  # type: ignore[arg-type]
 
@@ -58,7 +57,7 @@ def _in_cpp(logits: Tensor, labels: Tensor) -> bool:
         logits.device.type == "cpu"
         and logits.shape[1] >= MANY_CLASSES
         and kernels_enabled()
-        and cross_entropy_cpp.takes(logits, labels)
+        and own.takes_cpp(logits, labels)
     )
 
 

@@ -127,7 +127,7 @@ def examples(splits: Splits, count: int = 8) -> Pictures:
 
 
 @torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Pictures:
+def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 3) -> Pictures:
     """Return held-out images with the true mask laid over them, and then with each model's."""
     data: Any = splits.held_out
     samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
@@ -149,5 +149,5 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         shown,
         captions,
         "held-out images with true and predicted masks laid over them in magenta",
-        columns=2 * (1 + len(models)),
+        columns=1 + len(models),
     )

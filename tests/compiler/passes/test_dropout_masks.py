@@ -12,7 +12,7 @@ from torch.nn import functional
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
 from gallery_lib.kernels.dropout_mask import NAME
-from gallery_lib.kernels.runtime import call_counts
+from gallery_lib.kernels.runtime import operators
 
 pytestmark = pytest.mark.slow  # compiles
 
@@ -58,10 +58,10 @@ def test_no_bit_of_a_step_changes(dynamic):
     torch.manual_seed(0)
     model = Dropouts()
     plain = trained(model, vector=False, dynamic=dynamic)
-    before = call_counts.counts()
+    before = operators.counts()
     ours = trained(model, vector=True, dynamic=dynamic)
-    drawn = call_counts.counts() - before
-    assert drawn[NAME, call_counts.KERNEL] == 3 * (3 if dynamic else 1)
+    drawn = operators.counts() - before
+    assert drawn[NAME, operators.KERNEL] == 3 * (3 if dynamic else 1)
     for one, other in zip(plain, ours, strict=True):
         assert torch.equal(one, other)
     assert any((one == 0).any() and (one != 0).any() for one in ours)

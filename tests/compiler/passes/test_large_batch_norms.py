@@ -16,7 +16,7 @@ from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes import large_batch_norms
 from gallery_lib.compiler.passes.large_batch_norms import LargeBatchNorms
 from gallery_lib.config import Compiler
-from gallery_lib.kernels.runtime import call_counts
+from gallery_lib.kernels.runtime import operators
 
 LAST = torch.channels_last
 
@@ -32,14 +32,16 @@ def image(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(sizes).add(0.3).to(dtype, memory_format=LAST)
 
 
-def rewritten(model: nn.Module, x: torch.Tensor, training: bool = True) -> int:
+def rewritten(
+    model: nn.Module, x: torch.Tensor, *, training: bool = True, every: bool = False
+) -> int:
     """Return how many of our operators the pass writes, of which results and buffers are torch's.
 
     The results of three steps are compared, and what they leave in the model.
     """
     model.train(training)
     plain, ours = copy.deepcopy(model), torch.ops.gallery.batch_norm_relu.default
-    compiled, counts = compiled_with(LargeBatchNorms(), ours, model)
+    compiled, counts = compiled_with(LargeBatchNorms(every=every), ours, model)
     for _ in range(3):
         torch.testing.assert_close(compiled(x.clone()), plain(x.clone()), atol=2e-3, rtol=2**-7)
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
@@ -146,15 +148,41 @@ def test_the_image_must_be_large(pixels: int, taken: int) -> None:
     assert rewritten(model, image(2, 64, pixels, pixels)) == taken
 
 
-def step(model: nn.Module, options: Compiler, x: torch.Tensor, double: bool = False) -> Any:
-    """Return the result, all gradients and the buffers of a compiled step under autocast.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_when_all_are_asked_for_small_images_and_fp32_are_taken(dtype: torch.dtype) -> None:
+    x, taken = image(4, 8, 6, 6, dtype=dtype), int(dtype is not torch.float16)  # on the CPU
+    assert rewritten(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()), x, every=True) == taken
+    assert rewritten(Called(in_place), x, every=True) == taken
+
+
+@pytest.mark.parametrize(
+    ("channels_last", "there", "said"),
+    [
+        (True, True, "own batch norms of every size"),
+        (True, False, "own batch norms not used: their C++ could not be built here"),
+        (False, True, "own batch norms not used: the model is not in channels_last"),
+    ],
+)
+def test_a_run_says_whether_it_has_all_that_it_asked_for(
+    channels_last: bool, there: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_batch_norms.batch_norm_statistics, "available", lambda: there)
+    model, options = nn.Sequential(nn.BatchNorm2d(8)), Compiler(all_batch_norms=True)
+    done = compile_model(model, options, torch.device("cpu"), channels_last=channels_last)
+    assert done.endswith(f", {said}")
+
+
+def step(
+    model: nn.Module, options: Compiler, x: torch.Tensor, amp: bool = True, double: bool = False
+) -> Any:
+    """Return the result, all gradients and the buffers of a compiled step, perhaps under autocast.
 
     With `double` it is a step in float64.
     """
     model = copy.deepcopy(model).to(torch.float64 if double else torch.float32)
-    compile_model(model, options, torch.device("cpu"))
+    compile_model(model, options, torch.device("cpu"), channels_last=True)
     x = x.to(torch.float64 if double else torch.float32, copy=True).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16, enabled=not double):
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp and not double):
         result = model(x)
     result.float().square().sum().backward()
     gradients = [x.grad, *(weight.grad for weight in model.parameters())]
@@ -162,11 +190,19 @@ def step(model: nn.Module, options: Compiler, x: torch.Tensor, double: bool = Fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [1.0, 0.3])
-@pytest.mark.usefixtures("every_size")
-def test_a_compiled_step_has_torchs_gradients(kept: float) -> None:
-    if reason := large_batch_norms.reason_not_applied():
+@pytest.mark.parametrize(
+    "options",
+    [Compiler(), Compiler(keep_activations=0.3), Compiler(all_batch_norms=True)],
+    ids=["bf16", "recomputed", "all in fp32"],
+)
+def test_a_compiled_step_has_torchs_gradients(
+    options: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amp = not options.all_batch_norms
+    if amp and (reason := large_batch_norms.reason_not_applied()):
         pytest.skip(f"{reason}; a machine with AVX-512 runs this test")
+    if amp:
+        monkeypatch.setattr(large_batch_norms, "SMALLEST_BYTES", 0)
     torch._dynamo.reset()  # else sizes may count as dynamic, after other tests
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU(), nn.MaxPool2d(2))
@@ -174,16 +210,17 @@ def test_a_compiled_step_has_torchs_gradients(kept: float) -> None:
     more = (nn.Conv2d(40, 24, 3), nn.BatchNorm2d(24, momentum=0.3), nn.ReLU(inplace=True))
     model = nn.Sequential(*layers, *blocks, *more, nn.Conv2d(24, 4, 1)).to(memory_format=LAST)
     x = image(4, 3, 19, 19, dtype=torch.float32)
-    before = call_counts.counts()
-    ours = step(model, Compiler(keep_activations=kept), x)
-    calls = call_counts.counts() - before
+    before = operators.counts()
+    ours = step(model, options, x, amp)
+    calls = operators.counts() - before
     # The first block's result has two readers, and so two gradients.
     counted = {"relu_sums": 5, "relu_sums_of_two": 1, "relu_gradient": 6}
     for name, times in counted.items():
-        assert calls[f"batch_norm_{name}", call_counts.KERNEL] == times
-    passes = [calls[f"batch_norm_{name}", call_counts.KERNEL] for name in ("statistics_", "relu")]
+        assert calls[f"batch_norm_{name}", operators.KERNEL] == times
+    passes = [calls[f"batch_norm_{name}", operators.KERNEL] for name in ("statistics_", "relu")]
+    kept = options.keep_activations
     assert passes == [6, 6] if kept == 1.0 else max(passes) > 6  # what is not kept comes again
-    plain = step(model, Compiler(large_batch_norms=False), x)
+    plain = step(model, Compiler(large_batch_norms=False), x, amp)
     exact = step(model, Compiler(large_batch_norms=False), x, double=True)
     for one, other, right in zip(ours, plain, exact, strict=True):
         off = (one.double() - right).norm() / right.norm()

@@ -14,7 +14,7 @@ from written_operators import compiled_with
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes.max_pooling import MaxPooling
 from gallery_lib.config import Compiler
-from gallery_lib.kernels.runtime import call_counts
+from gallery_lib.kernels.runtime import operators
 
 LAST = torch.channels_last
 
@@ -80,15 +80,15 @@ def test_a_compiled_step_has_torchs_gradients(dtype):
     layers = (nn.Conv2d(3, 24, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(24, 8, 3))
     model = nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True)).to(memory_format=LAST)
     image = torch.randn(4, 3, 19, 19).to(memory_format=LAST)
-    before = call_counts.counts()
+    before = operators.counts()
     ours = trained(model, True, image, dtype)
-    calls = call_counts.counts() - before
-    assert calls["max_pool", call_counts.KERNEL] == 2
-    assert calls["max_pool_gradient", call_counts.KERNEL] == 2
+    calls = operators.counts() - before
+    assert calls["max_pool", operators.KERNEL] == 2
+    assert calls["max_pool_gradient", operators.KERNEL] == 2
     plain = trained(model, False, image, dtype)
     double = trained(model.double(), False, image.double(), None)
     for one, other, exact in zip(ours, plain, double, strict=True):
         off = (one.double() - exact).norm() / exact.norm()
         others_off = (other.double() - exact).norm() / exact.norm()
         assert off <= 1.5 * others_off + 1e-6
-    assert not call_counts.counts()["max_pool", call_counts.PLAIN_TORCH]
+    assert not operators.counts()["max_pool", operators.PLAIN_TORCH]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,7 @@ from gallery_lib.compiler.passes import mixed_products
 from gallery_lib.compiler.passes.mixed_products import Limits, limits
 from gallery_lib.config import Compiler
 from gallery_lib.kernels import mixed_product
-from gallery_lib.kernels.runtime.call_counts import CALLS
+from gallery_lib.kernels.runtime import operators
 from gallery_lib.system import hardware
 
 CPU = torch.device("cpu")
@@ -100,10 +99,12 @@ def trained(model: nn.Module, batch: Tensor, *, mixed: bool | None) -> list[Tens
 
 def calls(model: nn.Module, batch: Tensor, *, mixed: bool) -> tuple[list[Tensor], int]:
     """Return what `trained` does, and how often our operator was called."""
-    before = Counter(CALLS)
+    before = operators.counts()
     found = trained(model, batch, mixed=mixed)
     return found, sum(
-        count for (name, _), count in (CALLS - before).items() if name == "mixed_product"
+        count
+        for (name, _), count in (operators.counts() - before).items()
+        if name == "mixed_product"
     )
 
 
@@ -179,9 +180,9 @@ def test_many_rows_small_weights_and_fp32_stay_as_they_are(
     torch._dynamo.reset()
     monkeypatch.setattr(mixed_products, "limits", lambda: Limits(8, 8, 1))
     compile_model(model, Compiler(), CPU)
-    before = Counter(CALLS)
+    before = operators.counts()
     model(torch.randn(8, 32)).sum().backward()  # no autocast
-    assert not [name for name, _ in CALLS - before if name == "mixed_product"]
+    assert not [name for name, _ in operators.counts() - before if name == "mixed_product"]
 
 
 @needs_bf16_units

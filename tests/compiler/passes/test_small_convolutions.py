@@ -45,9 +45,10 @@ def inputs(
     dtype: torch.dtype = torch.bfloat16,
     *,
     bias: bool = False,
+    weights: torch.memory_format = torch.contiguous_format,
     **options: object,
 ) -> list[Tensor]:
-    """Return the inputs of a convolution of 24 channels to 40, in channels_last."""
+    """Return the inputs of a convolution of 24 channels to 40, images in channels_last."""
     torch.manual_seed(0)
     groups = int(options.get("groups", 1))  # type: ignore[call-overload]
     image, weight = (
@@ -55,8 +56,10 @@ def inputs(
         torch.randn(40, 24 // groups, *kernel) / (24 * kernel[0] * kernel[1]) ** 0.5,
     )
     gradient = torch.randn_like(F.conv2d(image, weight, **options))  # type: ignore[arg-type]
+    layouts = (torch.channels_last, weights, torch.channels_last)
     parts = [
-        each.to(dtype).to(memory_format=torch.channels_last) for each in (image, weight, gradient)
+        each.to(dtype).to(memory_format=layout)
+        for each, layout in zip((image, weight, gradient), layouts, strict=True)
     ]
     return [*parts, torch.randn(40).to(dtype)] if bias else parts
 
@@ -99,6 +102,11 @@ def assert_as_exact_as_torch(
         assert error < 0.005 and error <= 1.25 * usual, (name, float(error), float(usual))
 
 
+WEIGHTS = pytest.mark.parametrize(
+    "weights",
+    [torch.contiguous_format, torch.channels_last],
+    ids=["contiguous weights", "weights in channels_last"],
+)
 SHAPES = [
     ((4, 4), (3, 3), {"padding": 1}),
     ((2, 2), (3, 3), {"padding": 1}),
@@ -116,10 +124,16 @@ SHAPES = [
 
 @pytest.mark.parametrize(("size", "kernel", "options"), SHAPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@WEIGHTS
 def test_values_and_gradients_are_as_exact_as_torchs(
-    size: tuple[int, int], kernel: tuple[int, int], options: dict[str, object], bias: bool
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    options: dict[str, object],
+    bias: bool,
+    weights: torch.memory_format,
 ) -> None:
-    passes, given = both_passes(**options), inputs(size, kernel, bias=bias, **options)
+    passes = both_passes(**options)
+    given = inputs(size, kernel, bias=bias, weights=weights, **options)
     graph = rewritten(passes, given)
     turned = options.get("stride", 1) == 1 and (options.get("padding") != 1 or kernel != (1, 1))
     # The backward convolution is left for the other gradients.
@@ -127,21 +141,22 @@ def test_values_and_gradients_are_as_exact_as_torchs(
     assert_as_exact_as_torch(graph(*given), passes, given)
 
 
-def test_weights_gradients_lie_as_the_weights_do() -> None:
-    passes, given = both_passes(padding=1), inputs((4, 4), (3, 3), padding=1)
+@WEIGHTS
+def test_weights_gradients_lie_as_the_weights_do(weights: torch.memory_format) -> None:
+    passes, given = both_passes(padding=1), inputs((4, 4), (3, 3), weights=weights, padding=1)
     _, _, gradient = rewritten(passes, given)(*given)
     assert gradient.stride() == given[1].stride()
 
 
-@pytest.mark.parametrize("which", ["groups", "dilation", "fp32", "contiguous", "transposed"])
+@pytest.mark.parametrize("which", ["groups", "dilation", "fp32", "other order", "transposed"])
 def test_other_convolutions_are_left_alone(which: str) -> None:
     options: dict[str, object] = {"padding": 1}
     if which in ("groups", "dilation"):
         options[which] = 2
     given = inputs((6, 6), (3, 3), torch.float32 if which == "fp32" else torch.bfloat16, **options)
     passes = both_passes(**options)
-    if which == "contiguous":
-        given = [each.contiguous() for each in given]
+    if which == "other order":
+        given[1] = given[1].transpose(2, 3).contiguous().transpose(2, 3)
     if which == "transposed":
 
         def passes(image: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:

@@ -13,8 +13,8 @@ import torchvision
 from PIL import Image
 from refusal import refused
 
-from gallery_lib.data.images.folder_listing import EXTENSIONS, list_split
 from gallery_lib.data.images.image_folder import ImageFolder
+from gallery_lib.data.images.listing import EXTENSIONS, list_split
 
 
 def save(path: Path) -> None:

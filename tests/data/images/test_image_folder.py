@@ -17,8 +17,7 @@ from refusal import refused
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from gallery_lib.data.images.crop import centre_crop, random_resized_crop
-from gallery_lib.data.images.decode import decode, load
+from gallery_lib.data.images.decode import centre_crop, decode, load, random_resized_crop
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder, finish_batch
 
 
@@ -40,37 +39,6 @@ def test_items_and_batches_have_the_promised_shapes_and_labels(tiny_root: Path) 
         and dataset.class_to_index["n00000003"] == 2
     )
     assert dataset.path(17).is_file() and dataset.path(17).parent.name == "n00000003"
-
-
-def test_augmentation_is_the_same_for_any_number_of_workers_and_another_in_another_epoch_or_seed(
-    tiny_root: Path,
-) -> None:
-    dataset = ImageFolder(tiny_root, "train", 32, train=True, seed=3)
-    first = batches(dataset, workers=0)
-    assert torch.equal(first, batches(dataset, workers=1)) and torch.equal(
-        first, batches(dataset, workers=2)
-    )
-    dataset.set_epoch(1)
-    second = batches(dataset, workers=0)
-    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    dataset.set_epoch(0)
-    assert torch.equal(first, batches(dataset, workers=0))
-    assert not torch.equal(
-        first, batches(ImageFolder(tiny_root, "train", 32, train=True, seed=4), workers=0)
-    )
-
-
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_set_epoch_reaches_persistent_workers(tiny_root: Path, start: str) -> None:
-    dataset = ImageFolder(tiny_root, "train", 32, train=True, seed=3)
-    loader = DataLoader(
-        dataset, 5, num_workers=2, persistent_workers=True, multiprocessing_context=start
-    )
-    seen = []
-    for epoch in (0, 1, 0):
-        dataset.set_epoch(epoch)
-        seen.append(torch.cat([images for images, _ in loader]))
-    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
 
 
 def test_a_pickled_data_set_gives_the_same_items(tiny_root: Path) -> None:

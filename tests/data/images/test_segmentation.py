@@ -11,9 +11,9 @@ from data.images.small_segmentation import SIZE, SPEC, half, training
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from gallery_lib.data.images.check import check_segmentation_folder
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION
 from gallery_lib.data.images.mock_segmentation import render
-from gallery_lib.data.images.segmentation_check import check_segmentation_folder
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
 
 
@@ -108,16 +108,6 @@ def test_flips_turn_image_and_mask_together_and_depend_on_seed_epoch_and_index(r
     assert any(not torch.equal(a, training(root, seed=1)[i][1]) for i, a in enumerate(first))
 
 
-def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
-    data = training(root)
-    loader = DataLoader(data, 5, num_workers=1, persistent_workers=True)
-    seen = []
-    for epoch in (0, 1, 0):
-        data.set_epoch(epoch)
-        seen.append(next(iter(loader))[1])
-    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
-
-
 @pytest.mark.parametrize("values", [half(255), half(1), np.zeros((640, 959), np.uint8)])
 def test_zero_is_background_and_any_one_other_value_the_object(
     copy: Path, values: np.ndarray
@@ -125,4 +115,4 @@ def test_zero_is_background_and_any_one_other_value_the_object(
     Image.fromarray(values).save(copy / "train" / "masks" / "000000.png")
     mask = SegmentationFolder(copy, "train", (640, 959), train=False)[0][1]
     assert np.array_equal(mask.numpy(), values != 0)
-    assert check_segmentation_folder(copy, full=True).read == 7
+    assert "7 read" in str(check_segmentation_folder(copy, full=True))

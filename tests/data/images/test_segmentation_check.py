@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.images.small_segmentation import DATA_PREP, SIZE, half, save_mask, training
-from PIL import Image
+from PIL import ExifTags, Image
 from refusal import check_refused_command, refused
 
-from gallery_lib.data.images.segmentation_check import check_segmentation_folder
+from gallery_lib.data.images.check import check_segmentation_folder
 
 
 def empty_all(folder: Path) -> None:
@@ -39,34 +39,34 @@ DEFECTS: list[tuple[Callable[[Path], object], str, list[str]]] = [
     (
         lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]),
         "data_dir",
-        ["000003.png is 640×958 pixels", "000003.jpg is 640×959"],
+        ["000003.png: 640×958 pixels", "000003.jpg has 640×959"],
     ),
     (
         lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)),
         "data_dir",
-        ["000003.png has 3 channels"],
+        ["000003.png: 3 channels"],
     ),
     (
         lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)),
         "data_dir",
-        ["000003.png has the values 1, 2"],
+        ["000003.png: the values 1, 2"],
     ),
     (
         lambda folder: save_mask(
             folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]
         ),
         "data_dir",
-        ["000003.png has the values 0, 1, 127"],
+        ["000003.png: the values 0, 1, 127"],
     ),
     (
         lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
         "data_dir",
-        ["Cannot read the mask", "train/masks/000003.png"],
+        ["train/masks/000003.png: no mask"],
     ),
     (
         lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
         "data_dir",
-        ["train/images/000003.jpg (1 bytes) is damaged"],
+        ["train/images/000003.jpg: damaged", "1 bytes"],
     ),
     (empty_all, "data_dir", ["all 0"]),
 ]
@@ -80,22 +80,57 @@ def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Pa
     (masks / "000001.png").rename(masks / "000001.PNG")
     for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
         (copy / "train" / name).write_bytes(b"x")
-    (images / "below").mkdir()
+    for folder, ending in ((images, "jpg"), (masks, "png")):
+        (folder / "below").mkdir()
+        (folder / f"000004.{ending}").rename(folder / "below" / f"000004.{ending}")
     shutil.copy(masks / "000002.png", masks / "alone.png")
     data = training(copy)
     assert (
         len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
     )
     said = (
-        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), 1 a folder (images/below), "
+        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), "
         "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
     )
     assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
 
 
+def test_all_faults_are_named_in_one_run(copy: Path) -> None:
+    for name in ("000001", "000002"):
+        (copy / "train" / "masks" / f"{name}.png").unlink()
+    save_mask(copy / "train/masks/000003.png", "RGB", half(255))
+    shutil.rmtree(copy / "val" / "masks")
+    words = "000001.jpg, 000002.jpg", "000003.png: 3 channels", "no val/masks/"
+    for full in (False, True):
+        with refused("data_dir", "3 faults were found", *words):
+            check_segmentation_folder(copy, full=full)
+
+
+@pytest.mark.parametrize("turned", ["images", "masks", "both"])
+def test_pairs_that_exif_turns_apart_are_refused_by_the_check_and_in_training(
+    copy: Path, turned: str
+) -> None:
+    """By 180 degrees, so that the sizes agree."""
+    path = {"images": copy / "train/images/000003.jpg", "masks": copy / "train/masks/000003.png"}
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    for kind in path if turned == "both" else [turned]:
+        with Image.open(path[kind]) as image:
+            image.save(path[kind], exif=exif)
+    if turned == "both":
+        assert "7 read" in str(check_segmentation_folder(copy, full=True))
+        return
+    with refused(
+        "data_dir", "000003", "and 3 for its image" if turned == "images" else "orientation 3"
+    ):
+        check_segmentation_folder(copy, full=True)
+    with refused(path["masks"], "EXIF orientation"):
+        training(copy)[3]
+
+
 def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
     shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
-    with refused("data_dir", "000001.jpeg and 000001.jpg"):
+    with refused("data_dir", "000001.jpeg", "000001.jpg"):
         training(copy)
 
 
@@ -139,23 +174,6 @@ def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-    )
-
-
-def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
-    arguments = ("--train", "2", "--val", "1", "--out", str(tmp_path / "made"))
-    made, again = run("mock_segmentation.py", *arguments), run("mock_segmentation.py", *arguments)
-    assert (
-        made.returncode == again.returncode == 0
-        and "made now" in made.stdout
-        and "complete already" in again.stdout
-    )
-    other = run("mock_segmentation.py", *arguments, "--seed", "1")
-    check_refused_command(
-        other.returncode, other.stderr, tmp_path / "made", "'seed': 0", "'seed': 1"
-    )
-    assert (
-        run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
     )
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from data.loading.numbered_data import DATA, Numbers
+from refusal import refused
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -27,6 +28,8 @@ from torch.utils.data import (
 
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.data.loading.early_start import EarlyWorkers
+from gallery_lib.data.loading.refilled import may_refill
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -191,7 +194,7 @@ def test_a_pass_that_is_left_ends_its_workers_and_the_next_one_is_whole(nice: in
 
 
 class Counting(TensorDataset):
-    """Sampler that remembers its epochs."""
+    """Data set that remembers its epochs."""
 
     def __init__(self) -> None:
         super().__init__(torch.arange(4))
@@ -202,62 +205,51 @@ class Counting(TensorDataset):
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+    "copied",
+    [lambda it: it, copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))],
 )
-def test_a_copy_is_a_loader_that_tells_its_epochs(copied: Callable[[Any], Any]) -> None:
+def test_epochs_are_told_by_the_caller_alone(copied: Callable[[Any], Any]) -> None:
     found = copied(ours(DataLoader(Counting(), 2)))
     for _ in range(2):
         assert [batch.tolist() for (batch,) in found] == [[0, 1], [2, 3]]
-    assert (found.batch_size, found.dataset.epochs) == (2, [0, 1])
+    assert (found.batch_size, found.dataset.epochs) == (2, [])
     found.dataset.set_epoch(7)
+    found.set_epoch(8)
     list(found)
-    assert found.dataset.epochs == [0, 1, 7]
+    assert found.dataset.epochs == [7, 8]
 
 
-def test_each_pass_tells_the_data_set_its_epoch() -> None:
-    data = Counting()
-    loader = ours(DataLoader(data))
-    for _ in range(3):
-        assert len(list(loader)) == 4
-    assert data.epochs == [0, 1, 2]
-
-
-def test_the_callers_epochs_are_not_overwritten() -> None:
-    data = Counting()
-    loader = ours(DataLoader(data))
-    for epoch in (7, 7, 2):
-        data.set_epoch(epoch)
-        list(loader)
-    assert data.epochs == [7, 7, 2]
-    loader.set_epoch(5)  # the latest word counts
-    list(loader), list(loader)
-    assert data.epochs[-1] == 6 and data.epochs[-2] == 5
-
-
-def test_a_data_set_at_an_epoch_goes_on_from_there() -> None:
-    data = Counting()
-    data.epoch = 3
-    loader = ours(DataLoader(data))
-    list(loader), list(loader)
-    assert data.epochs == [3, 4]
-
-
-def test_a_second_loader_over_the_same_data_set_knows_whose_its_epochs_are() -> None:
-    data = Counting()
-    one, other = ours(DataLoader(data)), ours(DataLoader(data))
-    list(one), list(other)
-    assert data.epochs == [0, 0]
-    data.set_epoch(9)
-    list(one), list(other)
-    assert data.epochs == [0, 0, 9]
+def test_set_epoch_reaches_the_outermost_sampler_that_has_it() -> None:
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=0)
+    ours(DataLoader(DATA, 2, sampler=sampler)).set_epoch(3)
+    assert sampler.epoch == 3
 
 
 def test_what_came_back_may_be_given_again() -> None:
-    data = Counting()
-    again = ours(ours(DataLoader(data)))
-    assert (
-        len(list(again)) == 4 and data.epochs == [0] and not isinstance(again.loader, DeviceLoader)
-    )
+    again = ours(ours(DataLoader(Counting())))
+    assert len(list(again)) == 4 and not isinstance(again.loader, DeviceLoader)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("made", [lambda: DataLoader(DATA), lambda: ours(DataLoader(DATA))])
+def test_loaders_in_a_list_are_refused(kind: Any, made: Callable[[], Any]) -> None:
+    with refused("loader", f"a {kind.__name__} of loaders"):
+        ours(kind([made(), made()]))
+
+
+@pytest.mark.parametrize(
+    ("made", "refills"),
+    [
+        (lambda: DataLoader(DATA, 2), False),
+        (lambda: DataLoader(DATA, None, num_workers=1), False),
+        (lambda: DataLoader(DATA, None), True),
+        (lambda: Doubled(DATA, 2), True),
+        (lambda: EarlyWorkers(DATA, 2), False),
+        (lambda: [torch.ones(1)], True),
+    ],
+)
+def test_what_may_fill_its_memory_again_is_known(made: Callable[[], Any], refills: bool) -> None:
+    assert may_refill(made()) is refills
 
 
 def test_a_batch_may_be_anything_and_ends_nothing() -> None:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from gallery_lib.data.loading.digests import digest, of_data, of_indices
+from gallery_lib.data.loading.digests import digest, of_data
 
 
 @dataclasses.dataclass
@@ -97,6 +97,6 @@ def test_a_data_set_that_says_nothing_is_the_same_everywhere() -> None:
 
 
 def test_orders_have_digests() -> None:
-    assert of_indices([1, 2, 3]) == of_indices([1, 2, 3]) != of_indices([1, 3, 2])
-    assert of_indices([[1, 2], [3]]) != of_indices([[1], [2, 3]])
-    assert of_indices(["a"]) != of_indices(["b"]) and len(of_indices([2**70])) == 32
+    assert digest([1, 2, 3]) == digest([1, 2, 3]) != digest([1, 3, 2])
+    assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])
+    assert digest(["a"]) != digest(["b"]) and len(digest([2**70])) == 32

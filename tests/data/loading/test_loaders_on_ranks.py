@@ -37,21 +37,10 @@ def of_ranks(ranks: Ranks, *arguments: Any) -> list[dict[str, Any]]:
     return ranks.call("loaders.batches", *arguments)
 
 
-SINGLE = [
-    "sequential",
-    "shuffled",
-    "shuffled, generator",
-    "with replacement",
-    "weighted",
-    "few weighted",
-    "subset",
-    "Python's random",
-]
-SINGLE += ["NumPy's random", "no length", "data without length", "list", "stream"]
-
-
-@pytest.mark.parametrize("kind", SINGLE)
-def test_ranks_divide_the_order_that_rank_0_draws_in_plain_pytorch(two: Ranks, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["sequential", "no length", "data without length", "list", "stream"]
+)
+def test_ranks_divide_the_order_of_plain_pytorch(two: Ranks, kind: str) -> None:
     found = of_ranks(two, kind, 2)
     expected = two.call("loaders.plain", kind, 2)[0]
     assert [answer["error"] for answer in found] == ["", ""] and found[0]["said"] == []
@@ -60,9 +49,90 @@ def test_ranks_divide_the_order_that_rank_0_draws_in_plain_pytorch(two: Ranks, k
             assert flat(found[rank]["passes"][number]) == dealt(flat(batches), rank)
 
 
+PERMUTED = {
+    "shuffled": range(SAMPLES),
+    "shuffled, generator": range(SAMPLES),
+    "subset": range(4, 16),
+    "Python's random": range(SAMPLES),
+    "NumPy's random": range(SAMPLES),
+    "own generators": range(SAMPLES),
+    "random batches": range(SAMPLES),
+    "random batches, no collation": range(SAMPLES),
+}
+
+
+@pytest.mark.parametrize("kind", PERMUTED)
+def test_ranks_with_other_seeds_divide_one_order_anew_after_each_training_step(
+    two: Ranks, kind: str
+) -> None:
+    (one, _), (other, _) = two.call("loaders.trained", kind, "steps")
+    for first, second in zip(one, other, strict=True):
+        assert sorted(flat(first) + flat(second)) == list(PERMUTED[kind])
+    assert one[0] != one[1] and other[0] != other[1]
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("with replacement", 36), ("weighted", 24)])
+def test_drawn_samples_are_divided(two: Ranks, kind: str, samples: int) -> None:
+    found = of_ranks(two, kind)
+    assert [len(flat(answer["passes"][0])) for answer in found] == [samples // 2] * 2
+
+
+@pytest.mark.parametrize("alone", ["peek", "whole pass"])
+@pytest.mark.parametrize("kind", ["shuffled", "stream", "stream by rank", "iterable by rank"])
+def test_what_rank_0_reads_alone_takes_nothing_from_the_training(
+    two: Ranks, kind: str, alone: str
+) -> None:
+    (one, _), (other, _) = two.call("loaders.trained", kind, "steps", alone)
+    for first, second in zip(one, other, strict=True):
+        assert sorted(flat(first) + flat(second)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("loop", ["accumulate", "thread", "reader", "validate"])
 @pytest.mark.parametrize(
-    "kind", ["random batches", "random batches, no collation", "stream of batches", "iterable"]
+    "kind", ["shuffled", "stream", "stream by rank", "iterable by rank", "range by rank"]
 )
+def test_loops_that_average_nothing_between_batches_end_on_every_rank(
+    two: Ranks, kind: str, loop: str
+) -> None:
+    (one, _), (other, _) = two.call("loaders.trained", kind, loop)
+    for first, second in zip(one, other, strict=True):
+        assert sorted(flat(first) + flat(second)) == list(range(SAMPLES))
+
+
+def test_a_validation_ends_with_each_ranks_own_batches(two: Ranks) -> None:
+    (one, _), (other, said) = two.call("loaders.trained", "very uneven stream by rank", "validate")
+    assert [flat(batches) for batches in one] == [list(range(15))] * 2
+    assert [flat(batches) for batches in other] == [list(range(100, 106))] * 2
+    assert not any("run out" in line for line in said)
+
+
+@pytest.mark.parametrize("kind", ["stream", "stream by rank", "iterable", "iterable by rank"])
+def test_a_buffer_that_is_filled_again_loses_no_sample(two: Ranks, kind: str) -> None:
+    (one, _), (other, _) = two.call("loaders.trained", f"refilled {kind}", "steps")
+    for first, second in zip(one, other, strict=True):
+        assert sorted(flat(first) + flat(second)) == list(range(SAMPLES))
+
+
+def test_what_worker_init_fn_sets_on_a_stream_is_read(two: Ranks) -> None:
+    found = of_ranks(two, "stream of worker_init_fn", 2)
+    for number in range(2):
+        seen = flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])
+        assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_changes_at_samplers_count(two: Ranks) -> None:
+    one, other = two.call("loaders.changed_later")
+    assert (one["larger"], other["larger"]) == (
+        ([[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]], 2),
+        ([[1, 3, 5, 7, 9], [11, 13, 15, 17, 19]], 2),
+    )
+    assert one["without_tail"] == ([[0, 2, 4], [6, 8, 10], [12, 14, 16]], 3)
+    assert (one["others"], other["others"]) == (([[0, 2]], 1), ([[1, 3]], 1))
+    assert len(flat(one["fewer"][0])) == len(flat(other["fewer"][0])) == 3
+    assert "new sampler (DistributedSampler) divides the data by rank" in one["of_ranks"]
+
+
+@pytest.mark.parametrize("kind", ["stream of batches", "iterable"])
 def test_batches_that_come_as_such_are_dealt_whole(two: Ranks, kind: str) -> None:
     found = of_ranks(two, kind, 2)
     expected = two.call("loaders.plain", kind, 2)[0]
@@ -74,12 +144,13 @@ def test_batches_that_come_as_such_are_dealt_whole(two: Ranks, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["endless", "endless with length"])
-def test_an_endless_sampler_streams_in_rank_0s_order(two: Ranks, kind: str) -> None:
+def test_an_endless_sampler_streams_in_one_order(two: Ranks, kind: str) -> None:
     found = of_ranks(two, kind, 1, 1500)  # more than are read ahead first
-    (expected,) = two.call("loaders.plain", kind, 1, 3000)[0]
-    for rank in range(2):
-        assert len(found[rank]["passes"][0]) == 1500
-        assert flat(found[rank]["passes"][0]) == dealt(flat(expected), rank)[:3000]
+    one, other = (flat(answer["passes"][0]) for answer in found)
+    assert len(one) == len(other) == 3000
+    rounds = [number for pair in zip(one, other, strict=True) for number in pair]
+    for start in range(0, 6000, SAMPLES):
+        assert sorted(rounds[start : start + SAMPLES]) == list(range(SAMPLES))
 
 
 def test_an_endless_stream_goes_on(two: Ranks) -> None:
@@ -134,9 +205,8 @@ def test_the_same_with_worker_processes(two: Ranks, kind: str, persistent: bool)
     scale = 2 if "halved" in kind else 1
     for number in range(2):
         seen = flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])
-        uneven = "uneven" in kind  # a rank that has run out repeats its first batch
-        assert sorted(scale * item for item in (set(seen) if uneven else seen)) == list(
-            range(11 if uneven else SAMPLES)
+        assert sorted(scale * item for item in seen) == list(
+            range(11 if "uneven" in kind else SAMPLES)
         )
     assert len(found[0]["said"]) == int("by rank" in kind)
 
@@ -150,33 +220,24 @@ def test_an_uneven_stream_that_divides_itself_loses_nothing(two: Ranks) -> None:
     assert sorted(flat(found[0]["passes"][0]) + flat(found[1]["passes"][0])) == list(range(11))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_that_runs_out_repeats_its_first_batch_so_that_no_rank_waits_for_it(
-    two: Ranks, workers: int
-) -> None:
-    found = of_ranks_with(two, "very uneven stream by rank", 2, num_workers=workers)
-    assert [answer["error"] for answer in found] == ["", ""]
-    assert [sorted(flat(batches)) for batches in found[0]["passes"]] == [list(range(15))] * 2
-    own = 6
-    for batches in found[1]["passes"]:
-        assert len(batches) == len(found[0]["passes"][0])
-        assert sorted(set(flat(batches))) == list(range(100, 100 + own))
-        assert all(batch == batches[0] for batch in batches[own // 2 + workers // 2 :])
-    assert any("rank 1 has run out of batches after" in said for said in found[1]["said"])
+def test_a_rank_that_runs_out_in_a_training_repeats_its_first_batch(two: Ranks) -> None:
+    (one, _), (other, said) = two.call("loaders.trained", "very uneven stream by rank", "steps")
+    assert [sorted(flat(batches)) for batches in one] == [list(range(15))] * 2
+    for batches in other:
+        assert batches == [[100, 101], [102, 103], [104, 105], *[[100, 101]] * 5]
+    assert sum("rank 1 has run out of batches after 3" in line for line in said) == 2
 
 
 def test_a_rank_without_any_batch_of_its_own_is_refused_on_all_ranks(two: Ranks) -> None:
     for answer in of_ranks(two, "stream on rank 0 alone"):
-        assert answer["error"].startswith(
-            "InputError: rank 1 has no batch at all in this pass, and others have."
-        )
+        assert "the stream (Stream) has nothing at all for rank 1" in answer["error"]
 
 
 def test_a_stream_that_divides_itself_and_knows_its_length(two: Ranks) -> None:
     found = of_ranks(two, "long stream by rank")
     assert sorted(flat(found[0]["passes"][0]) + flat(found[1]["passes"][0])) == list(range(11))
     (said,) = found[0]["said"]
-    assert "lengths differ (6, 5), and all take as many steps as the longest has" in said
+    assert "lengths differ (6, 5); a training takes as many steps as the longest has" in said
     assert two.call("loaders.lengths", "long stream") == [5, 5]
 
 
@@ -234,10 +295,8 @@ def test_a_subclass_finishes_its_batches_on_several_ranks_as_on_one(two: Ranks) 
     found = of_ranks(two, "halved", 2)
     expected = two.call("loaders.plain", "halved", 2)[0]
     for number, batches in enumerate(expected):
-        assert [flat(answer["passes"][number]) for answer in found] == [
-            dealt(flat(batches), 0),
-            dealt(flat(batches), 1),
-        ]
+        seen = [item for answer in found for item in flat(answer["passes"][number])]
+        assert sorted(seen) == sorted(flat(batches))
     said = two.call("loaders.subclass")[0]
     assert said == {
         "own": "kept",
@@ -258,7 +317,8 @@ REFUSED = {
     ),
     "other lengths": r"differ in length (rank 0: 8, rank 1: 9)",
     "begun early": "BegunEarly, which does not read its own sampler",
-    "part by rank": "have no sample in common",
+    "part by rank": "yields another order on every rank, even from one seed",
+    "entropy": "yields another order on every rank, even from one seed",
     "longer on rank 1": "begins alike on all ranks, and differs in length (8, 9)",
 }
 
@@ -284,10 +344,11 @@ def test_loaders_of_different_kinds_are_refused_on_every_rank(two: Ranks, kind: 
 
 @pytest.mark.parametrize("kind", ["failing sampler", "failing stream"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_when_one_rank_cannot_read_none_waits(two: Ranks, kind: str, workers: int) -> None:
-    found = of_ranks_with(two, kind, 1, num_workers=workers)
-    assert found[1]["error"].startswith("OSError: ")
-    assert found[0]["error"].startswith("InputError: the s") and "on rank 1" in found[0]["error"]
+def test_what_one_rank_cannot_read_is_refused_on_all(two: Ranks, kind: str, workers: int) -> None:
+    for answer in of_ranks_with(two, kind, 1, num_workers=workers):
+        assert answer["error"].startswith("InputError: the s") and "\n" not in answer["error"]
+        assert "could not be tried on rank 1 (OSError: " in answer["error"]
+        assert "config.loader.shard = 'always'" in answer["error"]
 
 
 @pytest.mark.parametrize("kind", ["rank 0 alone has another stream", "rank 0 alone has other data"])
@@ -323,15 +384,9 @@ def test_a_padded_share_is_known_as_one(two: Ranks) -> None:
 
 
 @pytest.mark.parametrize("who", ["loader", "its sampler", "the sampler"])
-def test_the_callers_epochs_are_those_of_a_distributed_sampler(two: Ranks, who: str) -> None:
-    for found, expected in two.call("loaders.epochs", who, [0, 0, 3, 1]):
-        assert found == expected and found[0] == found[1] != found[2]
-
-
-def test_a_distributed_sampler_whose_epochs_nobody_tells_is_shuffled_anew(two: Ranks) -> None:
-    for answer in of_ranks(two, "DistributedSampler", 3):
-        first, second, third = map(flat, answer["passes"])
-        assert first != second != third != first
+def test_the_callers_epochs_alone_are_those_of_a_distributed_sampler(two: Ranks, who: str) -> None:
+    for passes, expected in two.call("loaders.epochs", who, [None, None, 3, 1]):
+        assert passes == expected and passes[0] == passes[1] != passes[2]
 
 
 def test_two_shuffled_loaders_have_orders_of_their_own(two: Ranks) -> None:

@@ -1,7 +1,9 @@
 """The ranks' shares are equal and together the whole, for samplers and for streams."""
 
 import inspect
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,28 +14,29 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_work
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from gallery_lib.data.loading.agreed_order import ShardedSampler
-from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.sharding import sharded
-from gallery_lib.data.loading.streams import ShardedStream
+from gallery_lib.data.loading.streams import share_of
 
 
 class Counting(IterableDataset[int]):
-    """Stream 0 … length − 1 that knows epochs.
+    """Stream 0 … length − 1.
 
     It is divided among workers as PyTorch's documentation shows it.
     """
 
     def __init__(self, length: int) -> None:
-        self.length, self.epochs = length, []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
+        self.length = length
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()
         return iter(
             range(worker.id, self.length, worker.num_workers) if worker else range(self.length)
         )
+
+
+def pickled(loader: DataLoader[Any]) -> Any:
+    """Return a loader's data set as a spawned worker gets it."""
+    return pickle.loads(pickle.dumps(loader.dataset))
 
 
 @given(length=st.integers(1, 50), world_size=st.integers(1, 8), drop_last=st.booleans())
@@ -63,7 +66,7 @@ def test_the_union_of_one_step_is_the_batch_of_a_single_process() -> None:
 
 @given(length=st.integers(0, 50), world_size=st.integers(1, 8))
 def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> None:
-    shares = [list(ShardedStream(Counting(length), rank, world_size)) for rank in range(world_size)]
+    shares = [list(share_of(Counting(length), rank, world_size)) for rank in range(world_size)]
     assert {len(share) for share in shares} == {length // world_size}
     assert sorted(item for share in shares for item in share) == list(
         range(length - length % world_size)
@@ -79,15 +82,32 @@ def test_workers_of_a_sharded_stream_still_divide_it_as_the_data_set_says() -> N
     assert sorted(seen) == list(range(16))
 
 
-def test_a_sharded_stream_is_told_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    stream = Counting(8)
-    loader = DeviceLoader(
-        DataLoader(stream, batch_size=2), torch.device("cpu"), torch.contiguous_format
-    )
-    assert [len(list(loader)) for _ in range(2)] == [2, 2]
-    assert stream.epochs == [0, 1]
+@pytest.mark.parametrize("copied", [lambda loader: loader.dataset, pickled])
+def test_a_divided_stream_is_the_users_data_set(copied: Callable[[Any], Any]) -> None:
+    stream = Counting(9)
+    divided = copied(sharded(DataLoader(stream), 1, 2).loader)
+    assert isinstance(divided, Counting) and list(divided) == [1, 3, 5, 7]
+    divided.length = 4
+    assert list(divided) == [1, 3]
+
+
+def test_what_is_set_on_a_stream_later_is_read() -> None:
+    stream = Counting(9)
+    loader = sharded(DataLoader(stream, batch_size=None), 0, 2).loader
+    stream.length = 4
+    assert list(loader) == [0, 2]
+
+
+def refilling(length: int) -> Iterator[torch.Tensor]:
+    buffer = torch.zeros(1)
+    for number in range(length):
+        yield buffer.fill_(number)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_buffer_that_is_filled_again_is_not_read_over(rank: int) -> None:
+    share = share_of(refilling(9), rank, 3)
+    assert [int(item) for item in share] == [rank, 3 + rank, 6 + rank]
 
 
 def test_a_copy_keeps_every_argument_that_this_torch_has() -> None:

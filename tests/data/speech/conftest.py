@@ -10,7 +10,7 @@ import pytest
 from data.speech.feature_folders import ARRAYS, SPEAKER
 from data.speech.small_speech import TINY
 
-from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech import features
 from gallery_lib.data.speech.mock_speech import generate
 
 
@@ -35,7 +35,7 @@ def tsv(tmp_path: Path) -> Path:
     folder.mkdir()
     for name, array in ARRAYS.items():
         np.save(folder / f"{name}.npy", array)
-    feature_manifest.write(
+    features.write(
         folder, [(f"{name}.npy", SPEAKER[name], len(array)) for name, array in ARRAYS.items()]
     )
     return folder

@@ -7,8 +7,8 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
-from gallery_lib.data.speech import feature_manifest
-from gallery_lib.data.speech.feature_manifest import list_utterances
+from gallery_lib.data.speech import features
+from gallery_lib.data.speech.features import list_utterances
 
 ARRAYS = {
     f"u{i}": np.random.default_rng(i).normal(size=(10 + i, 4)).astype(np.float32) for i in range(6)
@@ -27,5 +27,5 @@ def kaldi(folder: Path, **options: object) -> Path:
     return folder
 
 
-def list_speakers(folder: Path) -> list[feature_manifest.Utterance]:
+def list_speakers(folder: Path) -> list[features.Utterance]:
     return list_utterances(folder, "utt2spk", "make --it")

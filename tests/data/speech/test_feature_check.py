@@ -8,9 +8,8 @@ from pathlib import Path
 from data_command import DATA_PREP, run_data_command
 from refusal import refused
 
-from gallery_lib.data.speech.feature_check import check_features
-from gallery_lib.data.speech.feature_files import load
-from gallery_lib.data.speech.feature_manifest import list_utterances
+from gallery_lib.data.speech.check import check_features
+from gallery_lib.data.speech.features import list_utterances, load
 from gallery_lib.data.speech.utterances import SpeechFolder, stacked_length
 from gallery_lib.tasks import speech_transformer
 

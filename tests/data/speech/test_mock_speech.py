@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.speech.small_speech import TINY, files_of
-from data_command import run_data_command
-from refusal import check_refused_command, refused
+from refusal import refused
 
-from gallery_lib.data.speech import mock_speech
 from gallery_lib.data.speech.characters import tidy
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
 from gallery_lib.data.speech.utterances import stacked_length
@@ -86,36 +82,6 @@ def test_the_same_spec_makes_the_same_bytes_and_a_second_call_makes_nothing(
     assert files_of(tmp_path / "again") == before
 
 
-def test_another_spec_or_other_content_is_refused_untouched(root: Path, tmp_path: Path) -> None:
-    before = files_of(root)
-    with refused("out", root, "'seed': 1"):
-        generate(root, SpeechSpec(characters=12, words=10, train=24, val=8, seed=1))
-    assert files_of(root) == before
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with refused("out", "not empty"):
-        generate(tmp_path, TINY)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_an_interrupted_generation_leaves_nothing_and_leftovers_of_a_killed_one_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mock_speech, "write_alignment", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            generate(tmp_path / "speech", TINY)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".speech.partial" / "train").mkdir(parents=True)
-    (tmp_path / ".speech.partial" / "train" / "extra.npy").write_bytes(b"x")
-    generate(tmp_path / "speech", TINY)
-    assert [path.name for path in tmp_path.iterdir()] == ["speech"] and not list(
-        tmp_path.rglob("extra.npy")
-    )
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -130,18 +96,3 @@ def test_an_interrupted_generation_leaves_nothing_and_leftovers_of_a_killed_one_
 def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int) -> None:
     with refused(field, value):
         SpeechSpec(**{field: value})
-
-
-def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Path) -> None:
-    run = partial(run_data_command, "mock_speech", cache=tmp_path / "cache", folder=tmp_path)
-
-    sizes = ["--characters", "12", "--words", "10", "--train", "4", "--val", "2"]
-    made = run(*sizes)
-    folder = tmp_path / "cache" / "data" / "speech-small"
-    assert made.returncode == 0 and "10 files, made now" in made.stdout
-    assert json.loads((folder / "made.json").read_text())["made"]["spec"]["train"] == 4
-    assert "complete already" in run(*sizes).stdout
-    impossible = run("--characters", "1")
-    check_refused_command(impossible.returncode, impossible.stderr, "characters is 1")
-    other = run("--seed", "5")
-    check_refused_command(other.returncode, other.stderr, folder, "'seed': 0", "'seed': 5")

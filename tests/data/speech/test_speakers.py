@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from data_command import run_data_command
-from refusal import check_refused_command, refused
+from refusal import refused
 from torch.utils.data import DataLoader
 
-from gallery_lib.data.speech.feature_check import refuse_common_speakers
+from gallery_lib.data.speech.check import refuse_common_speakers
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, features, generate
 from gallery_lib.data.speech.speakers import SpeakerPairs
 
@@ -76,29 +74,6 @@ def test_items_are_normalised_by_the_training_utterances(root: Path) -> None:
     assert np.allclose(
         held_out[0][0][0].numpy(), (whole[start : start + 100] - mean) / deviation, atol=1e-5
     )
-
-
-def test_crops_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(
-    root: Path,
-) -> None:
-    data = training(root)
-    first = items(data)
-    assert torch.equal(first, items(data, workers=2))
-    data.set_epoch(1)
-    second = items(data)
-    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    data.set_epoch(0)
-    assert torch.equal(first, items(data)) and not torch.equal(first, items(training(root, seed=1)))
-
-
-def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
-    data = training(root)
-    loader = DataLoader(data, 6, num_workers=1, persistent_workers=True)
-    seen = []
-    for epoch in (0, 1, 0):
-        data.set_epoch(epoch)
-        seen.append(next(iter(loader))[0])
-    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
 
 
 def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path) -> None:
@@ -191,14 +166,3 @@ def test_features_of_another_size_and_a_missing_folder_are_refused(
         SpeakerPairs(root, "train", 20, 80, train=True)
     with refused("data_dir", tmp_path / "none", "data_prep/mock_speakers.py"):
         training(tmp_path / "none")
-
-
-def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
-    sizes = ("--train", 2, "--val", 2, "--utterances", 2, "--out", tmp_path / "made")
-    run = partial(run_data_command, "mock_speakers", *sizes)
-    assert "made now" in run().stdout and "complete already" in run().stdout
-    other = run("--seed", "1")
-    check_refused_command(
-        other.returncode, other.stderr, tmp_path / "made", "'seed': 0", "'seed': 1"
-    )
-    assert run("--utterances", "1").returncode == 2

@@ -15,8 +15,9 @@ from data.speech.feature_folders import ARRAYS, kaldi, list_speakers
 from data_command import run_data_command
 from refusal import check_refused_command, refused
 
-from gallery_lib.data.speech import feature_manifest
-from gallery_lib.data.speech.feature_files import check, load, shape, with_frames
+from gallery_lib.data.speech import features
+from gallery_lib.data.speech.features import load, shape, with_frames
+from gallery_lib.data.speech.utterances import SpeechFolder
 
 run = partial(run_data_command, "check_features")
 
@@ -50,12 +51,38 @@ def pickled(folder: Path) -> None:
         (pickled, []),
     ],
 )
-def test_the_first_file_that_is_not_as_it_should_be_is_named(
+def test_a_file_that_is_not_as_it_should_be_is_named(
     tsv: Path, damage: Callable[[Path], object], values: list[str]
 ) -> None:
     damage(tsv)
     with refused(tsv / "u3.npy", *values):
-        check(list_speakers(tsv), 4)
+        load(list_speakers(tsv)[3], 4)
+
+
+def test_all_faults_are_named_in_one_run_and_twenty_at_most_in_words(copy: Path) -> None:
+    lines = (copy / "train" / "manifest.tsv").read_text().splitlines()
+    names = [line.split("\t")[0] for line in lines[1:]]
+    for name in names[2:]:
+        np.save(copy / "train" / name, np.zeros((80, 13), np.float32))
+    (copy / "train" / names[0]).unlink()
+    first = copy / "val" / (copy / "val" / "manifest.tsv").read_text().split()[3]
+    np.save(first, np.full_like(np.load(first), np.nan))
+    bad = run(copy, "--task", "speech_transformer", "--full")
+    assert bad.returncode == 2 and "1 feature file(s) that do not exist" in bad.stderr
+    assert f"{len(names)} faults were found" in bad.stderr  # one is fine, and one is in val/
+    assert "It seems transposed: it must be [frames, values]." in bad.stderr
+    assert f"… and {len(names) - 20} more" in bad.stderr
+    (copy / "train" / "manifest.tsv").write_text("\n".join([lines[0], "one", lines[1], "two"]))
+    bad = run(copy, "--task", "speech_transformer")
+    assert bad.returncode == 2
+    assert all(word in bad.stderr for word in ("line 2: 1 values", "line 4: 1 val", "not finite"))
+
+
+def test_training_names_the_utterance_that_is_transposed(copy: Path) -> None:
+    name = (copy / "train" / "manifest.tsv").read_text().splitlines()[2].split("\t")[0]
+    np.save(copy / "train" / name, np.load(copy / "train" / name).T)
+    with refused(copy / "train" / name, name, "transposed"):
+        SpeechFolder(copy / "train", 160, 100)
 
 
 def test_an_offset_that_is_no_matrix_is_refused_instead_of_read_as_something_else(
@@ -109,7 +136,7 @@ def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path)
 def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> None:
     if kind == "npy":
         np.save(tmp_path / "u.npy", ARRAYS["u5"])
-        utterance = feature_manifest.Utterance("u", "s", tmp_path / "u.npy")
+        utterance = features.Utterance("u", "s", tmp_path / "u.npy")
     else:
         options = {"compression_method": 2} if kind == "compressed ark" else {}
         utterance = list_speakers(kaldi(tmp_path / "kaldi", **options))[-1]
@@ -123,7 +150,7 @@ def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> N
 def test_a_matrix_without_frames_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "u.npy", np.zeros((0, 4), np.float32))
     with refused(tmp_path / "u.npy", "[0, 4]"):
-        with_frames([feature_manifest.Utterance("u", "s", tmp_path / "u.npy")])
+        with_frames([features.Utterance("u", "s", tmp_path / "u.npy")])
 
 
 def test_the_check_names_a_pipe_instead_of_waiting_for_it(tsv: Path) -> None:

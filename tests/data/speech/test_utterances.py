@@ -12,8 +12,7 @@ from refusal import refused
 from torch.utils.data import DataLoader
 
 from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
-from gallery_lib.data.speech.feature_files import load
-from gallery_lib.data.speech.feature_manifest import list_utterances
+from gallery_lib.data.speech.features import list_utterances, load
 from gallery_lib.data.speech.utterances import (
     IGNORED,
     SpeechBatch,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made_up_text import documents
 
-from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
 
 
@@ -15,7 +15,7 @@ def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of small text files, which must not be changed."""
     folder = tmp_path_factory.mktemp("text") / "files"
     (folder / "below").mkdir(parents=True)
-    for number, document in enumerate(grammar.documents(count=6, sentences=150)):
+    for number, document in enumerate(documents(count=6, sentences=150)):
         (folder / ("below" if number % 2 else ".") / f"{number}.txt").write_text(
             document.replace("\n", "\n\n")
         )

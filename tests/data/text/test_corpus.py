@@ -1,13 +1,13 @@
-"""Sources of text: prose from Python sources, and the made-up language."""
+"""Sources of text: prose from Python sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
 from gallery_lib.data.text import corpus as text_corpus
-from gallery_lib.data.text import grammar
 
 
 def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> None:
@@ -41,13 +41,12 @@ def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> N
     )
 
 
-def test_the_made_up_language_takes_over_where_no_sources_are_installed(
+def test_a_python_without_sources_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
-    corpus = text_corpus.default()
-    assert corpus.source == "a made-up language" and corpus.characters > text_corpus.ENOUGH_ENGLISH
-    assert corpus.documents == tuple(grammar.documents())
+    with refused("data_dir", tmp_path, " 0 characters"):
+        text_corpus.default()
 
 
 def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -> None:

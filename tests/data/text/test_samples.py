@@ -46,35 +46,6 @@ def test_samples_are_int64_of_the_asked_length_and_follow_each_other(
         )
 
 
-@pytest.mark.parametrize(("kind", "hide"), [("wordpiece", mask_tokens), ("byte-bpe", infill)])
-def test_gaps_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(
-    prepared: Path, kind: str, hide: Hide
-) -> None:
-    tokens = text.find(str(prepared), kind)
-    dataset = PackedText(tokens, "train", 64, hide, train=True, seed=3)
-    first = batches(dataset, 0)
-    assert torch.equal(first, batches(dataset, 2))
-    dataset.set_epoch(1)
-    assert (first != batches(dataset, 0)).any(dim=1).all()
-    dataset.set_epoch(0)
-    assert torch.equal(first, batches(dataset, 0))
-    assert (
-        (first != batches(PackedText(tokens, "train", 64, hide, train=True, seed=4), 0))
-        .any(dim=1)
-        .all()
-    )
-
-
-def test_set_epoch_reaches_persistent_workers(prepared: Path) -> None:
-    dataset = PackedText(wordpiece(prepared), "train", 64, mask_tokens, train=True)
-    loader = DataLoader(dataset, 5, num_workers=2, persistent_workers=True)
-    seen = []
-    for epoch in (0, 1, 0):
-        dataset.set_epoch(epoch)
-        seen.append(torch.cat([batch["input_ids"] for batch in loader]))
-    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
-
-
 def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> None:
     tokens = wordpiece(prepared)
     dataset = PackedText(tokens, "held_out", 16, mask_tokens, train=False, at_most=7)

@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.text.vocabularies import byte_bpe, wordpiece
+from made_up_text import documents
 
 from gallery_lib.data.text import corpus as text_corpus
-from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenizers as text_tokenizers
 
 
 @pytest.mark.parametrize("kind", text_tokenizers.KINDS)
 def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
-    documents = grammar.documents(count=3)
-    trained = [text_tokenizers.KINDS[kind].train(documents).to_str() for _ in range(3)]
+    text = documents(count=3)
+    trained = [text_tokenizers.KINDS[kind].train(text).to_str() for _ in range(3)]
     assert trained[0] == trained[1] == trained[2]
 
 
 @pytest.mark.parametrize("kind", text_tokenizers.KINDS)
 def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: str) -> None:
     special = text_tokenizers.KINDS[kind].specials
-    tokenizer = text_tokenizers.KINDS[kind].train(grammar.documents(count=2))
+    tokenizer = text_tokenizers.KINDS[kind].train(documents(count=2))
     assert [tokenizer.token_to_id(token) for token in special.tokens] == [0, 1, 2, 3, 4]
     pad, start, end = (0, 2, 3) if kind == "wordpiece" else (1, 0, 2)
     assert (special.pad, special.start, special.end) == (pad, start, end)
@@ -47,11 +47,11 @@ def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared:
         text_files, text_corpus.text_files(text_files)[0]
     ).split()
     tokens = byte_bpe(prepared)
-    for split, documents in (("train", train), ("held_out", held_out)):
+    for split, texts in (("train", train), ("held_out", held_out)):
         decoded = tokens.tokenizer().decode(
             tokens.tokens(split).tolist(), skip_special_tokens=False
         )
-        assert decoded == "".join(f"{document}</s>" for document in documents)
+        assert decoded == "".join(f"{document}</s>" for document in texts)
     words = wordpiece(prepared)
     decoded = words.tokenizer().decode(words.tokens("held_out").tolist(), skip_special_tokens=True)
     assert decoded.replace(" ", "") == "".join(held_out).lower().replace(" ", "").replace("\n", "")

@@ -28,7 +28,7 @@ def _install_device(torch: ModuleType) -> None:
 def _replace_inductor(backends: ModuleType) -> None:
     """Let the gallery's compiler go through Dynamo and autograd as always, and write no kernels."""
 
-    def compile_in_place(model, options, device):
+    def compile_in_place(model, options, device, channels_last):
         model.compile(backend=os.environ["FAKE_GPU_COMPILER"])
         return f"{os.environ['FAKE_GPU_COMPILER']}, on the fake device"
 

@@ -63,6 +63,27 @@ class OfNumpy(OfPython):
         return iter(np.random.permutation(SAMPLES))
 
 
+class OfSystem(OfPython):
+    """Sampler whose order nothing decides."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.SystemRandom().sample(DATA, SAMPLES))
+
+
+class OfOwnGenerators(OfPython):
+    """Sampler with generators of its own, which nobody has seeded."""
+
+    def __init__(self) -> None:
+        self.of_python, self.of_numpy = random.Random(), np.random.default_rng()
+        self.of_old_numpy, self.of_torch = np.random.RandomState(), torch.Generator()
+        self.of_torch.seed()
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.of_numpy.permutation(self.of_python.sample(DATA, SAMPLES))
+        order = order[self.of_old_numpy.permutation(SAMPLES)]
+        return iter(order[torch.randperm(SAMPLES, generator=self.of_torch).numpy()].tolist())
+
+
 class Failing(OfPython):
     def __iter__(self) -> Iterator[int]:
         yield 0
@@ -117,6 +138,30 @@ class Once(IterableDataset[Any]):
         return self.items
 
 
+class Counting(IterableDataset[int]):
+    """Stream of a range, as PyTorch's page on IterableDataset has it."""
+
+    def __init__(self) -> None:
+        self.start, self.end = 0, SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def _part_of_worker(worker: int) -> None:
+    info = get_worker_info()
+    data: Any = info.dataset
+    size = -(-(data.end - data.start) // info.num_workers)
+    data.start += worker * size
+    data.end = min(data.start + size, data.end)
+
+
+def _refilled(numbers: Any) -> Iterator[torch.Tensor]:
+    """Yield the numbers in one buffer, which is filled again and again."""
+    buffer = torch.zeros(1, dtype=torch.int64)
+    return (buffer.fill_(number) for number in numbers)
+
+
 class Halved(DataLoader[Any]):
     """Loader that changes its batches in `__iter__`."""
 
@@ -155,10 +200,6 @@ def _failing_stream(number: int) -> Iterator[int]:
     if number == 1:
         raise OSError("the archive is broken")
     yield from range(8)
-
-
-def _uneven_share(number: int) -> Any:
-    return iter(range(100 * number, 100 * number + 15 - 9 * number))
 
 
 def _share(number: int, of: int = SAMPLES) -> Any:
@@ -265,7 +306,18 @@ LOADERS: dict[str, Callable[..., Any]] = {
     ),
     "long stream": lambda **o: DataLoader(Long(lambda _: range(SAMPLES)), 2, **o),
     "long stream by rank": lambda **o: DataLoader(Long(lambda number: _share(number, 11)), 2, **o),
+    "entropy": lambda **o: DataLoader(DATA, 2, sampler=OfSystem(), **o),
+    "own generators": lambda **o: DataLoader(DATA, 2, sampler=OfOwnGenerators(), **o),
     "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
+    "stream of worker_init_fn": lambda **o: DataLoader(
+        Counting(), 2, num_workers=2, worker_init_fn=_part_of_worker, **o
+    ),
+    "refilled stream": lambda **o: DataLoader(Stream(lambda _: _refilled(DATA)), None, **o),
+    "refilled stream by rank": lambda **o: DataLoader(
+        Stream(lambda number: _refilled(_share(number))), None, **o
+    ),
+    "refilled iterable": lambda **o: Batches(lambda _: _refilled(DATA)),
+    "refilled iterable by rank": lambda **o: Batches(lambda number: _refilled(_share(number))),
     "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
     "halved stream by rank": lambda **o: Halved(Stream(_share), 2, **o),
     "begun early": lambda **o: BegunEarly(DATA, 2, **o),

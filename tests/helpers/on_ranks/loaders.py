@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
 import random
+import threading
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
+from gallery_lib import Config, accelerate
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.errors import InputError
 from on_ranks.loader_kinds import DATA, LOADERS, Halved, rank
 
 
@@ -73,25 +80,149 @@ def lengths(kind: str) -> int:
     return len(DeviceLoader(LOADERS[kind](), torch.device("cpu"), torch.contiguous_format))
 
 
-def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]:
+def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return passes over a DistributedSampler: through accelerate()'s loader, and in plain PyTorch.
 
-    `who` names the object that is told the epochs.
+    `who` names the object that is told the epochs; None tells nothing.
     """
-    found = []
+    passes: list[list[Any]] = []
     loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA))
     ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+    owners: Any = {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}
     for epoch in told:
-        {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}[who].set_epoch(
-            epoch
-        )
-        found.append([batch.tolist() for batch in ours])
+        if epoch is not None:
+            owners[who].set_epoch(epoch)
+        passes.append([batch.tolist() for batch in ours])
     expected = []
     sampler = DistributedSampler(DATA)
     for epoch in told:
-        sampler.set_epoch(epoch)
+        if epoch is not None:
+            sampler.set_epoch(epoch)
         expected.append([batch.tolist() for batch in DataLoader(DATA, 2, sampler=sampler)])
-    return found, expected
+    return passes, expected
+
+
+@dataclass
+class Training:
+    """A training of a small model on a loader; `loop` may be of any kind that people write."""
+
+    kind: str
+    loop: str = "steps"
+    shard: str = "auto"
+    read: queue.Queue[Any] | None = None
+
+    def __post_init__(self) -> None:
+        _seed()
+        config = Config.plain()
+        config.loader.shard = self.shard
+        model: Any = torch.nn.Linear(1, 1)
+        self.model, self.loader = accelerate(model, LOADERS[self.kind](), config)
+
+    def passes(self, number: int = 2) -> list[list[Any]]:
+        """Return the batches of some passes, each of which is trained on."""
+        return [getattr(self, self.loop)() for _ in range(number)]
+
+    def _step(self, batch: Any) -> Any:
+        self.model(batch.view(-1, 1).float()).mean().backward()
+        return batch.tolist()
+
+    def steps(self) -> list[Any]:
+        """Train on each batch."""
+        return [self._step(batch) for batch in self.loader]
+
+    def accumulate(self) -> list[Any]:
+        """Average the gradients after each third batch alone."""
+        batches = []
+        for number, batch in enumerate(self.loader, 1):
+            with self.model.no_sync() if number % 3 else contextlib.nullcontext():
+                batches.append(self._step(batch))
+        return batches
+
+    def thread(self) -> list[Any]:
+        """Train on batches that a thread of the user's fetches ahead."""
+        ahead: queue.Queue[Any] = queue.Queue(2)
+
+        def fetch() -> None:
+            for batch in self.loader:
+                ahead.put(batch)
+            ahead.put(None)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        batches = [self._step(batch) for batch in iter(ahead.get, None)]
+        thread.join()
+        return batches
+
+    def reader(self) -> list[Any]:
+        """Train on batches of a thread that reads on over passes, on each rank as far as it can."""
+        if self.read is None:
+            self.read = queue.Queue(1 + 2 * rank())
+            threading.Thread(target=self._read_on, daemon=True).start()
+        return [self._step(batch) for batch in iter(self.read.get, None)]
+
+    def _read_on(self) -> None:
+        assert self.read is not None
+        for _ in range(2):
+            for batch in self.loader:
+                self.read.put(batch)
+            self.read.put(None)
+
+    def validate(self) -> list[Any]:
+        """Pass over the batches without any communication."""
+        with torch.no_grad():
+            return [
+                self.model.module(b.view(-1, 1).float()) is None or b.tolist() for b in self.loader
+            ]
+
+    def alone(self, how: str) -> None:
+        """Do something with the loader on rank 0 alone, while the other ranks go on."""
+        if rank() == 0:
+            next(iter(self.loader)) if how == "peek" else list(self.loader)
+
+
+def trained(kind: str, loop: str, alone: str = "") -> tuple[list[list[Any]], list[str]]:
+    """Return two passes of a training, and what was said; `alone` is done on rank 0 before each."""
+    training = Training(kind, loop)
+    passes = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if alone:
+                training.alone(alone)
+            passes += training.passes(1)
+    dist.barrier()
+    return passes, [str(warning.message) for warning in said]
+
+
+def changed_later() -> dict[str, Any]:
+    """Return passes of loaders whose samplers were changed after accelerate()."""
+
+    def larger(loader: Any) -> None:
+        loader.batch_sampler.batch_size = 5
+
+    def without_tail(loader: Any) -> None:
+        loader.batch_sampler.batch_size, loader.batch_sampler.drop_last = 3, True
+
+    def others(loader: Any) -> None:
+        loader.batch_sampler.sampler = list(range(4))
+
+    def fewer(loader: Any) -> None:
+        loader.sampler.num_samples = 6
+
+    def of_ranks(loader: Any) -> None:
+        loader.batch_sampler.sampler = DistributedSampler(DATA)
+
+    result: dict[str, Any] = {}
+    for change in (larger, without_tail, others, fewer, of_ranks):
+        made = LOADERS["few weighted" if change is fewer else "sequential"]()
+        loader = DeviceLoader(made, torch.device("cpu"), torch.contiguous_format)
+        list(loader)
+        change(loader)
+        try:
+            result[change.__name__] = ([batch.tolist() for batch in loader], len(loader))
+        except InputError as error:
+            result[change.__name__] = str(error)
+    return result
 
 
 def two_orders() -> list[list[int]]:

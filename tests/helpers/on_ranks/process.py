@@ -15,7 +15,6 @@ from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
 from on_ranks import (
     averages,
-    background,
     choices,
     early,
     loaders,
@@ -31,7 +30,6 @@ from on_ranks import (
 
 SUBJECTS = {
     "averages": averages,
-    "background": background,
     "choices": choices,
     "loaders": loaders,
     "early": early,

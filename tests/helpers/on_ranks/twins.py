@@ -76,43 +76,6 @@ def replaced_head() -> float:
     return _worst(step)
 
 
-class Flattened(nn.Module):
-    """Model that works in contiguous layout only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 36, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.convolution(x)
-        return self.head(hidden.view(len(x), -1))
-
-
-def flattened_by_view() -> list[float]:
-    """Return the differences of gradients from the mean, step by step.
-
-    The model becomes contiguous in the first step.
-    """
-    torch.manual_seed(0)
-    net = Flattened()
-    plain = copy.deepcopy(net)
-    config = Config.plain()
-    config.memory.layout = "channels_last"
-    twin, _ = accelerate(net, None, config)
-    differences = []
-    for step in range(3):
-        inputs = [
-            torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + rank))
-            for rank in range(2)
-        ]
-        for model, losses in ((twin, [inputs[dist.get_rank()]]), (plain, inputs)):
-            model.zero_grad()
-            (sum(model(x).square().mean() for x in losses) / len(losses)).backward()
-        pairs = zip(twin.parameters(), plain.parameters(), strict=True)
-        differences.append(max((a.grad - b.grad).abs().max().item() for a, b in pairs))
-    return differences
-
-
 def refusals() -> list[str]:
     """Return the messages for models that several processes of a CPU cannot train."""
     said = []
@@ -192,6 +155,18 @@ def unused(find: bool) -> list[Any]:
     try:
         for _ in range(2):
             twin(inputs())[0].sum().backward()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
+
+
+def unused_in_two_backward_passes(find: bool) -> list[Any]:
+    """Return the result of two backward passes of one call, neither of which reaches `probe`."""
+    twin = _twin(net_of_two_heads(), find_unused_parameters=find)
+    output = twin(inputs())[0]
+    try:
+        output.sum().backward(retain_graph=True)
+        output.square().sum().backward()
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]

@@ -49,9 +49,45 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
         paths.code_folder(tmp_path / "code")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user: needs root")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir(mode=0o755)
-    os.chown(tmp_path / "code", 12345, -1)
-    with refused(tmp_path / "code", "user 12345"):
-        paths.code_folder(tmp_path / "code")
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_folder_that_others_may_rename_is_refused(tmp_path: Path, through_a_link: bool) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    shared.chmod(0o777)
+    code = tmp_path / "link" if through_a_link else shared / "mine" / "code"
+    if through_a_link:
+        code.symlink_to(shared / "mine")
+    with refused(code, f"{shared} may be written by others (mode 777)", code):
+        paths.code_folder(code)
+    shared.chmod(0o1777)  # as /tmp: there each renames what is his own
+    assert paths.code_folder(code) == code
+
+
+def test_a_folder_that_others_can_enter_is_searched_whole_and_closed(tmp_path: Path) -> None:
+    code, file = tmp_path / "code", tmp_path / "code" / "ab" / "kernel.so"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for writable in (file, file.parent):
+        mode = writable.stat().st_mode
+        writable.chmod(mode | 0o020)
+        with refused(code, str(writable), f"chmod go-w {writable}"):
+            paths.code_folder(code)
+        writable.chmod(mode)
+    assert paths.code_folder(code).stat().st_mode & 0o777 == 0o700
+    file.chmod(0o666)  # nobody reaches it
+    assert paths.code_folder(code) == code
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
+@pytest.mark.parametrize(
+    ("mode", "foreign"), [(0o755, "."), (0o755, "ab/kernel.so"), (0o700, "ab"), (0o700, "own.so")]
+)
+def test_code_of_another_user_is_refused(tmp_path: Path, mode: int, foreign: str) -> None:
+    code = tmp_path / "code"
+    (code / "ab").mkdir(parents=True)
+    for name in ("own.so", "ab/kernel.so"):
+        (code / name).touch()
+    code.chmod(mode)
+    os.chown(code / foreign, 12345, -1)
+    with refused(code, f"{code / foreign} belongs to user 12345"):
+        paths.code_folder(code)

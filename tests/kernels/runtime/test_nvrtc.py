@@ -13,7 +13,6 @@ import pytest
 from refusal import refused
 
 from gallery_lib.kernels import resources
-from gallery_lib.kernels.catalogue import VARIANTS
 from gallery_lib.kernels.runtime import nvrtc
 from gallery_lib.kernels.runtime.nvrtc import SOURCES, CompilationFailed, cache_key, compiled
 
@@ -43,7 +42,7 @@ OTHERS = [
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
-    for source, defines in VARIANTS:
+    for source, defines in resources.VARIANTS:
         kernels = re.findall(
             r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text()
         )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.dispatch import on
+from cuda_on_host.device import on
 from torch import Tensor
 
-from gallery_lib.kernels.runtime import call_counts, fallback
+from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
 
 _NUMBERS = itertools.count()
@@ -27,7 +27,7 @@ def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
 @pytest.fixture
 def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return a function that registers x · factor; each implementation adds a number of its own."""
-    monkeypatch.setattr(fallback, "kernels_run", lambda device: True)
+    monkeypatch.setattr(usage, "kernels_run", lambda device: True)
 
     def name_of_operator(**more) -> str:
         name = f"test_of_register_{next(_NUMBERS)}"
@@ -47,32 +47,32 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def outcome(device: str, name: str, x: Tensor, factor: float) -> tuple[float, str]:
     """Return the value that a call gives, and how the call was counted."""
-    before = call_counts.counts()
+    before = operators.counts()
     value = on(device, name, x, factor).item()
-    ((counted_name, how),) = call_counts.counts() - before
+    ((counted_name, how),) = operators.counts() - before
     assert counted_name == name
     return value, how
 
 
 def test_the_reference_runs_on_the_cpu_and_the_kernel_on_cuda(scaled) -> None:
     name, x = scaled(), torch.tensor(3.0)
-    assert outcome("CPU", name, x, 2.0) == (6, call_counts.PLAIN_TORCH)
-    assert outcome("CUDA", name, x, 2.0) == (106, call_counts.KERNEL)
+    assert outcome("CPU", name, x, 2.0) == (6, operators.PLAIN_TORCH)
+    assert outcome("CUDA", name, x, 2.0) == (106, operators.KERNEL)
 
 
 def test_the_reference_runs_on_cuda_where_kernels_do_not(scaled, monkeypatch) -> None:
     name, x = scaled(), torch.tensor(3.0)
-    assert outcome("CUDA", name, x.double(), 2.0) == (6, call_counts.PLAIN_TORCH)
-    monkeypatch.setattr(fallback, "kernels_run", lambda device: False)
-    assert outcome("CUDA", name, x, 2.0) == (6, call_counts.PLAIN_TORCH)
+    assert outcome("CUDA", name, x.double(), 2.0) == (6, operators.PLAIN_TORCH)
+    monkeypatch.setattr(usage, "kernels_run", lambda device: False)
+    assert outcome("CUDA", name, x, 2.0) == (6, operators.PLAIN_TORCH)
 
 
 def test_cpp_runs_on_the_cpu_for_what_it_takes(scaled) -> None:
     cpp = Cpp(takes=lambda x, factor: factor > 0, run=lambda x, factor: x * factor + 10)
     name, x = scaled(cpp=cpp), torch.tensor(3.0)
-    assert outcome("CPU", name, x, 2.0) == (16, call_counts.KERNEL)
-    assert outcome("CPU", name, x, -2.0) == (-6, call_counts.PLAIN_TORCH)
-    assert outcome("CUDA", name, x, 2.0) == (106, call_counts.KERNEL)
+    assert outcome("CPU", name, x, 2.0) == (16, operators.KERNEL)
+    assert outcome("CPU", name, x, -2.0) == (-6, operators.PLAIN_TORCH)
+    assert outcome("CUDA", name, x, 2.0) == (106, operators.KERNEL)
 
 
 def test_tracing_and_the_gradient_are_registered_too(scaled) -> None:

@@ -14,7 +14,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.bench import bench, task
 from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Outcome, read_bench
+from gallery_lib.measure.bench.result import Outcome, Row, read_bench
 from gallery_lib.measure.variants import forms as variants
 from gallery_lib.measure.variants import peers
 from gallery_lib.train.results import read_results
@@ -63,7 +63,8 @@ def test_a_task_without_fit_data_ends_a_bench_of_named_tasks_and_stays_as_its_re
             raise InputError("its data are too short", parameter="data_dir")
 
     def measure(plan: Plan, *_: object, **__: object) -> Outcome:
-        return Outcome("d", "2026-01-01", 1.0, plan.config.model, {}, {}, {}, [])
+        rows = {"eager-fp32": Row(plan.config.model)}
+        return Outcome("d", "2026-01-01", 1.0, plan.config.model, {}, {}, rows, [])
 
     monkeypatch.setattr(bench.tasks, "data_of", data_of)
     monkeypatch.setattr(bench.tasks, "names", lambda: ["TASK", "FAILING"])
@@ -100,7 +101,8 @@ def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
 
     def measure(plan: Plan, alive: int | None, digest: str, folder: Path, **_: object) -> Outcome:
         measured.append(digest)
-        return Outcome(digest, "2026-01-01", 1.0, reasons[len(measured) - 1], {}, {}, {}, [])
+        reason, rows = reasons[len(measured) - 1], {"eager-fp32": Row("not measured")}
+        return Outcome(digest, "2026-01-01", 1.0, reason, {}, {"copy": 1e10}, rows, [])
 
     monkeypatch.setattr(task, "measure", measure)
     said = []
@@ -140,7 +142,7 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     assert "did not run: rank 0 failed with ValueError: planted failure" in said
     assert "GFLOP/s in float32" in said
     assert (
-        "![Bars with intervals" in (tmp_path / "bench.md").read_text()
+        "![Ours is faster in" in (tmp_path / "bench.md").read_text()
         and (tmp_path / "bench.png").stat().st_size > 1000
     )
     before = (tmp_path / "bench.json").read_text()

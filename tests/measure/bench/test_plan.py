@@ -9,8 +9,8 @@ import pytest
 import tiny_task
 
 from gallery_lib.config import BenchConfig
-from gallery_lib.measure.bench.group import groups
 from gallery_lib.measure.bench.plan import bench_plan, waterfall_plan
+from gallery_lib.measure.bench.task import groups
 from gallery_lib.measure.variants import forms, peers, recipes
 from gallery_lib.system import hardware
 from gallery_lib.system.extras import install_command

@@ -70,7 +70,7 @@ def trainings() -> dict[str, Scores]:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine  # trains in two processes
+@pytest.mark.several_cores
 def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> None:
     shared, mixed = (
         trainings[title].by_format[FP32] for title in ("digits", "digits, mixed units")
@@ -80,7 +80,7 @@ def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 @pytest.mark.parametrize("title", ["digits", "digits, mixed units", TASK])
 @pytest.mark.parametrize("wire", WITH_FEEDBACK)
 def test_a_wire_format_is_within_the_noise_of_fp32(
@@ -91,7 +91,7 @@ def test_a_wire_format_is_within_the_noise_of_fp32(
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_without_error_feedback_int8_learns_much_less_in_mixed_units(
     trainings: dict[str, Scores],
 ) -> None:

@@ -3,6 +3,11 @@
 import dataclasses
 import json
 import math
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import made_comparison
@@ -66,7 +71,39 @@ def test_a_wrong_gradient_is_not_comparable_and_gets_no_speedup(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.parametrize(
+    ("candidate", "amp_level", "rounds", "parts_at"),
+    [
+        ("LATE_LOSS", "O0", 8, 12),
+        ("LATE_LOSS", "O1", 8, 12),
+        ("LATE_MOMENTUM", "O0", 8, 13),
+        ("LATE_SKIPS", "O0", 18, 51),
+    ],
+)
+def test_training_that_goes_wrong_later_is_found_with_its_step_and_gets_no_speedup(
+    tmp_path: Path, candidate: str, amp_level: str, rounds: int, parts_at: int
+) -> None:
+    outcome = compare(
+        {
+            name: config(task, amp_level=amp_level, lr=2e-3)
+            for name, task in (("plain", "TASK"), ("late", candidate))
+        },
+        options_=CompareConfig(rounds=rounds, block_steps=3),
+        folder=tmp_path,
+        progress=False,
+    )
+    assert (outcome.verdict, outcome.speedup) == ("same at first, then not", None)
+    (failed,) = [check for check in outcome.parity.checks if not check.passed]
+    step = int(failed.where.removeprefix("step "))
+    assert parts_at <= step <= parts_at + 7
+    for text in (comparison_text(outcome), comparison_text(read_comparison(tmp_path))):
+        assert "same at first, then not: its loss parts from that of plain in" in text
+        assert f"at step {step} " in text and "no speed-up is given" in text
+    assert json.loads((tmp_path / "comparison.json").read_text())["speedup"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.several_cores
 def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
     outcome = compared(tmp_path, "TASK", CompareConfig(rounds=4, block_steps=2), processes=2)
     assert outcome.parity.passed
@@ -75,7 +112,7 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_reference(
     tmp_path: Path,
 ) -> None:
@@ -150,7 +187,7 @@ def test_a_comparison_of_an_older_version_is_read_and_has_no_break_even_without_
 
 @pytest.mark.parametrize(
     ("content", "field"),
-    [('{"parity"', None), ("[]", None), ('{"parity": {"checks": []}}', "task")],
+    [('{"parity"', None), ("[]", None), ('{"schema": 1, "task": 5}', "task")],
 )
 def test_a_damaged_comparison_is_named(tmp_path: Path, content: str, field: str | None) -> None:
     (tmp_path / "comparison.json").write_text(content)
@@ -197,3 +234,53 @@ def test_break_even_is_where_the_longer_start_up_is_paid(
     baseline: tuple, candidate: tuple, steps: int | None
 ) -> None:
     assert break_even_steps(results(*baseline), results(*candidate)) == steps
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+
+
+def command(checkout: Path, *words: str) -> list[str]:
+    task = f"{checkout}/tests/helpers/tiny_task.py:TASK"
+    start = [sys.executable, "-m", "gallery_lib", "compare", "--model", task, "--workers=0"]
+    return [*start, "--parity-steps=2", "--block-steps=3", *words]
+
+
+@pytest.mark.slow
+def test_through_a_pipe_the_command_prints_few_lines_and_the_verdict_last(checkout: Path) -> None:
+    words = command(checkout, "--rounds=4", "--amp_level=O0", "--batch_size=4")
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert done.returncode == 0 and len(lines) <= 40, done.stdout
+    verdict, results, title, show, train = [
+        line for line in lines[-7:] if not line.startswith(("The machine was busy: ", "The loader"))
+    ][-5:]
+    assert "PyTorch eager in fp32" in verdict and "parity passed" in verdict
+    assert results.startswith("results: ") and title.startswith("Next: ")
+    assert " show " in show
+    assert "--compiler-opt" in train and "--batch_size=4" in train and "--amp_level=O0" in train
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_stopped_says_what_it_has(checkout: Path, runs_dir: Path) -> None:
+    process = subprocess.Popen(
+        command(checkout, "--rounds=4000"), stdout=subprocess.PIPE, text=True, cwd=checkout
+    )
+    deadline = time.monotonic() + 120
+    while not any(
+        len(file.read_text().splitlines()) > 20
+        for file in runs_dir.rglob("compiler-opt/steps.jsonl")
+    ):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert re.search(
+        r"Incomplete: stopped after \d+ of 4000 rounds of turns\. Until then a step took "
+        r".* \(baseline\) and .* \(compiler-opt\): .*×, 99 % interval .* no verdict\.$",
+        output,
+        re.MULTILINE,
+    ), output

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gallery_lib.measure.comparison.gradient_parity import check_gradient_scale, check_gradients
+from gallery_lib.measure.comparison.pair import check_curves
 from gallery_lib.measure.comparison.parity import (
     check_baseline,
     check_finite,
     check_losses,
     check_start,
     judge,
+    rounding_explains,
 )
 from gallery_lib.measure.comparison.result import Check, Parity
 
@@ -260,3 +262,105 @@ def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong
 def test_a_loss_of_exactly_zero_is_compared_too() -> None:
     assert check_losses([0.0], [0.0], [0.0], "O0").passed
     assert not check_losses([0.0], [1e-9], [0.0], "O0").passed
+
+
+# --------------------------------------------------------------------------------------------------
+# Flips: a few parameters off on one batch
+
+
+def flipped(batches: list[int], names: list[str], off: float = 0.05) -> dict:
+    """Return a probe of four batches in which these parameters are off on these batches."""
+    return probe_of(
+        *(
+            {
+                name: gradient * (1 + off) if batch in batches and name in names else gradient
+                for name, gradient in noisy(EXACT, 1e-6, batch).items()
+            }
+            for batch in range(4)
+        )
+    )
+
+
+@pytest.mark.parametrize("batches", [[0], [2], [0, 3]])
+def test_a_flip_on_some_batches_is_cleared_by_the_others(batches: list[int]) -> None:
+    baseline, exact = flipped([], []), probe(EXACT, 4)
+    candidate = flipped(batches, ["layer1", "layer2"])
+    checks = (
+        check_gradients(baseline, candidate, exact, "O0"),
+        check_gradient_scale(baseline, candidate, exact, "O0"),
+    )
+    assert all(check.passed for check in checks)
+    assert "2 parameter(s) off on some batches" in checks[1].where
+    assert all(check.median is not None and check.median < 1e-2 for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("batches", "names"),
+    [([0, 1, 2, 3], ["layer2"]), ([0, 1, 2], ["layer2"]), ([0], list(EXACT))],
+    ids=["always", "on most batches", "all parameters on the first batch"],
+)
+@pytest.mark.parametrize("off", [0.02, 0.2])
+def test_what_is_off_on_most_batches_or_everywhere_on_one_is_no_flip(
+    batches: list[int], names: list[str], off: float
+) -> None:
+    check = check_gradient_scale(
+        flipped([], []), flipped(batches, names, off), probe(EXACT, 4), "O0"
+    )
+    assert not check.passed
+
+
+# --------------------------------------------------------------------------------------------------
+# Second runs
+
+
+def test_where_a_second_plain_run_fails_too_rounding_explains_it() -> None:
+    losses = ([1.0], [1.0], [1.0])
+    baseline, exact = probe(noisy(EXACT, 1e-3, 1), 4), probe(EXACT, 4)
+    near, far = (probe(noisy(EXACT, noise, 2), 4) for noise in (1e-3, 0.2))
+    assert not rounding_explains(losses, (baseline, near, exact), "O0")
+    assert rounding_explains(losses, (baseline, far, exact), "O0")
+    assert rounding_explains(([1.0], [1.1], [1.0]), (baseline, near, exact), "O0")
+    wrong = probe({name: 1.3 * gradient for name, gradient in EXACT.items()}, 4)
+    assert not rounding_explains(losses, (wrong, wrong, exact), "O0")  # wrong both times
+
+
+def curve(*parts: tuple[int, float]) -> list[float]:
+    """Return a falling curve of 40 steps, times a factor from a step on."""
+    losses = [2.0 * 0.97**step for step in range(40)]
+    return [
+        loss * next((f for at, f in reversed(parts) if step >= at), 1.0)
+        for step, loss in enumerate(losses, 1)
+    ]
+
+
+def no_run() -> list[float]:
+    raise AssertionError("no second run is needed")
+
+
+def test_curves_that_lie_together_need_no_second_run() -> None:
+    assert check_curves(curve(), curve((12, 1.0004)), "O0", no_run, no_run).passed
+    assert check_curves(curve(), curve((12, 1.002)), "O1", no_run, no_run).passed
+
+
+def test_curves_part_at_the_step_at_which_they_leave_what_rounding_explains() -> None:
+    rounding = curve((5, 1.001), (20, 1.004))
+    wrong = curve((12, 1.01))
+    check = check_curves(curve(), wrong, "O0", lambda: rounding, lambda: wrong)
+    assert (check.passed, check.where) == (False, "step 12")
+    assert check.baselines == pytest.approx(0.001 * curve()[4])
+    as_far = curve((5, 1.002), (20, 1.01))
+    assert check_curves(curve(), as_far, "O0", lambda: rounding, no_run).passed
+
+
+def test_a_curve_that_parts_in_one_of_two_runs_parts_by_chance() -> None:
+    check = check_curves(curve(), curve((12, 1.01)), "O0", curve, curve)
+    assert check.passed and "in one of two runs from step 12 on, by chance" in check.where
+
+
+def test_across_precisions_the_candidates_own_rounding_counts() -> None:
+    half, again = curve((5, 1.01)), curve((5, 0.99))
+    assert check_curves(curve(), half, "O1", no_run, lambda: again, same_precision=False).passed
+    wrong = curve((5, 1.01), (20, 1.3))
+    assert not check_curves(
+        curve(), wrong, "O1", no_run, lambda: wrong, same_precision=False
+    ).passed

@@ -16,7 +16,7 @@ from gallery_lib.memory import allocator
 
 GIVES_BACK = """
 import torch
-from gallery_lib.train.step_clock import StepClock
+from gallery_lib.train.session import StepClock
 
 clock = StepClock("cpu")
 clock.start()

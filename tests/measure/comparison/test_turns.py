@@ -57,14 +57,3 @@ def test_the_socket_lies_in_a_folder_of_ours_alone_and_goes(tmp_path: Path) -> N
     assert not folder.exists()
     with pytest.raises(RunFailed, match="hands out turns is gone"):
         client.wait()
-
-
-def test_a_long_temporary_folder_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr(turns.tempfile, "tempdir", str(long))
-    server = TurnServer()
-    take_turn(server, "a")
-    server.close()

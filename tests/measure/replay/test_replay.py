@@ -18,7 +18,6 @@ from gallery_lib.measure.replay.model import _PATTERN_VALUES, Replay
 from gallery_lib.measure.replay.record import record
 from gallery_lib.measure.replay.repeated_memory import repeated
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
-from gallery_lib.measure.replay.waits import Asleep, AtWork
 
 PAUSE_SECONDS = 0.03
 
@@ -130,29 +129,11 @@ def test_a_step_takes_at_least_what_was_recorded_and_its_figure_is_not_stretched
     assert recorded.step_seconds <= seconds < 4 * recorded.step_seconds
 
 
-def test_waiting_asleep_leaves_the_core_to_others() -> None:
-    wait, before, began = Asleep(), time.process_time(), time.perf_counter()
-    wait.begin()
-    wait.until(0.2)
-    assert time.perf_counter() >= began + 0.2
-    assert time.process_time() - before < 0.05
-
-
-def test_waiting_at_work_takes_time_of_the_core_in_which_what_was_done_before_counts() -> None:
-    wait = AtWork()
-    wait.begin()
-    before = time.thread_time()
-    while time.thread_time() < before + 0.1:
-        pass
-    wait.until(0.2)
-    assert 0.2 <= time.thread_time() - before + 0.01 < 0.3  # however busy the machine is
-
-
-def test_a_replay_at_work_takes_its_step_of_the_core() -> None:
-    replay = Replay(timeline(0.01, 0.06), at_work=True)
-    before = time.thread_time()
+def test_a_replay_leaves_the_cores_to_others() -> None:
+    replay = Replay(timeline(0.01, 0.2))
+    before = time.process_time()
     replay.train_step(replay)
-    assert time.thread_time() - before >= replay.timeline.step_seconds
+    assert time.process_time() - before < 0.05
 
 
 def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:

@@ -59,9 +59,6 @@ def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path)
     ]
     folder = synthetic_sweep.write(tmp_path, table, stretches={"1": 8, "2": 8, "8": 32})
     assert read_sweep(folder / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
-    synthetic_sweep.write(tmp_path, table)
-    with refused("stretch", "small on 8 hosts", "stretch=32.0", "settings.json", "8.0"):
-        read_sweep(folder / TABLE)
 
 
 def test_a_sweep_may_have_been_gone_on_with_on_another_machine(tmp_path: Path) -> None:
@@ -146,28 +143,18 @@ def test_a_cell_knows_its_timeline_and_its_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "parameter", "values"),
+    ("before", "after", "problem"),
     [
-        ("model,hosts", "model,machines", None, ["line 1", "columns", "model, hosts"]),
-        ("resnet50,2,", "resnet50,two,", None, ["line 7", "hosts='two'"]),
-        ("resnet50,2,", "resnet50,0,", None, ["line 7", "hosts='0'", "above 0"]),
-        ("resnet50,2,", "resnet50,2,2,", None, ["line 7", "more values", "20 columns"]),
-        ("resnet50,2,", "resnet50,1,", None, ["line 7", "resnet50 on 1 hosts", "twice"]),
-        ("resnet50,2,", ",2,", None, ["line 7", "model=''"]),
-        (
-            "resnet50,2,2,10gbit",
-            "resnet50,2,2,1gbit",
-            "rate",
-            ["resnet50 on 2 hosts", "rate=1gbit", "settings.json", "10gbit"],
-        ),
-        ("1.1,1.045,1.155", "1.1,1.12,1.155", None, ["line 3", "acc_ratio=1.1", "1.12 to 1.155"]),
-        ("1.1,1.045,1.155", "nan,1.045,1.155", None, ["line 3", "acc_ratio='nan'"]),
-        ("0.02,1.0,0.95", '0.02,"1.0,0.95', None, ["line 3", "',' expected after"]),
-        ("\nalexnet", "\nalex\0net", None, ["line 2", r"model='alex\x00net'"]),
+        ("model,hosts", "model,machines", "its columns are not model, hosts"),
+        ("resnet50,2,", "resnet50,two,", "'two'"),
+        ("resnet50,2,", "resnet50,0,", "hosts='0' is not above 0"),
+        ("resnet50,2,", "resnet50,2,2,", "'10gbit'"),
+        ("1.1,1.045,1.155", "nan,1.045,1.155", "acc_ratio='nan'"),
+        ("0.02,1.0,0.95", '0.02,"1.0,0.95', "',' expected after"),
     ],
 )
-def test_a_damaged_table_is_refused_with_the_line_and_what_to_do(
-    tmp_path: Path, before: str, after: str, parameter: str | None, values: list[str]
+def test_a_damaged_table_is_refused_with_what_to_do(
+    tmp_path: Path, before: str, after: str, problem: str
 ) -> None:
     table = [
         synthetic_sweep.cell(model, n, chosen_step_seconds=0.02)
@@ -178,28 +165,27 @@ def test_a_damaged_table_is_refused_with_the_line_and_what_to_do(
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after, 1))
-    with refused(parameter or path, path, *values):
+    with refused(path, path, problem, "Begin the sweep again"):
         read_sweep(path)
 
 
-def test_half_a_line_and_what_is_no_text_are_refused(tmp_path: Path) -> None:
+def test_half_a_line_no_text_and_figures_without_conditions_are_refused(tmp_path: Path) -> None:
     path = synthetic_sweep.write(tmp_path) / TABLE
-    path.write_text(path.read_text()[:-40])
-    with refused(path, "line 12", "20 columns"):
-        read_sweep(path)
+    whole = path.read_text()
+    for cut in (1 + len(whole.splitlines()[-1].split(",")[-1]) + 1, 40):
+        path.write_text(whole[:-cut])
+        with refused(path, "ends before"):
+            read_sweep(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with refused(path, "no text file"):
+    with refused(path, "UnicodeDecodeError"):
         read_sweep(path)
-
-
-def test_figures_without_their_conditions_are_refused(tmp_path: Path) -> None:
-    folder = synthetic_sweep.write(tmp_path)
-    (folder / SETTINGS).write_text(json.dumps({"date": "2026-11-22"}))
-    with refused(folder / SETTINGS, "KeyError"):
-        read_sweep(folder / TABLE)
-    (folder / SETTINGS).unlink()
-    with refused(folder / TABLE, "sweep.json", "settings.json"):
-        read_sweep(folder / TABLE)
+    path.write_text(whole)
+    (tmp_path / SETTINGS).write_text(json.dumps({"date": "2026-11-22"}))
+    with refused(path, "KeyError", SETTINGS):
+        read_sweep(path)
+    (tmp_path / SETTINGS).unlink()
+    with refused(path, "FileNotFoundError", SETTINGS):
+        read_sweep(path)
 
 
 def test_the_newest_of_all_machines_is_found_and_none_is_none(tmp_path: Path) -> None:

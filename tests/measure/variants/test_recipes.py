@@ -40,7 +40,8 @@ def test_a_technique_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -
 
     layout, fused = prepared("layout"), prepared(recipes.FUSED)
     assert (
-        layout.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        layout.loader.memory_format is torch.channels_last
+        and layout.model[0].weight.is_contiguous()
         and optim.kind(layout.optimizer) == "torch's own"
     )
     assert layout.techniques == {"layout": "channels_last"}

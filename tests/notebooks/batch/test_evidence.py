@@ -11,7 +11,7 @@ import pytest
 from tiny_notebooks import write_notebook
 
 from gallery_lib.notebooks.batch import evidence
-from gallery_lib.notebooks.batch.evidence import Ended, judge, problem_of_runs, signature
+from gallery_lib.notebooks.batch.evidence import Ended, judge, problem_of_runs
 from gallery_lib.train.results import write_results
 
 LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]
@@ -187,22 +187,3 @@ def test_no_notebook_or_half_of_one_has_not_run(tmp_path: Path, text: str | None
         "failed",
         "papermill ended with exit code 1 before anything ran: it said nothing",
     )
-
-
-def test_failures_of_the_same_kind_have_the_same_signature() -> None:
-    first = signature(
-        "failed",
-        "RunFailed: the run in /a/b/20261121-alexnet did not finish: rank 0 failed with "
-        "ValueError: 17",
-    )
-    assert first == signature(
-        "failed",
-        "RunFailed: the run in /c/d-2/20261122-vgg did not finish: rank 1 failed with "
-        "ValueError: 18",
-    )
-    assert first != signature(
-        "failed", "RunFailed: the run in /a/b did not finish: rank 0 failed with TypeError: 17"
-    )
-    elsewhere = signature("kernel died", "the kernel was gone, in cell 3 of 4, `y`")
-    assert signature("kernel died", "the kernel was gone, in cell 2 of 9, `x`") == elsewhere
-    assert signature("timeout", "x") != signature("failed", "x")

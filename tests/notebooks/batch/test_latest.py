@@ -6,17 +6,17 @@ Else it is what is committed of the machine nearest to this one.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_comparison import ENVIRONMENT, FASTER, NO_DIFFERENCE, changed, comparison, write
+from made_comparison import ENVIRONMENT, FASTER, FIGURES, NO_DIFFERENCE, changed, comparison, write
 
-from gallery_lib.measure.comparison.machine_load import MachineLoad, Others
+from gallery_lib.measure.bench.result import Bench, Outcome, Row, write_bench
 from gallery_lib.notebooks.batch import latest
 from gallery_lib.report.speedups import HERE
+from gallery_lib.system.machine_load import MachineLoad, Others
 
 TITLES = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "your_model": "Your own model"}
 HERE_GIT = {**ENVIRONMENT, "git": "abc"}
@@ -50,9 +50,7 @@ def test_only_comparisons_on_one_process_of_the_gallerys_notebooks_count(tmp_pat
     put(tmp_path / "b", dataclasses.replace(comparison(FASTER, 40), task="/mine/model.py:TASK"), 10)
     put(
         tmp_path / "c",
-        dataclasses.replace(
-            comparison(FASTER, 40), task="/runs/20261120-120000-your-model/task.py:TASK"
-        ),
+        dataclasses.replace(comparison(FASTER, 40), task="/cache/cells/0a1b/Net/your_cell.py:TASK"),
         10,
     )
     (tmp_path / "d").mkdir()
@@ -104,28 +102,18 @@ def test_figures_of_a_busy_machine_are_named(tmp_path: Path) -> None:
 # Committed
 
 
-def commit(path: Path, date: str = "2026-11-20", **environment: Any) -> None:
-    ratio = {"ratio": 1.5, "low": 1.4, "high": 1.6}
-    alone = {"processes": 1, "amp_level": "O0", "verdict": "faster", "speedup": ratio}
-    run = {
-        "seconds": 60.0,
-        "problem": None,
-        "comparisons": [{**alone, "processes": 2}, alone],
-        "date": "2026-11-19",
-    }
-    notebooks = {
-        "resnet50": run,
-        "vgg16": {**run, "problem": "failed"},
-        "data_parallel": {**run, "comparisons": []},
-    }
-    content = {
-        "date": date,
-        "environment": {**HERE_GIT, **environment},
-        "parameters": {"profile": "quick"},
-        "notebooks": notebooks,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+def commit(
+    folder: Path, name: str = "bench-small", date: str = "2026-11-20", **environment: Any
+) -> None:
+    row = Row(None, **FIGURES, parity={"passed": True, "checks": []})
+    outcome = Outcome(
+        *("x", f"{date}T12:00:00+0000", 60.0, None, {"batch_size": 16}, {"copy": 1e10}),
+        {"eager-O1": row, "ours": row},
+        [("eager-O1", "ours", 1.5, 1.4, 1.6)],
+    )
+    bench = Bench("bench", "", {}, {**HERE_GIT, **environment}, {}, {"resnet50": outcome})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bench(folder / f"{name}.json", bench)
 
 
 @pytest.mark.parametrize(
@@ -145,36 +133,36 @@ def commit(path: Path, date: str = "2026-11-20", **environment: Any) -> None:
 def test_the_machine_most_like_this_one_stands_in(
     tmp_path: Path, nearer: dict[str, Any], farther: dict[str, Any]
 ) -> None:
-    commit(tmp_path / "far" / "gallery.json", date="2026-11-30", **farther)
-    commit(tmp_path / "near" / "gallery.json", **nearer)
+    commit(tmp_path / "far", date="2026-11-30", **farther)
+    commit(tmp_path / "near", **nearer)
     found = latest.nearest(tmp_path, ENVIRONMENT)
     assert found is not None and found.path.parent.name == "near"
 
 
-def test_of_two_alike_the_newer_counts_and_the_older_place_of_such_files_is_read(
-    tmp_path: Path,
-) -> None:
+def test_of_two_alike_the_newer_counts(tmp_path: Path) -> None:
     assert latest.nearest(tmp_path, ENVIRONMENT) is None
-    commit(tmp_path / "gallery-a.json", date="2026-11-21")
-    commit(tmp_path / "b" / "gallery.json", date="2026-11-20")
+    commit(tmp_path / "a", date="2026-11-21")
+    commit(tmp_path / "b", date="2026-11-19")
+    commit(tmp_path / "b", "bench-small-2", date="2026-11-22")
     found = latest.nearest(tmp_path, ENVIRONMENT)
-    assert found is not None and found.path.name == "gallery-a.json"
+    assert found is not None and found.path.name == "bench-small-2.json"
 
 
-def test_committed_speedups_are_of_one_process_and_name_machine_code_and_sizes(
+def test_committed_speedups_are_ours_over_eager_and_name_machine_code_and_precision(
     tmp_path: Path,
 ) -> None:
-    commit(tmp_path / "a" / "gallery.json")
-    found = latest.nearest(tmp_path, ENVIRONMENT)
+    commit(tmp_path / latest.PUBLISHED)
+    found = latest.published(tmp_path)
     assert found is not None
     (one,) = found.speedups(TITLES).values()
-    assert (one.name, one.conditions, one.machine, one.date) == (
+    assert (one.name, one.conditions, one.machine, one.date[:10]) == (
         "resnet50",
-        "fp32, quick sizes",
+        "bf16 autocast, small input",
         "2 cores of A CPU",
-        "2026-11-19",
+        "2026-11-20",
     )
+    assert str(one.ratio) == "1.50× (1.40 to 1.60)"
     assert found.described.startswith(
-        "measured on 2026-11-20 on 2 cores of A CPU (avx2), 16.0 GiB, no GPU"
+        "measured on 2026-11-20 in bf16 autocast on 2 cores of A CPU (avx2), 16.0 GiB, no GPU"
     )
     assert found.described.endswith("with code version abc")

@@ -64,7 +64,7 @@ def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(
         (["--profile", "quik"], ["profile='quik'", "quick or full"]),
         (["resnet5"], ["`resnet5`", "`resnet50`"]),
         (["/nowhere/x.ipynb"], ["`/nowhere/x.ipynb`"]),
-        (["--jobs", "0"], ["jobs='0'", "at least 1"]),
+        (["--retries", "x"], ["retries='x'"]),
         (["--resume"], ["--resume", "--out"]),
     ],
 )
@@ -205,7 +205,7 @@ def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(
     assert plan.digest(path, {"seed": 1}) == first
     assert plan.digest(path, {"seed": 2}) != first
     (tmp_path / "one").mkdir()
-    # A notebook's runs lie in a folder of its name.
+    # A notebook's scripts lie in a folder of its name.
     (tmp_path / "one" / "script.py").write_text("print(1)")
     second = plan.digest(path, {"seed": 1})
     assert second != first

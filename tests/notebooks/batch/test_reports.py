@@ -7,12 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import nbformat
 import pytest
 from refusal import refused
 
 from gallery_lib.cli.main import main
-from gallery_lib.notebooks.batch import files, junit, live, page, summary
+from gallery_lib.notebooks.batch import live, reports, summary
 from gallery_lib.notebooks.batch.record import Record, Report, read_report
+from gallery_lib.report.folded import folded
 
 MEASURED = {
     "processes": 1,
@@ -53,7 +55,7 @@ def report() -> Report:
         ended="2026-11-21T12:10:00+0000",
         interrupted_by="SIGTERM",
         seconds=600.0,
-        options={"jobs": 1},
+        options={"retries": 1},
         machine={
             "python": "3.11",
             "torch": "2.15",
@@ -93,28 +95,28 @@ def test_the_heading_counts_what_runs_waits_and_has_ended(report: Report) -> Non
     )
 
 
-def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Report) -> None:
-    text = summary.text(report)
+def test_the_text_has_every_status_and_each_failure(report: Report) -> None:
+    text = summary.text(report, Path("somewhere"))
     assert (
         "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, "
         "in 10 min 0 s." in text
     )
-    assert "bert, bart: failed\n  ValueError: 17 is <wrong>\n  | <last> & words" in text
+    assert "bert: failed\n  ValueError: 17 is <wrong>\n  | <last> & words" in text
     assert "1p O0 1.50× (1.40 to 1.60); 2p O0 not comparable" in text
     assert "passed (kept, attempt 2)" in text
-    assert "ValueError: 18" not in text
+    assert "bart: failed\n  ValueError: 18" in text
 
 
 def test_gallery_show_prints_the_table_of_a_batch(
     report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files.write(tmp_path, report)
+    reports.write(tmp_path, report)
     assert main(["show", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == summary.text(report) + "\n"
+    assert capsys.readouterr().out == summary.text(report, tmp_path) + "\n"
 
 
 def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
-    files.write(tmp_path, report)
+    reports.write(tmp_path, report)
     assert read_report(tmp_path) == report
     assert {path.name for path in tmp_path.iterdir()} == {
         "report.json",
@@ -136,8 +138,17 @@ def test_a_report_that_cannot_be_read_is_named(
         read_report(tmp_path)
 
 
+def test_a_notebooks_name_reaches_no_file_as_an_escape_sequence(report: Report) -> None:
+    name = "\x1b]0;title\x07 \ufffe \udcff.ipynb"
+    (record, *_) = report.notebooks.values()
+    renamed = dataclasses.replace(report, notebooks={name: record})
+    (case,) = ElementTree.fromstring(reports.junit(renamed)).iter("testcase")
+    assert case.get("name") == r"\x1b]0;title\x07 \ufffe \udcff.ipynb"
+    assert str(case.get("name")) in reports.html(renamed)
+
+
 def test_junit_has_a_case_per_notebook_with_its_reason_and_log(report: Report) -> None:
-    (suite,) = ElementTree.fromstring(junit.document(report))
+    (suite,) = ElementTree.fromstring(reports.junit(report))
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "7",
         "failures": "2",
@@ -176,7 +187,7 @@ class Elements(HTMLParser):
 
 
 def test_the_page_stands_alone_and_suits_a_phone_and_the_dark(report: Report) -> None:
-    text = page.html(report)
+    text = reports.html(report)
     elements = Elements(text).found
     tags = {tag for tag, _ in elements}
     assert (
@@ -191,23 +202,33 @@ def test_the_page_stands_alone_and_suits_a_phone_and_the_dark(report: Report) ->
 
 
 def test_the_page_says_what_the_text_says_and_escapes_what_notebooks_print(report: Report) -> None:
-    text = page.html(report)
+    text = reports.html(report)
     for part in (
         "2 of 7 passed",
         "ValueError: 18 is &lt;wrong&gt;",
         "&lt;last&gt; &amp; words",
         "1.50× (1.40 to 1.60)",
         "seed=3",
-        "bert, bart",
     ):
         assert part in text
     assert "<wrong>" not in text
 
 
-def test_a_batch_that_all_passed_shows_no_failures(report: Report) -> None:
+def test_a_batch_that_all_passed_shows_no_failures(report: Report, tmp_path: Path) -> None:
     fine = dataclasses.replace(
         report, notebooks={"alexnet": report.notebooks["alexnet"]}, interrupted_by=None
     )
     assert fine.passed
-    assert "What went wrong" not in page.html(fine)
-    assert "1 of 1 passed, in 10 min 0 s." in summary.text(fine)
+    assert "What went wrong" not in reports.html(fine)
+    assert summary.text(fine, tmp_path) == "alexnet: passed, 4 of 5 code cells in 1 min 5 s"
+
+
+def test_details_stay_folded_on_the_page_of_a_notebook(tmp_path):
+    output = nbformat.v4.new_output(
+        "display_data", {"text/markdown": folded("Details", "| a |\n| --- |\n| inside |")}
+    )
+    cell = nbformat.v4.new_code_cell("1", outputs=[output], execution_count=1)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
+    reports.write_notebook_page(tmp_path / "one.ipynb")
+    text = (tmp_path / "one.html").read_text()
+    assert "inside" in text[text.rindex("<details>") : text.rindex("</details>")]

@@ -16,33 +16,31 @@ from pathlib import Path
 import pytest
 from project.prepare.disguise import write_interpreter
 
-TOOLS = ("bash", "cat", "dirname", "env", "uname")
+TOOLS = ("bash", "cat", "dirname", "env")
 """What a machine has besides Python, a compiler and uv, as far as prepare.sh needs it."""
 TOOLS_OF_FAKES = ("chmod", "cp", "mkdir", "mv", "sleep", "touch")
 """What the scripts below and those of tests need."""
 
 UV = """#!/usr/bin/env bash
 echo "uv $*" >> "$NOTES"
+echo "cache ${UV_CACHE_DIR-}" >> "$NOTES"
 case "$1 $2" in
     "--version "*) echo "uv 0.9.0" ;;
-    "cache dir") echo "$PWD/uv-cache" ;;
     "venv "*)
         venv=${*: -1}
         mkdir -p "$venv/bin"
         printf 'prompt = gallery\\n' > "$venv/pyvenv.cfg"
         cp "$VENV_PYTHON" "$venv/bin/python" ;;
     "pip install")
+        if [[ -e forking ]]; then sleep 60 & echo $! > forked; touch started; wait; fi
         if [[ -e slow ]]; then touch started; exec sleep "$(cat slow)"; fi
         if [[ -e offline ]]; then exit 1; fi ;;
 esac
 """
 VENV_PYTHON = """#!/usr/bin/env bash
-if [[ -e endless && "$*" == "-m gallery_lib.system.supervisor "* ]]; \
-then exec "$REAL_PYTHON" "$@"; fi
-if [[ -e endless && "$*" == *batch.live_notebook* ]]; then touch started; sleep 300; fi
+if [[ -e endless && "$*" == "-m gallery_lib run "* ]]; then touch started; sleep 300; fi
 echo "python $*" >> "$NOTES"
-if [[ "$*" == *batch.live_notebook* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; \
-[[ ! -e failing ]] || exit 3; fi
+if [[ -e failing && "$*" == *"-m gallery_lib run "* ]]; then exit 3; fi
 """
 
 
@@ -139,7 +137,5 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
         "HOME": str(tmp_path),
         "NOTES": str(tmp_path / "notes"),
         "VENV_PYTHON": str(tmp_path / "venv-python"),
-        "REAL_PYTHON": sys.executable,
-        "PREPARE_MIN_DISK_GIB": "0",
     }
     return Checkout(root, bin, env)

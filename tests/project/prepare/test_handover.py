@@ -11,11 +11,10 @@ import pytest
 IMPORTS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import gallery_lib.cli.preparation.command
-import gallery_lib.cli.preparation.environment_probe
-import gallery_lib.console.exit_code
+import gallery_lib.cli.preparation.__main__
 import gallery_lib.notebooks.batch.parameters
 rooms = {name.partition(".")[0] for name in sys.modules}
+rooms = {name for name in rooms if not name.startswith("_sysconfigdata")}
 print(*sorted(rooms - set(sys.stdlib_module_names) - {"__main__", "gallery_lib"}))
 """
 

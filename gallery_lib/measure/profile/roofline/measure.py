@@ -58,11 +58,13 @@ def measure(
     """
     asked = options.checked(asked)
     check_machine()
-    preflight.check(resolve(config, local_processes=1, run_dir=""), LaunchConfig())
+    resolved = resolve(config, local_processes=1, run_dir="")
+    preflight.check(resolved, LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)
     warmup = max(config.warmup_steps, 1)
     config = dataclasses.replace(
         config,
+        amp_level=resolved.amp_level,
         warmup_steps=warmup,
         max_steps=warmup + _STEPS_BEYOND_WARM_UP,
         evaluate=False,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison.machine_load import Others
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.json_files import converted, having, read_json, write_json
+from gallery_lib.system.machine_load import Others
 
 SCHEMA = 1
 FILE = "roofline.json"
@@ -84,6 +84,11 @@ class Roofline:
     groups: list[Part]
     operations: list[Part]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for groups that take no time: their shares are no numbers."""
+        if not (self.seconds > 0 and self.limit_seconds > 0):
+            raise ValueError("the groups take no time, or none at the limits")
+
     @property
     def seconds(self) -> float:
         """Return the seconds of a profiled step, which its groups add up to."""
@@ -93,6 +98,9 @@ class Roofline:
     def limit_seconds(self) -> float:
         """Return the seconds that the step would take at the limits."""
         return sum(group.limit_seconds for group in self.groups)
+
+
+_OPTIONS = having({"amp_level": str, "compiler_opt": bool})
 
 
 def write_roofline(path: Path, roofline: Roofline) -> None:
@@ -107,6 +115,12 @@ def read_roofline(path: Path) -> Roofline:
         InputError: for what is no such file.
     """
     try:
-        return read_json(path, Roofline, schema=SCHEMA, again="Delete it, and measure again.")
+        return read_json(
+            path,
+            Roofline,
+            schema=SCHEMA,
+            again="Delete it, and measure again.",
+            check=lambda roofline: converted(roofline.options, _OPTIONS, "options"),
+        )
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.", parameter=str(path)) from None

@@ -10,23 +10,36 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import record_function
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.console.phases import ROOFLINE
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
-from gallery_lib.measure.comparison import machine_load
+from gallery_lib.measure.bench.machine_limits import (
+    best_seconds,
+    prepared_copy,
+    prepared_product,
+)
 from gallery_lib.measure.profile.operator_groups import OPTIMIZER
-from gallery_lib.measure.profile.roofline import combined, counts, generated, times
-from gallery_lib.measure.profile.roofline.generated import Kernels
-from gallery_lib.measure.profile.roofline.limits import LimitProbe
-from gallery_lib.measure.profile.roofline.result import FILE, Roofline, Spread, write_roofline
-from gallery_lib.system import hardware
+from gallery_lib.measure.profile.roofline import combined, counts, generated
+from gallery_lib.measure.profile.roofline.counts import Operation
+from gallery_lib.measure.profile.roofline.generated import PREFIX, Kernels
+from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    FILE,
+    Limits,
+    Roofline,
+    Spread,
+    write_roofline,
+)
+from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.version import library_version
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
@@ -62,14 +75,14 @@ class Measuring(Observer):
         names = {operation.name for operation in work}
         dtypes = {done.dtype for done in work.values() if done.dtype}
         probe = LimitProbe(session.loader.device, dtypes)
-        times.seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
+        seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
         new_pages: list[int] = []
         for _ in range(self.rounds):
             probe.measure()
             steps.append(self.step(session))
             before = _pages_touched()
-            profiled.append(times.seconds_of_step(lambda: self.step(session), names))
+            profiled.append(seconds_of_step(lambda: self.step(session), names))
             new_pages.append(_pages_touched() - before)
             looks.append(machine_load.look())
         limits = probe.limits()
@@ -111,7 +124,7 @@ class Measuring(Observer):
                     "compiled step has no roofline: use torch 2.15, or --no-compiler-opt"
                 )
         moved = counts.optimizer_bytes(session.optimizer)
-        work[times.OPTIMIZER_STEP] = counts.Work(1, moved)
+        work[OPTIMIZER_STEP] = counts.Work(1, moved)
         session.updates.take()
         return work
 
@@ -136,3 +149,107 @@ def body(config: TrainConfig) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Train and measure, and end this process."""
     worker.end_after(body, arguments)
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits of the machine, in turns with the steps: rates of matrix products and of a copy.
+#
+# The copy's arrays of 256 MiB are far larger than caches are. Its rate counts bytes read and bytes
+# written.
+
+
+_REPEATS = 3
+
+
+class LimitProbe:
+    """Products and a copy, prepared to be measured again and again."""
+
+    def __init__(self, device: torch.device, dtypes: Iterable[str]) -> None:
+        """Prepare a product for each dtype, such as `bfloat16`, and the copy."""
+        self._device = device
+        self._bodies = {
+            dtype: prepared_product(device, getattr(torch, dtype)) for dtype in sorted(dtypes)
+        }
+        self._copy = prepared_copy(device)
+        self._rates: dict[str, list[float]] = {dtype: [] for dtype in self._bodies}
+        self._copies: list[float] = []
+
+    def measure(self) -> None:
+        """Measure each once more; the best of three counts."""
+        for dtype, (product, flops) in self._bodies.items():
+            self._rates[dtype].append(flops / best_seconds(product, self._device, _REPEATS))
+        copy, moved = self._copy
+        self._copies.append(moved / best_seconds(copy, self._device, _REPEATS))
+
+    def limits(self) -> Limits:
+        """Return the medians of what was measured, with the lowest and the highest."""
+        return Limits(
+            {dtype: Spread.of(rates) for dtype, rates in self._rates.items()},
+            Spread.of(self._copies),
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Seconds of each operation in a step, from torch's profiler.
+#
+# An operator's time includes that of the operators it calls: `aten::convolution_backward` has the
+# conversions that it does itself. What no counted operator has stays with its own name, and what
+# is no operator is time between them.
+
+
+OPTIMIZER_STEP = Operation(OPTIMIZER)
+_BETWEEN = Operation(BETWEEN)
+
+
+def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict[Operation, float]:
+    """Run one step on the CPU under the profiler, and return the seconds of each operation.
+
+    Args:
+        step: trains one step and returns its seconds. The optimizer's part of it is a region of
+            the profiler with the name `OPTIMIZER`.
+        counted: names of the operators whose work is known.
+    """
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True
+    ) as profiler:
+        seconds = step()
+    times = attributed(profiler.events() or (), counted)
+    times[_BETWEEN] = times.get(_BETWEEN, 0.0) + max(0.0, seconds - sum(times.values()))
+    return times
+
+
+def attributed(events: Iterable[Any], counted: Collection[str]) -> dict[Operation, float]:
+    """Return the seconds of each operation among the profiler's events."""
+    times: dict[Operation, float] = defaultdict(float)
+    waiting: list[tuple[Any, Operation | None]] = [
+        (event, None) for event in events if event.cpu_parent is None
+    ]
+    while waiting:
+        event, owner = waiting.pop()
+        owner = owner or _owner(event, counted)
+        times[owner or _unowned(event)] += event.self_cpu_time_total / 1e6
+        waiting += [(child, owner) for child in event.cpu_children]
+    return dict(times)
+
+
+def _owner(event: Any, counted: Collection[str]) -> Operation | None:
+    """Return the operation that has the event's time and that of all events below it."""
+    if event.name == OPTIMIZER:
+        return OPTIMIZER_STEP
+    if event.name.startswith(PREFIX):
+        return Operation(event.name)
+    if event.name not in counted:
+        return None
+    shapes = tuple(
+        tuple(shape)
+        for shape in event.input_shapes or ()
+        if shape and all(isinstance(size, int) for size in shape)
+    )
+    return Operation(event.name, shapes)
+
+
+def _unowned(event: Any) -> Operation:
+    """Return where the time of an event goes that nothing was counted for."""
+    namespace, _, name = event.name.partition("::")
+    is_operator = name and namespace in ("aten", "gallery", "mkldnn", "prims", "quantized")
+    return Operation(event.name) if is_operator else _BETWEEN

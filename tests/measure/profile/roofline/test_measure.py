@@ -23,7 +23,8 @@ def test_a_compiled_step_is_measured_group_by_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--compiler-opt", "--batch_size", "4", "--workers", "0", "--threads", "1"]
+    words = ["--compiler-opt", "--amp_level", "O0", "--batch_size", "4", "--workers", "0"]
+    words += ["--threads", "1"]
     assert main(["doctor", "--roofline", TASK, *words, "--rounds", "1", "--out", str(out)]) == 0
     roofline = read_roofline(out / "roofline.json")
     groups = {group.name: group for group in roofline.groups}

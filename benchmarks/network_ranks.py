@@ -1,0 +1,333 @@
+"""What network.py does in each process under torchrun: strategies of averaging take turns.
+
+`train` trains a task with real batches, `replay` replays recorded timelines
+(gallery_lib/measure/replay): communication uses the network between the processes, computation is
+waiting. A step takes as long as on the slowest rank. Rates without a word are of one device, as in
+`440/s`; that of all devices together is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import figures_file
+import torch
+from torch import Tensor, nn
+
+from gallery_lib import stats, tasks
+from gallery_lib.comm import process_group, topology
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
+from gallery_lib.comm.rebuild import SETTLING_STEPS
+from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
+from gallery_lib.config import Comm, ReplayConfig, TrainConfig
+from gallery_lib.config.options import check_value, option
+from gallery_lib.console.table import seconds, short_rate
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.measure.replay.model import Replay
+from gallery_lib.measure.replay.timeline import Timeline, read_timeline
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
+from gallery_lib.system.json_files import write_json
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import busy_line
+from gallery_lib.train.session import Observer, Session
+
+DDP = nn.parallel.DistributedDataParallel
+PERCENTILES = ("p50", "p75", "p90", "p95")
+Blocks = list[list[float]]
+"""Seconds of steps, by turn."""
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def order_of(ways: Mapping[str, Comm], rounds: int) -> list[str]:
+    """Return the strategy of each turn.
+
+    The order reverses from round to round, so that drift of the machine falls on all strategies.
+    """
+    return [name for number in range(rounds) for name in stats.turn_order(ways, number)]
+
+
+def figures(ways: Mapping[str, Comm], times: Mapping[str, Blocks]) -> dict[str, Any]:
+    """Return for each strategy its options, step times, and speed-up over DDP's own."""
+    found: dict[str, Any] = {}
+    for name, blocks in times.items():
+        steps = stats.percentiles([step for block in blocks for step in block])
+        found[name] = {"options": dataclasses.asdict(ways[name]), "step_seconds": steps}
+        if name != PLAIN:
+            ratio = stats.ratio_of_medians(times[PLAIN], blocks)
+            found[name]["speedup"] = {**dataclasses.asdict(ratio), "verdict": ratio.verdict}
+    return found
+
+
+def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str) -> str:
+    """Return figures as text: `8 GPUs -- 1M/8G: p50: 0.073s 440/s …` below each strategy.
+
+    `batch_size` is that of a device; `hosts` has the number of processes on each.
+    """
+    world, lines = sum(hosts), []
+    for name, way in found.items():
+        steps = way["step_seconds"]
+        per_device = "  ".join(
+            f"{part}:  {steps[part]:.3f}s {short_rate(batch_size / steps[part])}"
+            for part in PERCENTILES
+        )
+        total = f"all devices, p50: {short_rate(world * batch_size / steps['p50'])}"
+        where = f"{world} {device}s -- {len(hosts)}M/{world}{device[0]}"
+        lines.append(f"{name}:\n  {where}:  {per_device}  ({total})")
+        if ratio := way.get("speedup"):
+            lines.append(f"  {figures_file.ratio_text(ratio)} over {PLAIN}: {ratio['verdict']}")
+    return "\n".join(lines)
+
+
+def rows_of(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return the table of all strategies."""
+    table = [["gradients", "step", "over DDP's own"]]
+    for name, way in found.items():
+        ratio = figures_file.ratio_text(way.get("speedup"))
+        table.append([name, seconds(way["step_seconds"]["p50"]), ratio])
+    return table
+
+
+# --------------------------------------------------------------------------------------------------
+# Real training
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Training that is measured, and its length."""
+
+    model: str = option("resnet50", "Task to train, or FILE.py:NAME.")
+    precision: Literal["fp32", "amp"] = option("amp", "fp32, or amp for autocast (bf16 on a CPU).")
+    batch_size: int | None = option(
+        None, "Samples per process. Default: the task's quick size.", unit="samples", minimum=1
+    )
+    compiler_opt: bool = option(False, "Train with the accelerated backend in every strategy.")
+    rounds: int = option(
+        8, "Turns of each strategy; more narrow intervals.", unit="turns", minimum=4
+    )
+    block_steps: int = option(5, "Counted steps of a settled turn.", unit="steps", minimum=1)
+    early_steps: bool = option(
+        False, "In all but DDP's own: update a bucket's parameters while others are averaged."
+    )
+
+
+class Turns(Observer):
+    """Observer that changes the strategy at each turn, and keeps the times of counted steps."""
+
+    def __init__(self, ways: dict[str, Comm], config: NetworkConfig) -> None:
+        """Plan the turns of all strategies."""
+        self.order = order_of(ways, config.rounds)
+        self.ways, self.length = ways, SETTLING_STEPS + config.block_steps
+        self.early_steps = config.early_steps
+        self.seconds: dict[str, Blocks] = {name: [] for name in ways}
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """Choose the strategy of the turn at its first step (see Observer)."""
+        if step == 0:
+            self._propagate = session.propagate
+        if step % self.length == 0 and process_group.world_size() > 1:
+            session.clock.pause()
+            name = self.order[step // self.length]
+            optimizer = session.optimizer if self.early_steps and name != PLAIN else None
+            accelerate_ddp(session.model, self.ways[name], optimizer=optimizer)  # type: ignore[arg-type]
+            session.propagate = (
+                self._propagate if optimizer is None else _stepping(session.model, self._propagate)
+            )
+            session.clock.resume()
+
+    def after_training(self, session: Session) -> None:
+        """Sort the step times of the slowest rank by strategy (see Observer)."""
+        ranks = process_group.all_ranks(session.clock.read())
+        slowest = [max(step) for step in zip(*ranks, strict=True)]
+        for number, name in enumerate(self.order):
+            first = number * self.length
+            self.seconds[name].append(slowest[first + SETTLING_STEPS : first + self.length])
+
+
+def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def stepping(loss: Tensor) -> None:
+        with step_in_backward(model):
+            propagate(loss)
+
+    return stepping
+
+
+def _ways_of_training(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
+    if process_group.world_size() == 1:
+        return {PLAIN: Comm()}
+    if options.tune:
+        return candidates(options, hosts)
+    if options == Comm():
+        raise InputError(
+            "say what to compare with DDP's own way: --tune, or options such as --hierarchical, "
+            "--streams 2, --wire bf16."
+        )
+    return {PLAIN: Comm(), "accelerated": options}
+
+
+def train_in_turns(config: NetworkConfig, options: Comm, words: argparse.Namespace) -> int:
+    """Train, print the figures, and return the exit code; rank 0 writes the file."""
+    if process_group.place().launcher is None:
+        raise InputError("start it with torchrun: see the first lines of network.py.")
+    process_group.ensure_initialized()
+    hosts = topology.find()
+    observer = Turns(_ways_of_training(options, hosts), config)
+    steps = observer.length * len(observer.order)
+    with TemporaryDirectory() as folder:
+        training = TrainConfig(
+            model=config.model,
+            amp_level="O1" if config.precision == "amp" else "O0",
+            max_steps=steps,
+            warmup_steps=SETTLING_STEPS,
+            log_interval=steps,
+            evaluate=False,
+            run_dir=process_group.from_rank_0(folder),
+            batch_size=config.batch_size,
+            compiler_opt=config.compiler_opt,
+        )
+        results = train(tasks.with_sizes(training, "quick"), observer)
+    if process_group.rank() != 0:
+        return 0
+    device = "CPU" if results.environment["device"] == "cpu" else "GPU"
+    batch_size = results.config["batch_size"]
+    if process_group.world_size() == 1:
+        # The base of ddp_acc. A refusal would stand above a traceback of torchrun's.
+        print("one process has nobody to share gradients with: these are its steps alone.")
+    found = figures(observer.ways, observer.seconds)
+    print(text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
+    if line := busy_line(results):
+        print(line)
+    about = {**dataclasses.asdict(config), "batch_size": batch_size, "hosts": str(hosts)}
+    heading = f"Training of {config.model} on {hosts}"
+    figures_file.write(words.out, {**about, "ways": found}, heading, rows_of(found))
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay
+
+
+def ways_of_replay(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
+    """Return DDP's own strategy, and those that `config.wires` and `config.only` ask for.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    strategies = {PLAIN: Comm()}
+    for wire in config.wires.split(","):
+        options = Comm(wire=check_value(Comm, "wire", wire.strip()))
+        prefix = "" if options.wire == "exact" else f"{options.wire}: "
+        named = candidates(options, hosts)
+        strategies |= {f"{prefix}{name}": named[name] for name in named if name != PLAIN}
+    if config.only is None:
+        return strategies
+    names = [name.strip() for name in config.only.split(";")]
+    for name in names:
+        if name not in strategies:
+            raise InputError(
+                f"only={name!r} is no strategy here.{did_you_mean(name, strategies)} Known: "
+                f"{'; '.join(strategies)}",
+                parameter="only",
+            )
+    return {PLAIN: Comm(), **{name: strategies[name] for name in names}}
+
+
+def in_turns(
+    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
+) -> dict[str, Blocks]:
+    """Return the step times of each strategy by turn, those of the slowest rank."""
+    own: dict[str, Blocks] = {name: [] for name in strategies}
+    order = order_of(strategies, config.rounds)
+    for number, name in enumerate(order):
+        _say(replay, f"turn {number + 1} of {len(order)}: {name}")
+        # Gradients may be views of the previous strategy's buckets.
+        model.zero_grad(set_to_none=True)
+        accelerate_ddp(model, strategies[name])
+        steps = [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)]
+        own[name].append(steps[SETTLING_STEPS:])
+    ranks = {name: process_group.all_ranks(blocks) for name, blocks in own.items()}
+    return {name: stats.slowest_rank(blocks) for name, blocks in ranks.items()}
+
+
+_said = 0.0
+
+
+def _say(replay: Replay, what: str) -> None:
+    """Have rank 0 print what goes on, every few seconds."""
+    global _said
+    if process_group.rank() == 0 and time.monotonic() > _said + _SECONDS_BETWEEN_LINES:
+        _said = time.monotonic()
+        print(f"{replay.timeline.task}, {what}", file=sys.stderr, flush=True)
+
+
+def tuned(
+    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
+) -> dict[str, Blocks]:
+    """Return the step times of DDP's own strategy and of the tuner's choice, by turn.
+
+    A choice is measured again, beside DDP's own strategy: a best of several is likely to have had
+    luck. Where DDP's own strategy is kept, the tuner's measurement of it stands.
+    """
+    tuner = Tuner(
+        model, strategies, rounds=config.rounds, block_steps=config.block_steps, keep=False
+    )
+    steps = 0
+    while tuner.choice is None:
+        _say(replay, f"tuning, {steps} steps")
+        replay.train_step(model)
+        steps += 1
+    if tuner.choice == PLAIN:
+        blocks = tuner.measured[PLAIN]
+        return {PLAIN: [[step / config.stretch for step in block] for block in blocks]}
+    chosen = {name: strategies[name] for name in (PLAIN, tuner.choice)}
+    return in_turns(model, replay, chosen, config)
+
+
+def _measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
+    """Return the figures of one timeline, on every rank."""
+    hosts = topology.find()
+    replay = Replay(
+        timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True
+    )
+    model = DDP(replay, init_sync=False)  # no rank has values to broadcast
+    alone = process_group.world_size() == 1
+    strategies = {PLAIN: Comm()} if alone else ways_of_replay(config, hosts)
+    several = choose and len(strategies) > 1
+    times = (tuned if several else in_turns)(model, replay, strategies, config)
+    model.zero_grad(set_to_none=True)  # gradients may be views of buckets and keep them alive
+    accelerate_ddp(model, Comm())  # ends the threads and process groups of the strategy
+    return {
+        "processes_by_host": [len(ranks) for ranks in hosts.hosts],
+        "offered": list(strategies),
+        "ways": figures({name: strategies[name] for name in times}, times),
+    }
+
+
+def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
+    """Measure all timelines and return the exit code; rank 0 writes OUT/NAME.json of each."""
+    timelines = {path: read_timeline(path) for path in words.timelines}
+    torch.set_num_threads(1)
+    allocator.give_back()  # DDP makes its buckets anew at every turn
+    process_group.ensure_initialized()
+    for path, timeline in timelines.items():
+        found = _measure(timeline, config, words.strategies == "tuned")
+        gc.collect()
+        if process_group.rank() == 0:
+            about = {
+                **dataclasses.asdict(timeline),
+                "gradients": len(timeline.gradients),
+                "gradient_bytes": timeline.gradient_bytes,
+            }
+            where = hardware.describe(hardware.machine_facts())
+            options = dataclasses.asdict(config)
+            head = {"replay": options, "timeline": about, "replayed_on": where}
+            write_json(words.out / path.name, {**head, **found})
+    return 0

@@ -1,0 +1,219 @@
+"""`gallery doctor`: which techniques apply on this machine, and where a step's time went.
+
+All that is said of a run comes from its `results.json`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.console.table import Rows, seconds, text_table
+from gallery_lib.kernels import mixed_product
+from gallery_lib.measure.comparison.process_spread import page_faults_part
+from gallery_lib.measure.comparison.result import read_comparison
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
+from gallery_lib.train.results import Results, hidden_wait, read_results
+
+PHASES = {
+    "input": "waiting for the batch",
+    "forward": "forward pass and loss",
+    "backward": "backward pass",
+    "exposed_communication": "  of it communication alone",
+    "optimizer": "optimizer",
+}
+_MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10, "page faults": 0.05}
+"""Shares of a step from which on a phase is worth a change."""
+_LITTLE = 0.05
+"""Weight of a finding whose share of the step is not known."""
+
+
+def text(folder: str | None) -> str:
+    """Return the report about the runs in a folder; without a folder, about the machine.
+
+    Raises:
+        InputError: when nothing was measured in the folder.
+    """
+    if folder is None:
+        return (
+            f"{hardware.describe(hardware.machine_facts())}\n{platform.platform()}\n\n"
+            f"{text_table(technique_rows())}"
+        )
+    return "\n\n".join(map(_run_text, _measured_below(Path(folder))))
+
+
+def _measured_below(root: Path) -> list[Results]:
+    """Return the results of a run, of a comparison, or of a notebook's folder.
+
+    Of a comparison, its second variant counts. In the folder of a notebook, each comparison counts;
+    without comparisons, each run.
+    """
+    files = ("comparison.json", "results.json")
+    if not any((root / file).is_file() for file in files):
+        for file in files:
+            if inside := sorted(path.parent for path in root.rglob(file)):
+                return list(map(_measured_in, inside))
+    return [_measured_in(root)]
+
+
+def _measured_in(folder: Path) -> Results:
+    is_comparison = (folder / "comparison.json").is_file()
+    return read_comparison(folder).candidate if is_comparison else read_results(folder)
+
+
+def _run_text(results: Results) -> str:
+    head = (
+        f"{results.task}, {results.config['amp_level']}, batch size "
+        f"{results.config['batch_size']}, {results.world_size} process(es)"
+    )
+    return "\n".join(
+        [head, text_table(step_rows(results)), "", *(f"- {line}" for line in findings(results))]
+    )
+
+
+def step_rows(results: Results) -> Rows:
+    """Return a table of where the time of a run's median step goes, phase by phase."""
+    step, phases = results.step_seconds["p50"], results.phase_seconds
+    rows = [["phase", "time", "of the step"]]
+    rows += [
+        [meaning, seconds(phases[name]), f"{phases[name] / step:.0%}"]
+        for name, meaning in PHASES.items()
+        if name in phases
+    ]
+    rows.append(["whole step", seconds(step), ""])
+    if hidden_wait(step, results.sustained):
+        sustained = seconds(results.sustained["step_seconds"])
+        rows.append(["sustained step, with waits for data", sustained, ""])
+    return rows
+
+
+def findings(results: Results) -> list[str]:
+    """Return what limits the run and what to change, most rewarding first.
+
+    There is a single line when nothing stands out.
+    """
+    weighted = sorted(_weighted_findings(results), reverse=True)
+    nothing = "nothing stands out: forward and backward pass are the work itself."
+    return [line for _, line in weighted] or [nothing]
+
+
+def _weighted_findings(results: Results) -> Iterator[tuple[float, str]]:
+    """Yield each cause with its remedy, behind the share of the step that it takes."""
+    config, facts = results.config, results.environment
+    share = {n: s / results.step_seconds["p50"] for n, s in results.phase_seconds.items()}
+    share["page faults"] = page_faults_part(results) if facts["device"] == "cpu" else 0.0
+    much = {name: share[name] for name in share if share[name] >= _MUCH.get(name, 2.0)}
+    if waits := much.get("input"):
+        more = config["workers"] + 1
+        remedy = f"--workers {more}" if more <= facts["cores"] else "smaller or pre-decoded data"
+        yield waits, f"{waits:.0%} of the step waits for data: try {remedy}."
+    if updates := much.get("optimizer"):
+        ours = "" if config["compiler_opt"] else "compiler-opt (its fused optimizer), or "
+        yield updates, f"{updates:.0%} of the step is the optimizer: try {ours}a larger batch."
+    if exposed := much.get("exposed_communication"):
+        yield (
+            exposed,
+            f"{exposed:.0%} of the step is communication that no computation hides: try a larger "
+            "batch, or fewer processes.",
+        )
+    if (faults := much.get("page faults")) and not config["compiler_opt"]:
+        yield (
+            faults,
+            f"some {faults:.0%} of the step are {results.page_faults:,.0f} page faults, for memory "
+            "that was given back: try compiler-opt, which keeps it.",
+        )
+    o1 = config["amp_level"] == "O1" and not config["compiler_opt"]
+    if o1 and hardware.emulated_bf16(facts):
+        yield 1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt."
+    if breaks := results.techniques.get("graph breaks"):
+        yield (
+            _LITTLE,
+            f"the model is not one graph, compiled is what lies between breaks: {breaks}.",
+        )
+    if (state := results.techniques.get("allocator", "")).startswith("not applied"):
+        yield _LITTLE, f"the allocator technique was {state}."
+
+
+def technique_rows() -> Rows:
+    """Return the table of techniques: whether each applies here, else what is missing."""
+    compiler, gpus = hardware.cpp_compiler(), hardware.gpu_count()
+    reason = allocator.reason_not_applied()
+    installed = ", ".join(allocator.installed())
+    channels_last = hardware.prefers_channels_last(hardware.device_type())
+    bf16, tensorboard = hardware.computes_in_bf16("cpu"), importlib.util.find_spec("tensorboard")
+    missing = "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"
+    return [
+        ["technique", "here"],
+        ["compiler on the CPU", compiler or missing],
+        ["allocator", f"does not apply: {reason}" if reason else "applies"],
+        [
+            "channels_last",
+            "applies"
+            if channels_last
+            else "not used: convolutions on a CPU without AVX-512 gain nothing from it",
+        ],
+        *(_ON_GPU if gpus else _of_a_step_on_cpu(has_compiler=bool(compiler))),
+        [
+            "another allocator",
+            f"found: {installed}; used when LD_PRELOAD names it"
+            if installed
+            else "none found: glibc's is used",
+        ],
+        [
+            "bfloat16 on the CPU",
+            "has units for it: O1 gains"
+            if bf16
+            else "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on "
+            "the fp32 units",
+        ],
+        ["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"],
+        ["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"],
+        [
+            "several processes",
+            f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes",
+        ],
+        ["TensorBoard log", "available" if tensorboard else "missing: pip install tensorboard"],
+    ]
+
+
+_ON_GPU = [
+    ["attention", "torch's own"],
+    ["dropout, masks, max pooling, products", "as the compiler writes them"],
+    ["optimizer", "own kernels, else torch's fused form"],
+    ["loading", "as it is: the GPU computes"],
+]
+"""Techniques that have one form for any GPU."""
+
+
+def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
+    """Return the lines of techniques whose form on a CPU needs a C++ compiler."""
+    without = "torch's own: no C++ compiler"
+    if not has_compiler:
+        names = ("attention", "small convolutions", "products of few rows", "max pooling")
+        rows = [[name, without] for name in (*names, "dropout and masks", "optimizer")]
+    else:
+        convolutions = small_convolutions.reason_not_applied()
+        products = mixed_product.reason_not_available()
+        rows = [
+            ["attention", "over short sequences as plain products"],
+            [
+                "small convolutions",
+                f"torch's own: {convolutions}"
+                if convolutions
+                else "in bfloat16, as matrix products",
+            ],
+            [
+                "products of few rows",
+                f"torch's own: {products}"
+                if products
+                else "in bfloat16, by weights as they lie in fp32",
+            ],
+            ["max pooling", "in C++"],
+            ["dropout and masks", "by vector instructions"],
+            ["optimizer", "in one pass"],
+        ]
+    return [*rows, ["loading", "by processes of low priority, beside the step's threads"]]

@@ -1,0 +1,261 @@
+"""Tables, text and chart of a roofline: how near each group of operators is to the limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from gallery_lib.console.table import Rows, number, text_table
+from gallery_lib.console.table import seconds as seconds_text
+from gallery_lib.measure.bench.result import OURS
+from gallery_lib.measure.profile.operator_groups import FUSED
+from gallery_lib.measure.profile.roofline.combined import summed
+from gallery_lib.measure.profile.roofline.result import BETWEEN, PRODUCTS, Part, Roofline, Spread
+from gallery_lib.report import style
+from gallery_lib.report.chart import Chart
+from gallery_lib.system.machine_load import of_others
+
+REST = "rest"
+_SMALL = 0.01  # of a step: smaller groups are shown as one
+_OPERATIONS_SHOWN = 10
+_COLUMNS, _END = 25, 13  # of names and shapes, and of their end where they are longer
+_TERA, _GIGA, _MEGA = 1e12, 1e9, 1e6
+_HEADER = ["ms", "at limits", "share", "to gain"]
+_MARKERS = "osD^vP*X"
+_MARGIN = 4.0  # of the axes, as a factor
+
+
+def shown_groups(roofline: Roofline) -> list[Part]:
+    """Return the groups, the most seconds to gain first; those below 1 % of a step as one."""
+    large = [g for g in roofline.groups if g.seconds >= _SMALL * roofline.seconds]
+    small = [group for group in roofline.groups if group not in large]
+    return [*large, summed(REST, small)] if small else large
+
+
+def group_rows(roofline: Roofline) -> Rows:
+    """Return the table of groups, with the whole step last."""
+    step = summed("step", roofline.groups)
+    return [
+        ["group of operators", *_HEADER, "GB", "GFLOP", "reached"],
+        *(
+            [
+                part.name,
+                *_figures(part),
+                number(part.bytes / _GIGA),
+                number(part.flops / _GIGA),
+                "" if part is step else _reached(part),
+            ]
+            for part in [*shown_groups(roofline), step]
+        ),
+    ]
+
+
+def operation_rows(roofline: Roofline) -> Rows:
+    """Return the table of the operators with the most seconds to gain."""
+    rows = [["operator", "shapes or size", "calls", *_HEADER[:3], "reached"]]
+    timed = [p for p in roofline.operations if p.name != BETWEEN and p.limited_by is not None]
+    for part in timed[:_OPERATIONS_SHOWN]:
+        name = part.name.removeprefix("aten::").removeprefix("cpp_fused_").strip("_")
+        size = f"{number(part.bytes / part.calls / _MEGA)} MB a call" if part.calls else ""
+        rows.append(
+            [
+                _shortened(name),
+                _shortened(part.shapes or size),
+                str(part.calls),
+                *_figures(part)[:3],
+                _reached(part),
+            ]
+        )
+    return rows
+
+
+def _figures(part: Part) -> list[str]:
+    """Return the cells of `_HEADER`."""
+    times = (part.seconds, part.limit_seconds, part.gain)
+    measured, limit, gain = (f"{1000 * value:,.1f}" for value in times)
+    return [measured, limit, _share(part), gain]
+
+
+def _share(part: Part) -> str:
+    return "—" if part.share is None or part.limited_by is None else f"{part.share:.0%}"
+
+
+def _reached(part: Part) -> str:
+    """Return the rate that a part reached, of what limits it."""
+    if not part.seconds or part.limited_by is None:
+        return "—"
+    if part.limited_by != PRODUCTS:
+        return f"{number(part.bytes / part.seconds / _GIGA)} GB/s"
+    rate = part.flops / part.seconds
+    large = rate >= _TERA
+    return f"{number(rate / (_TERA if large else _GIGA))} {'T' if large else 'G'}FLOP/s"
+
+
+def _shortened(text: str) -> str:
+    """Return the text in at most `_COLUMNS` columns; kernels differ at the end of their names."""
+    return text if len(text) <= _COLUMNS else f"{text[: _COLUMNS - _END - 1]}…{text[-_END:]}"
+
+
+def headline(roofline: Roofline) -> str:
+    """Return what was measured, in a line."""
+    options = roofline.options
+    sizes = [
+        f"{name.replace('_', ' ')} {options[name]}"
+        for name in ("batch_size", "image_size", "sequence_length")
+        if options.get(name)
+    ]
+    form = "compiler-opt" if options["compiler_opt"] else "eager"
+    return ", ".join([roofline.task.rsplit(":", 1)[-1], options["amp_level"], *sizes, form])
+
+
+def _limit_lines(roofline: Roofline) -> list[str]:
+    """Return the limits and the step times, a line each."""
+    limits = roofline.limits
+    unit = (1.0, "s") if roofline.step_seconds.median >= 1.0 else (1e-3, "ms")
+    lines = [
+        *(
+            f"matrix product in {dtype}: {_spread(rate, _TERA, 'TFLOP/s')}"
+            for dtype, rate in limits.flops_per_second.items()
+        ),
+        f"copy: {_spread(limits.copy_bytes_per_second, _GIGA, 'GB/s')}",
+        f"step: {_spread(roofline.step_seconds, *unit)}",
+        f"step under the profiler: {_spread(roofline.profiled_seconds, *unit)}",
+    ]
+    cores = roofline.environment.get("cores", 0)
+    if busy := of_others(roofline.others, cores, "meanwhile"):
+        lines += [f"The machine was busy: {busy};", "repeat it when it is quiet."]
+    return lines
+
+
+def _spread(spread: Spread, unit: float, name: str) -> str:
+    low, high = number(spread.low / unit), number(spread.high / unit)
+    return f"{number(spread.median / unit)} {name} ({low} to {high})"
+
+
+def summary(roofline: Roofline) -> str:
+    """Return the share of the limits that ours reaches, in a sentence."""
+    return (
+        f"{OURS} reaches {roofline.limit_seconds / roofline.seconds:.0%} of this machine's limits: "
+        f"{seconds_text(roofline.seconds)} under the profiler, "
+        f"{seconds_text(roofline.limit_seconds)} at the limits."
+    )
+
+
+def _answer(roofline: Roofline) -> str:
+    """Return where the next factor is: the group with the most seconds to gain."""
+    first = shown_groups(roofline)[0]
+    gain = max(first.gain, 0.0)
+    return (
+        f"Most to gain: {first.name}, {seconds_text(gain)} of {seconds_text(roofline.seconds)}.\n"
+        f"With it at its limits the step would be "
+        f"{roofline.seconds / (roofline.seconds - gain):.2f}× as fast; with all groups at theirs, "
+        f"{roofline.seconds / roofline.limit_seconds:.2f}×."
+    )
+
+
+def text(roofline: Roofline) -> str:
+    """Return the whole report for a terminal, 100 columns wide at most."""
+    notes = [
+        "At limits: the longer of FLOPs at the product's rate and bytes at the copy's, operator by",
+        "operator. Bytes: inputs read and outputs written once. Caches can exceed 100 %.",
+        f"Element-wise FLOPs count as none. No data loading. `{BETWEEN}`: Python and dispatch.",
+    ]
+    if roofline.options["compiler_opt"]:
+        notes.append(f"`{FUSED}`: bytes by Inductor's own count of each fused loop.")
+    parts = [
+        "\n".join([headline(roofline), *_limit_lines(roofline)]),
+        text_table(group_rows(roofline)),
+        _answer(roofline),
+        text_table(operation_rows(roofline)),
+        "\n".join(notes),
+    ]
+    return "\n\n".join(parts)
+
+
+def chart(roofline: Roofline) -> Chart:
+    """Return the chart of a roofline.
+
+    On the left, groups with floating-point operations as points below the two limits. On the right,
+    the seconds of every group, and those at the limits.
+    """
+    reached = roofline.limit_seconds / roofline.seconds
+    title = f"{headline(roofline)}: {reached:.0%} of the machine's limits"
+    groups = shown_groups(roofline)
+
+    def draw() -> Figure:
+        size = (12.0, max(4.2, 1.4 + 0.42 * len(groups)))
+        plot = Figure(figsize=size, layout="constrained")
+        left, right = plot.subplots(1, 2)
+        _draw_roof(left, roofline, [part for part in groups if part.flops and part.seconds])
+        _draw_seconds(right, groups)
+        plot.suptitle(title)
+        return plot
+
+    return Chart(title, group_rows(roofline), draw)
+
+
+def _draw_roof(axes: Any, roofline: Roofline, parts: list[Part]) -> None:
+    copies = roofline.limits.copy_bytes_per_second.median
+    rates = {dtype: s.median for dtype, s in roofline.limits.flops_per_second.items()}
+    ridges = [rate / copies for rate in rates.values()]
+    intensities = [part.flops / part.bytes for part in parts if part.bytes]
+    spots = [*ridges, *intensities] or [1.0]
+    low, high = min(spots) / _MARGIN, max(spots) * _MARGIN
+    for (dtype, rate), dashes in zip(rates.items(), ("-", "--", ":"), strict=False):
+        axes.plot(  # copies below the ridge, products above it
+            [low, rate / copies, high],
+            [low * copies / _GIGA, rate / _GIGA, rate / _GIGA],
+            color="black",
+            linestyle=dashes,
+            linewidth=1.2,
+            label=f"limits: {rate / _GIGA:,.0f} GFLOP/s in {dtype}, {copies / _GIGA:.1f} GB/s",
+        )
+    for part, marker in zip(parts, itertools.cycle(_MARKERS), strict=False):
+        axes.plot(
+            part.flops / part.bytes,
+            part.flops / part.seconds / _GIGA,
+            marker=marker,
+            markersize=9,
+            linestyle="",
+            color=style.OURS,
+            label=part.name,
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="intensity, FLOP per byte of compulsory traffic",
+        ylabel="rate, GFLOP/s",
+        title="Groups with products, and the limits",
+    )
+    axes.grid(which="both", alpha=0.2)
+    heights = [y for line in axes.get_lines() for y in line.get_ydata()] or [1.0]
+    axes.set_ylim(10 ** math.floor(math.log10(min(heights))), _MARGIN * max(heights))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    if axes.get_legend_handles_labels()[0]:
+        axes.figure.legend(loc="outside lower left", fontsize="small", frameon=False, ncols=4)
+
+
+def _draw_seconds(axes: Any, parts: list[Part]) -> None:
+    for place, part in enumerate(parts):
+        axes.barh(place, 1000 * part.seconds, height=0.7, color=style.OURS, alpha=0.35)
+        axes.barh(place, 1000 * part.limit_seconds, height=0.35, color=style.OURS)
+        axes.text(
+            1000 * max(part.seconds, part.limit_seconds),
+            place,
+            f" {_share(part)}, {_reached(part)}",
+            va="center",
+            fontsize="small",
+        )
+    axes.set_yticks(range(len(parts)), [part.name for part in parts])
+    axes.set_ylim(len(parts) - 0.5, -0.5)  # the most to gain at the top
+    axes.set_xlim(0, 1350 * max(max(part.seconds, part.limit_seconds) for part in parts))
+    axes.set(
+        xlabel="milliseconds of a step: measured (light), at the limits (dark)",
+        title="Seconds, the most to gain first",
+    )
+    axes.grid(axis="x", alpha=0.3)

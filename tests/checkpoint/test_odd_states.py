@@ -1,0 +1,298 @@
+"""States beyond one plain model and numbers of Python: gone on with exactly, or refused by name."""
+
+from __future__ import annotations
+
+import decimal
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refusal import refused
+from torch import Tensor, nn
+
+from gallery_lib.checkpoint import Checkpoint, folders
+from gallery_lib.system.processes import search_path
+
+
+class Buffer(nn.Module):
+    """A layer and a buffer, which a step makes anew from itself."""
+
+    def __init__(self, first: Callable[[], Tensor], following: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.following = nn.Linear(3, 2), following
+        self.register_buffer("odd", first())
+        self.odd: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.odd = self.following(self.odd)
+        dense = self.odd.dequantize() if self.odd.is_quantized else self.odd.to_dense()
+        return self.layer(x) * dense.to(torch.complex64).real.sum()
+
+
+class Computed(nn.Module):
+    """Its state dict has a tensor that is nobody's memory, and numpy's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.calls = nn.Linear(3, 2), 1.0, np.int64(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale, self.calls = self.scale + 0.5, self.calls + np.int64(1)
+        return self.layer(x) * self.scale * float(self.calls)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, "array": np.zeros((0, 2))}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["array"].shape == (0, 2)
+        self.calls = state["calls"]
+
+    def _save_to_state_dict(self, into: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(into, prefix, keep_vars)
+        into[prefix + "scale"] = torch.tensor(self.scale)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        self.scale = float(state.pop(prefix + "scale"))
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def cloned() -> nn.Module:
+    """Return a model whose state dict has copies of its weights."""
+    model = nn.Linear(3, 2)
+
+    def clone(module: nn.Module, state: dict[str, Any], prefix: str, more: Any) -> None:
+        state.update({name: value.clone() for name, value in state.items()})
+
+    model._register_state_dict_hook(clone)
+    return model
+
+
+def quantisation_aware() -> nn.Module:
+    """Return a model whose observers get buffers of another size in the first step."""
+    from torch.ao import quantization
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model.qconfig = quantization.get_default_qat_qconfig("x86")  # type: ignore[assignment]
+    return quantization.prepare_qat(model.train())
+
+
+def quantised(values: Tensor) -> Tensor:
+    return torch.quantize_per_tensor(values, 0.1, 3, torch.qint8)
+
+
+def eye() -> Tensor:
+    return torch.eye(3)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "uint16": lambda: Buffer(lambda: eye().to(torch.uint16), lambda b: (b.int() + 1).to(b.dtype)),
+    "complex32": lambda: Buffer(lambda: eye().to(torch.complex32), lambda b: (b * 2).to(b.dtype)),
+    "float8": lambda: Buffer(
+        lambda: eye().to(torch.float8_e8m0fnu), lambda b: (b.float() * 2).to(b.dtype)
+    ),
+    "quantised": lambda: Buffer(
+        lambda: quantised(eye()), lambda b: quantised(b.dequantize() + 0.1)
+    ),
+    "sparse": lambda: Buffer(lambda: eye().to_sparse(), lambda b: b + b),
+    "sparse rows that get other places": lambda: Buffer(
+        lambda: eye().to_sparse_csr(), lambda b: (b.to_dense() + 1).to_sparse_csr()
+    ),
+    "expanded at first": lambda: Buffer(lambda: torch.ones(1).expand(3), lambda b: b + 1),
+    "not contiguous": lambda: Buffer(lambda: torch.ones(3, 4).t()[::2], lambda b: b + 1),
+    "computed": Computed,
+    "cloned": cloned,
+    "quantisation-aware": quantisation_aware,
+}
+RATES: dict[str, Callable[[int], Any]] = {
+    "numpy": lambda step: 0.05 * (1 + np.cos(step)),
+    "numpy fp32": lambda step: np.float32(0.1) / (step + 1),
+    "tensor": lambda step: torch.tensor(0.1),
+}
+
+
+class Odd(torch.optim.SGD):
+    """Keeps states of every kind that torch's own `load_state_dict` brings back."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            count = state["count"] = state.get("count", np.float32(0)) + np.float32(0.5)
+            state[0] = torch.full_like(p, float(count))
+            state["a/b"] = {"nested": [torch.full_like(p, float(count)), (True, None)]}
+            state["sparse"] = torch.full_like(p, float(count)).to_sparse()
+            p.sub_(state[0] + state["a/b"]["nested"][0] + state["sparse"].to_dense(), alpha=1e-3)
+        self.state["calls"] = self.state.get("calls", 0) + 1  # type: ignore[index, call-overload]
+        self.param_groups[0]["seen"] = {1, self.state["calls"]}  # type: ignore[index]
+
+
+def losses(
+    steps: range, model: nn.Module, optimizer: Any, rate: Any, checkpoint: Checkpoint | None
+) -> list[float]:
+    result = []
+    for step in steps:
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.zero_grad()
+        loss = (model(torch.linspace(-1, 1, 12).reshape(4, 3)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+        if checkpoint is not None:
+            checkpoint.step()
+    return result
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "rate", "kind"),
+    [
+        *((name, "tensor", torch.optim.SGD) for name in MODELS),
+        *(("computed", name, torch.optim.Adam) for name in RATES),
+        ("computed", "numpy", Odd),
+    ],
+)
+def test_what_is_saved_is_gone_on_with_exactly(
+    tmp_path: Path, model: str, rate: str, kind: type[torch.optim.Optimizer]
+) -> None:
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        made = MODELS[model]()
+        return made, kind(made.parameters(), lr=0.1)  # type: ignore[call-arg]
+
+    whole = losses(range(6), *parts(), RATES[rate], None)
+    halves = []
+    for steps in (range(3), range(3, 6)):
+        net, optimizer = parts()
+        checkpoint = Checkpoint(tmp_path, model=net, optimizer=optimizer, every=3)
+        assert checkpoint.steps == steps.start
+        halves += losses(steps, net, optimizer, RATES[rate], checkpoint)
+        checkpoint.close()
+    assert halves == whole
+    assert len(set(whole)) == 6  # so the test can fail
+
+
+def test_weights_that_safetensors_cannot_hold_are_said_and_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, said in (("complex32", 1), ("uint16", 0)):
+        checkpoint = Checkpoint(tmp_path / kind, model=MODELS[kind](), every=1)
+        checkpoint.step()
+        checkpoint.step()
+        checkpoint.close()
+        assert capsys.readouterr().err.count("without a weights.safetensors") == said
+        path = folders.of_step(tmp_path / kind, 2) / "weights.safetensors"
+        assert path.exists() == (not said)
+
+
+def test_what_cannot_be_read_back_is_refused_by_its_place_and_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpoint = Checkpoint(tmp_path, model=model, optimizer=optimizer, every=1)
+    optimizer.param_groups[0]["limit"] = decimal.Decimal(1)  # later than it was made
+    checkpoint.step()
+    checkpoint.close()
+    place = "['groups'][0]['limit'] is a decimal.Decimal"
+    assert "step 1 could not be saved, and the training goes on: the state of the optimizer" in (
+        said := capsys.readouterr().err
+    )
+    assert place in said and not folders.newest_first(tmp_path)
+    with refused("optimizer", place):
+        Checkpoint(tmp_path, model=model, optimizer=optimizer, every=1)
+    odd: Tensor
+    for odd, word in (
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "would execute"),
+        (torch.ones(3, device="meta"), "meta"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.uint4), "torch.uint4"),
+    ):
+        model.register_buffer("odd", odd)
+        with refused("model", "['odd'] is a torch.Tensor", word):
+            Checkpoint(tmp_path, model=model, every=1)
+
+
+TWO = """
+    import os, signal, sys, torch
+    from torch import nn
+    from gallery_lib.checkpoint import Checkpoint
+
+    torch.manual_seed(0)
+    at, place = int(sys.argv[1]), int(sys.argv[2])
+    nets = nn.Linear(3, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(net.parameters(), 0.05) for net in nets]
+    checkpoints = [
+        Checkpoint(name, model=net, optimizer=optimizer, every=every)
+        for name, net, optimizer, every in zip("gd", nets, optimizers, (4, 6))
+    ]
+    print([one.steps for one in checkpoints])
+    for step in range(checkpoints[0].steps, 20):
+        loss = (nets[1](nets[0](torch.full((2, 3), step / 20))) - 1).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for number, one in enumerate(checkpoints):
+            if (step, number) == (at, place):
+                os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+            one.step()
+    print(loss.item().hex())
+"""
+
+
+def _two(
+    folder: Path, at: int = -1, place: int = 0, name: str = "SIGTERM"
+) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TWO), str(at), str(place), name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"PYTHONPATH": search_path(), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["before the first", "between the two"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_two_checkpoints_of_a_script_go_on_from_the_same_step(
+    tmp_path: Path, place: int, name: str
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "halves").mkdir()
+    _, (_, last) = _two(tmp_path / "whole")
+    code, _ = _two(tmp_path / "halves", 13, place, name)
+    assert code == (75 if name == "SIGTERM" else -signal.SIGKILL)
+    code, (steps, again) = _two(tmp_path / "halves")
+    if name == "SIGTERM":
+        assert steps == "[14, 14]"
+    assert len(set(steps.strip("[]").split(", "))) == 1 and again == last and code == 0
+
+
+def test_a_step_that_the_other_folder_lacks_is_left_behind(tmp_path: Path) -> None:
+    def both() -> list[Checkpoint]:
+        return [Checkpoint(tmp_path / name, model=nn.Linear(2, 1), every=2) for name in "gd"]
+
+    made = both()
+    for _ in range(4):
+        for one in made:
+            one.step()
+            one._saver.finish()
+    for one in made:
+        one.close()
+    folders.remove(folders.of_step(tmp_path / "d", 4))  # killed before it was whole
+    again = both()
+    assert [one.steps for one in again] == [2, 2]
+    assert (tmp_path / "g" / "left-step-00000004").is_dir()
+    for one in again:
+        one.close()

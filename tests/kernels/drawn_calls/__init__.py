@@ -1,1 +1,0 @@
-"""Calls of the C++ of `kernels/cpu` with drawn tensors, which fit together or do not."""

@@ -1,0 +1,96 @@
+"""The ways an operator does its work: kernels on the host, C++, and kernels on a device.
+
+A test of an operator is written once and runs in each way. Its reference is the operator itself on
+float64, where plain torch does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_host.device import HostDevice
+from cuda_on_host.memory import GuardedMemory
+from torch import Tensor
+
+from gallery_lib.kernels.runtime import operators
+from gallery_lib.kernels.runtime.launch import ELEMENTS
+
+
+class OnHost(HostDevice):
+    """Kernels on the CPU, in the shim."""
+
+    dtypes = tuple(ELEMENTS)
+
+
+class InCpp(GuardedMemory):
+    """C++ on the CPU, on memory between guard pages; the order of threads means their number."""
+
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+
+    def __init__(self, schedule: int = 0, offset: int | None = None) -> None:
+        super().__init__()
+        self.threads = 1 + schedule % 3
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        before, threads = operators.counts(), torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            result = getattr(torch.ops.gallery, name)(*arguments)
+        finally:
+            torch.set_num_threads(threads)
+        if next(_each(arguments)).numel():
+            assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
+        self.check()
+        return result
+
+
+class OnDevice:
+    """Kernels on a CUDA device. What is changed in place comes back into the tensors given."""
+
+    dtypes = tuple(ELEMENTS)
+
+    def __init__(self, schedule: int = 0, offset: int | None = None) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def take(self, values: Tensor, offset: int | None = None) -> Tensor:
+        return values.clone()
+
+    def new(self, *shape: int, dtype: torch.dtype, offset: int | None = None) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        given = [_moved(each, self.device) for each in arguments]
+        before = operators.counts()
+        result = getattr(torch.ops.gallery, name)(*given)
+        assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
+        if name.endswith("_"):
+            for ours, theirs in zip(_each(arguments), _each(given), strict=True):
+                ours.copy_(theirs)
+        return _moved(result, torch.device("cpu"))
+
+
+def _each(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _each(each)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return (
+        type(value)(_moved(v, device) for v in value) if isinstance(value, list | tuple) else value
+    )
+
+
+ON_HOST = pytest.param(OnHost, id="host")
+IN_CPP = pytest.param(InCpp, id="cpp")
+ON_DEVICE = pytest.param(OnDevice, id="device", marks=pytest.mark.gpu)
+KERNELS = pytest.mark.parametrize("way", [ON_HOST, ON_DEVICE])
+EVERY_WAY = pytest.mark.parametrize("way", [ON_HOST, IN_CPP, ON_DEVICE])
+ON_THE_CPU = pytest.mark.parametrize("way", [ON_HOST, IN_CPP])

@@ -1,0 +1,134 @@
+"""The budget of each room in lines, and the length of a file and a function.
+
+Statements and files are printed beside the lines. `LIMITS` may only shrink: a change that makes a
+room larger deletes something in the same room, or says in `LIMITS` what was worth it. `GOALS` is
+what a newcomer can hold; a room that is above its goal has work waiting.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE_LINES = 500
+FUNCTION_LINES = 80
+"""Lines of a function without its decorators, but with its docstring; tests are not held to it."""
+SOURCES = ("gallery_lib", "benchmarks", "data_prep", "notebooks", "docs", "launch_single_task.py")
+TESTS = "tests"
+
+ROOMS = {
+    "commands": ("cli", "console", "config", "system", "errors.py", "stats.py", "__init__.py"),
+    "kernels": ("kernels",),
+    "optim": ("optim",),
+    "comm": ("comm",),
+    "compiler": ("compiler",),
+    "data": ("data",),
+    "models, tasks": ("models", "tasks"),
+    "acceleration": ("acceleration", "memory", "tune"),
+    "train": ("train", "checkpoint"),
+    "launcher": ("launcher",),
+    "measure": ("measure",),
+    "cluster": ("cluster",),
+    "report": ("report",),
+    "notebooks": ("notebooks",),
+}
+"""Room → its folders and files in `gallery_lib`."""
+LIMITS = {
+    "commands": 7_190,
+    "kernels": 3_910,
+    "optim": 2_050,
+    "comm": 3_930,
+    "compiler": 2_820,
+    "data": 7_260,
+    "models, tasks": 2_870,
+    "acceleration": 1_300,
+    "train": 5_170,
+    "launcher": 1_870,
+    "measure": 7_680,
+    "cluster": 1_470,
+    "report": 2_840,
+    "notebooks": 4_530,
+    "gallery_lib": 54_790,
+    "tests": 54_640,
+    "benchmarks": 2_970,
+}
+GOALS = {
+    "commands": 3_200,
+    "kernels": 3_000,
+    "optim": 1_300,
+    "comm": 2_500,
+    "compiler": 2_000,
+    "data": 4_700,
+    "models, tasks": 2_500,
+    "acceleration": 1_200,
+    "train": 2_700,
+    "launcher": 1_100,
+    "measure": 5_000,
+    "cluster": 1_000,
+    "report": 2_300,
+    "notebooks": 2_700,
+    "gallery_lib": 36_000,
+    "tests": 34_000,
+    "benchmarks": 2_800,
+}
+
+
+def python_files(checkout: Path, *places: str) -> Iterator[Path]:
+    """Yield the Python files of these folders and files of the checkout."""
+    for place in places:
+        path = checkout / place
+        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def counts(checkout: Path) -> dict[str, tuple[int, int, int]]:
+    """Return lines, statements and files of each room, and of the three top folders."""
+    places = {
+        **{room: [f"gallery_lib/{part}" for part in parts] for room, parts in ROOMS.items()},
+        **{folder: [folder] for folder in ("gallery_lib", TESTS, "benchmarks")},
+    }
+    counted = {}
+    for name, parts in places.items():
+        texts = [path.read_text(encoding="utf-8") for path in python_files(checkout, *parts)]
+        statements = sum(
+            isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text))
+        )
+        counted[name] = (sum(text.count("\n") for text in texts), statements, len(texts))
+    return counted
+
+
+def table(checkout: Path) -> str:
+    """Return the rooms with their lines, limits and goals."""
+    rows = [f"{'room':14} {'lines':>7} {'limit':>7} {'goal':>7} {'statements':>11} {'files':>6}"]
+    for name, (lines, statements, files) in counts(checkout).items():
+        rows.append(
+            f"{name:14} {lines:7,} {LIMITS[name]:7,} {GOALS[name]:7,} {statements:11,} {files:6,}"
+        )
+    return "\n".join(rows)
+
+
+def _function_lengths(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def faults(checkout: Path) -> list[str]:
+    """Return a message for each room over its limit, and for each file or function too long."""
+    messages = [
+        f"{name}: {lines:,} lines, at most {LIMITS[name]:,}. Delete something there"
+        for name, (lines, _, _) in counts(checkout).items()
+        if lines > LIMITS[name]
+    ]
+    for path in python_files(checkout, *SOURCES, TESTS):
+        name = path.relative_to(checkout).as_posix()
+        lines = path.read_text(encoding="utf-8").count("\n")
+        if lines > FILE_LINES:
+            messages.append(f"{name}: {lines} lines, at most {FILE_LINES}. Split it by ideas")
+        if not name.startswith(f"{TESTS}/"):
+            messages += [
+                f"{name}:{function}: {length} lines, at most {FUNCTION_LINES}. Split it by ideas"
+                for function, length in _function_lengths(path)
+                if length > FUNCTION_LINES
+            ]
+    return messages

@@ -1,0 +1,89 @@
+"""The first command, whole: its lines through a pipe, and what stands on a terminal at its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project.fresh_clone import Clone, add_prepared, fresh_clone
+from terminal_recording import record
+from tiny_notebooks import write_notebook
+
+from gallery_lib.cli.preparation.environment import kernel_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+PREPARE = "export HF_HUB_OFFLINE=1 PATH=$PWD/.venv/bin:$PATH && bash prepare.sh --into-current"
+SMALL = "-p rounds 4 -p block_steps 2 -p processes 1 -p waterfall false -p batch_size 16"
+STAMP = """
+from pathlib import Path
+from gallery_lib.cli.preparation.environment import PLAIN, find_environment, folders_of
+active = find_environment(folders_of(Path.cwd()), PLAIN, into_current=True)
+active.write_stamp()
+print(active.stamp_file)
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """Yield a clone in which nothing is left to install."""
+    made = fresh_clone(checkout, tmp_path_factory.mktemp("first-command"))
+    add_prepared(made.root)
+    python = made.root / ".venv" / "bin" / "python3"
+    done = made.run(" ".join(f"'{word}'" for word in kernel_command(python)))
+    assert done.returncode == 0, done.stderr
+    (made.root / "stamp.py").write_text(STAMP)
+    stamp = made.run(f"PYTHONPATH=. '{python}' stamp.py").stdout.strip()
+    yield made
+    (made.root / stamp).unlink()  # the cache is the checkout's
+
+
+def test_a_pipe_gets_few_lines_and_the_answer_last(clone: Clone) -> None:
+    done = clone.run(f"({PREPARE} --run tts_angular {SMALL}) 2>&1", seconds=1400)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40, done.stdout
+    kinds = [
+        r"tts_angular: passed, (\d+) of \1 code cells in ",
+        r"tts_angular: (\d.*× as fast as|no measurable difference from) PyTorch eager in ",
+        r"(The machine was busy: .*)?$",
+        r"notebook: +.*/tts_angular\.ipynb$",
+        r"as a page: +.*/tts_angular\.html$",
+        r"log: +.*/papermill\.txt$",
+        r"Next: ",
+        r"  bash prepare\.sh --lab",
+        r"  .*launch_single_task\.py --model tts_angular --batch_size 16 .*--compiler-opt$",
+        r"  .*gallery(_lib)? compare --model tts_angular --batch_size 16 ",
+    ]
+    early = [line for line in lines if line.endswith(" The notebook goes on.")]
+    assert len(early) == 1 and re.match(kinds[1], early[0]), done.stdout
+    end = [line for line in lines[-15:] if line and not line.startswith("      done")]
+    end = end[next(i for i, line in enumerate(end) if re.match(kinds[0], line)) :]
+    if not end[2].startswith("The machine"):
+        end.insert(2, "")
+    assert len(end) == len(kinds), done.stdout
+    for line, kind in zip(end, kinds, strict=True):
+        assert re.match(kind, line), done.stdout
+    for line in end[3:6]:
+        assert Path(line.split(": ")[1].strip()).is_file()
+
+
+def test_a_terminal_gets_one_block_that_is_drawn_over(clone: Clone) -> None:
+    write_notebook(clone.root, "waiting", "import time", "time.sleep(4)")
+    command = f"cd '{clone.root}' && {PREPARE} --run waiting.ipynb"
+    seen = record("prepare-run", clone.shell(f"export TERM=xterm-256color; {command}"), {})
+    assert seen.code == 0, seen.lines
+    assert any("running" in line and "time.sleep(4)" in line for line in seen.drawn)
+    assert not any("running" in line for line in seen.lines)
+    assert len(seen.lines) <= 40
+    assert any(line.startswith("waiting: passed, 2 of 2 code cells") for line in seen.lines)
+
+
+def test_a_failed_cell_is_named_with_its_reason(clone: Clone) -> None:
+    write_notebook(clone.root, "wrong", "1", "def divide():\n    return 1 / 0", "divide()")
+    done = clone.run(f"({PREPARE} --run wrong.ipynb) 2>&1")
+    assert done.returncode == 1
+    assert "ZeroDivisionError: division by zero, in cell 3 of 3, `divide()`" in done.stdout
+    assert "Next:" not in done.stdout

@@ -1,0 +1,139 @@
+"""The benchmarks run, once each with the least to measure, and their files hold their tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusal import check_refused_command
+
+from gallery_lib.notebooks.batch.record import Record, Report, write_report
+
+SHORT = {
+    "startup.py": ("--only", "tts_angular", "--steps=12"),
+    "checkpoints.py": ("--tasks=resnet50", "--rounds=2", "--block_steps=2", "--batch_size=2"),
+    "loader.py": ("--workers=1", "--rounds=2", "--batches=1"),
+}
+"""Options by script."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SHORT)
+def test_a_benchmark_measures_and_its_file_has_the_table(
+    script: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "figures.json"
+    done = command(script, *SHORT[script], f"--out={out}")
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    written = json.loads(out.read_text())
+    assert {"date", "command", "environment", "shown"} <= set(written)
+    header, row = written["shown"]["table"]
+    assert len(header) == len(row) and header[0] in done.stdout
+    if script == "checkpoints.py":
+        task = written["tasks"]["resnet50"]
+        assert {form: len(blocks) for form, blocks in task["step_seconds"].items()} == {
+            "without": 2,
+            "with": 2,
+        }
+        # Weights, twice, and two states of AdamW: 25.6 million values each.
+        assert task["checkpoint_bytes"] == pytest.approx(4 * 25.6e6 * 4, rel=0.02)
+
+
+@pytest.mark.slow
+def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> None:
+    option = "compiler.all_batch_norms"
+    sizes = ("--model=resnet18", "--image_size=32", "--batch_size=2")
+    done = command("one_option.py", option, *sizes, "--rounds=2", "--block_steps=2")
+    assert done.returncode == 0, done.stderr
+    without, with_it, *lines = done.stdout.splitlines()
+    assert without.startswith("without: ") and "batch norm" not in without
+    assert with_it.startswith("with: ") and "batch norm" in with_it
+    for line, what in zip(lines, ("seconds", "processor seconds"), strict=True):
+        assert line.startswith(f"resnet18, {what} of a step: without 0.")
+        assert re.search(rf"{option} \d\.\d\d× \(\d\.\d\d to \d\.\d\d\)$", line), line
+
+
+@pytest.mark.slow
+def test_two_checkouts_take_turns(command: Callable[..., Any], checkout: Path) -> None:
+    sizes = ("--model=resnet18", "--image_size=32", "--batch_size=2", "--rounds=4", "--steps=2")
+    done = command("two_checkouts.py", f"--before={checkout}", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "resnet18: before over after " in done.stdout
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_found(benchmark_module: Callable[[str], Any]) -> None:
+    trust = benchmark_module("trust")
+    found = [trust.run_comparison("wrong gradient, O0", 0, 4)]
+    assert found[0]["verdict"] == "not comparable"
+    rows = {row[0]: row for row in trust.rows_of(found)}
+    assert rows["wrong gradient, O0"][2:4] == ["1 of 1", "–"]
+    assert rows["same"][-1] == "not finished"
+
+
+def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
+    benchmark_module: Callable[[str], Any],
+) -> None:
+    planted = benchmark_module("planted")
+    model = planted.WRONG_O1.build_model()
+    right = planted.tasks.get("resnet50").build_model()
+    assert [p.shape for p in model.parameters()] == [p.shape for p in right.parameters()]
+    hooked = [name for name, p in model.named_parameters() if p._backward_hooks]
+    assert hooked == [planted.WRONG_PARAMETER]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("one_option.py", "memory.layout"), "`memory.layout` is no option that is on or off"),
+        (("own_script.py", "--data=/no/such/folder"), "--data /no/such/folder"),
+        (("startup.py", "--only=resnet51"), "resnet51"),
+        (("loader.py", "--rounds=0"), "rounds"),
+        (("two_checkouts.py", "--before=/no/such/folder"), "/no/such/folder"),
+        (("kernels.py",), "CUDA device"),
+        (("on_a_gpu.py",), "CUDA device"),
+        (("network.py", "run", "missing.json"), "missing.json"),
+        (("network.py", "record", "--model", "resnet51", "--out", "x.json"), "`resnet50`"),
+        (("network.py", "record", "--times", "0.1", "--out", "x.json"), "--reason"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_bad_input_ends_with_2_before_anything_is_measured(
+    command: Callable[..., Any], words: tuple[str, ...], said: str
+) -> None:
+    done = command(*words)
+    check_refused_command(done.returncode, done.stderr.splitlines()[-1], said)
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file, and no folder")
+    done = command("startup.py", "--out", tmp_path / "taken" / "figures.json")
+    check_refused_command(done.returncode, done.stderr.splitlines()[-1], "--out", "cannot be made")
+
+
+def test_figures_of_a_batch_are_kept_by_notebook(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    compared = {"processes": 1, "amp_level": "O1", "verdict": "faster", "parity_passed": True}
+    compared["speedup"] = {"ratio": 2.0, "low": 1.5, "high": 2.5}
+    where = ("2026-01-02", 1, False, {}, "d", "vgg16", 3, 3, [], [compared])
+    record = Record("passed", None, 90.0, *where)
+    about = ("gallery run --out /home/me/x", "2026-01-02", None, None, 9.0, {}, {})
+    write_report(tmp_path, Report(*about, {"vgg16": record}))
+    out = tmp_path / "gallery.json"
+    out.write_text(json.dumps({"notebooks": {"another": {
+        "seconds": 60.0, "problem": None, "comparisons": [], "date": "2026-01-01", "code": None,
+    }}}))  # fmt: skip
+    done = command("gallery.py", tmp_path, "--out", out)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(out.read_text())
+    assert list(written["notebooks"]) == ["another", "vgg16"]
+    assert written["command"] == "gallery run" and written["date"] == "2026-01-02"
+    assert "1 process(es): 2.00× (1.50 to 2.50)" in done.stdout
