@@ -12,7 +12,12 @@ import pytest
 from lab_page import Lab, Page, opened, wait_for
 from small_tasks import SMALL
 
-pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(580)]
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.browser,
+    pytest.mark.whole_machine,
+    pytest.mark.timeout(580),
+]
 
 TURNS = {
     "rounds": 4,

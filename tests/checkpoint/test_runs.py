@@ -34,7 +34,7 @@ TWO = LaunchConfig(nproc_per_node=2)
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_was_not(
     tmp_path: Path, processes: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_compiled_run_with_batches_of_several_shapes_goes_on_bit_for_bit(
     tmp_path: Path, processes: int
 ) -> None:
@@ -204,6 +204,7 @@ def test_a_killed_rank_leads_to_a_restart_from_the_last_checkpoint(tmp_path: Pat
     assert _finished(undisturbed, 2).loss == results.loss
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_checkpoint_of_either_backend_is_gone_on_with_by_the_other(tmp_path: Path) -> None:
     curves = {}
@@ -254,6 +255,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) -> None:
     whole = {"max_steps": 4, "lr_schedule": "cosine"}

@@ -51,6 +51,7 @@ def _wait(
         time.sleep(0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["killed", pytest.param("cut", marks=pytest.mark.thorough)])
 def test_a_run_goes_on_without_a_lost_host_and_with_one_that_joins(
     tmp_path: Path, checkout: Path, how: str

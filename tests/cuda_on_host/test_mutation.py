@@ -25,6 +25,7 @@ def test_every_kernel_is_broken_in_three_ways():
     assert set(counts.values()) == {3}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_tests_notice_what_is_broken():
     """One kernel here; all of them take minutes."""

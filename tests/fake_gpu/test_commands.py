@@ -85,6 +85,7 @@ def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_dev
     assert len(list(own_folders.rglob("comparison.json"))) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_training_keeps_the_choice_of_its_tuning(own_folders):
     words = ("launch_single_task.py", f"--model={TINY}", "--compiler-opt", "--tune",
@@ -105,6 +106,7 @@ def test_a_training_keeps_the_choice_of_its_tuning(own_folders):
     assert all("worker" in command for command in users(own_folders))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_bench_publishes_its_figures(own_folders, tmp_path):
     copy = shutil.copytree(
@@ -124,6 +126,7 @@ def test_a_bench_publishes_its_figures(own_folders, tmp_path):
     assert all("spawn_main" in command or "limits" in command for command in users(own_folders))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_first_ten_minutes_on_a_gpu_are_not_lost(tmp_path):
     out = tmp_path / "figures.json"
@@ -154,6 +157,7 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_notebook_describes_the_device_without_using_it(own_folders):
     code = """

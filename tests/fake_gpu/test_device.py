@@ -8,42 +8,48 @@ from fake_gpu.running import code_on_ranks, pytest_on_device
 
 from gallery_lib.measure.replay.timeline import read_timeline
 
+ORDERS = ("late", pytest.param("early", marks=pytest.mark.thorough))
+"""Orders in which the device does what was queued; continuous integration runs the latest."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early", "random:1", "random:2"])
+@pytest.mark.parametrize(
+    "order",
+    [*ORDERS, *(pytest.param(f"random:{seed}", marks=pytest.mark.thorough) for seed in (1, 2))],
+)
 def test_the_device_brings_out_what_a_program_forgot(order):
     pytest_on_device("tests/fake_gpu/inside_streams.py", order=order, devices=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", ["resnet18 or hf_Bert", pytest.param("test", marks=pytest.mark.thorough)]
+    "names", ["resnet18", pytest.param("not resnet18", marks=pytest.mark.thorough)]
 )
 def test_the_tasks_train_on_it_as_on_the_cpu(names):
     pytest_on_device("tests/fake_gpu/inside_training.py", "-k", names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early", "random:4"])
+@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:4", marks=pytest.mark.thorough)])
 def test_batches_arrive_whole(order):
     pytest_on_device("tests/fake_gpu/inside_loader.py", order=order)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early", "random:5"])
+@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:5", marks=pytest.mark.thorough)])
 def test_two_ranks_average_their_gradients(order):
     printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", ranks=2, order=order)
     assert "int8: relative error" in printed and "FAILED" not in printed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early", "random:6"])
+@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:6", marks=pytest.mark.thorough)])
 def test_a_step_with_own_kernels_is_right(order):
     pytest_on_device("tests/fake_gpu/inside_steps.py", order=order, devices=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["late", "early"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_captured_models_train_as_eager_ones(order):
     pytest_on_device("tests/fake_gpu/inside_graphs.py", order=order)
 

@@ -18,7 +18,7 @@ from gallery_lib.cli.preparation.environment import find_uv
 from gallery_lib.system import paths
 from gallery_lib.system.processes import end_supervised, start_supervised
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 PACKAGES = (
     "torch==2.11.*", "torchvision==0.26.*", "timm", "transformers", "matplotlib", "cuda-core>=1.0",

@@ -52,6 +52,7 @@ def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allo
     assert not list((own_folders.parent / "cache").glob("tuning/*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_bench_keeps_the_reason(own_folders, monkeypatch):
     code, printed = run_short_of_memory("bench", MODEL, monkeypatch)

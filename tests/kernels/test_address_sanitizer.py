@@ -13,6 +13,7 @@ from gallery_lib.kernels import mixed_product
 
 SCRIPT = Path(__file__).with_name("under_address_sanitizer.py")
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.slow,
     pytest.mark.skipif(libasan() is None, reason="needs g++ with libasan"),
 ]

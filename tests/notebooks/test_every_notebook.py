@@ -59,7 +59,7 @@ LARGE = ("vgg16", "hf_Bart", "hf_Bert")
 """Large notebooks: two of these at once might not fit into the memory of the machine."""
 
 
-IN_CI = ("resnet18", "hf_Bert")
+IN_CI = ("resnet18",)
 ON_TWO_PROCESSES = "tts_angular"
 
 
@@ -67,7 +67,7 @@ def each(names: Iterable[str]) -> Any:
     """Parametrise a test with these notebooks, each of which any process of tests may take.
 
     Large ones run one after another. All come from one template: continuous integration executes
-    one with images and one with text, and `pytest -m thorough` the others.
+    one of them here and one on two processes, and `pytest -m thorough` the others.
     """
     return pytest.mark.parametrize(
         "name",

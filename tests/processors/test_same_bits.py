@@ -9,6 +9,7 @@ import pytest
 from json_script import printed_by
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.slow,
     pytest.mark.skipif(
         platform.machine().lower() not in ("x86_64", "amd64"),

@@ -21,6 +21,7 @@ SHORT = {
 """Options by script."""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SHORT)
 def test_a_benchmark_measures_and_its_file_has_the_table(
@@ -43,6 +44,7 @@ def test_a_benchmark_measures_and_its_file_has_the_table(
         assert task["checkpoint_bytes"] == pytest.approx(4 * 25.6e6 * 4, rel=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> None:
     option = "compiler.all_batch_norms"
@@ -57,6 +59,7 @@ def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> No
         assert re.search(rf"{option} \d\.\d\d× \(\d\.\d\d to \d\.\d\d\)$", line), line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_checkouts_take_turns(command: Callable[..., Any], checkout: Path) -> None:
     sizes = ("--model=resnet18", "--image_size=32", "--batch_size=2", "--rounds=4", "--steps=2")

@@ -108,6 +108,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     return unpacked
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_works_as_it_stands(command: Command, clone: Clone) -> None:
@@ -118,6 +119,7 @@ def test_a_documented_command_works_as_it_stands(command: Command, clone: Clone)
         succeeds(clone, text)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", PACKED_COMMANDS, ids=str)
 def test_a_command_of_a_packed_task_works_as_it_stands(command: Command, packed: Clone) -> None:

@@ -22,6 +22,7 @@ def test_a_row_of_figures_can_be_written_and_shown(benchmark_module: Callable[[s
     assert kernels.rows_of({"pack int8": row})[1][0] == "pack int8"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ours_and_eager_do_the_same_work(benchmark_module: Callable[[str], Any]) -> None:
     for name, build in benchmark_module("kernels").CASES.items():

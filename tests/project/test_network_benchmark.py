@@ -100,6 +100,7 @@ def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
     check_refused_command(other.returncode, other.stderr, out, "other timelines or options")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_real_training_in_turns_prints_step_times_by_percentile_and_writes_figures(
     checkout: Path, command: Callable[..., Any], tmp_path: Path
@@ -128,6 +129,7 @@ def test_real_training_in_turns_prints_step_times_by_percentile_and_writes_figur
     assert "nobody to share gradients with" in alone.stdout and "1M/1C:" in alone.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.usefixtures("needs_a_lab")

@@ -13,7 +13,7 @@ from jupyter_server_client import jupyter_server
 from project.fresh_clone import add_prepared, fresh_clone
 from tiny_notebooks import write_notebook
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 NOBODY = 12345
 TRAIN = ["--max_steps", "8", "--workers", "1", "--threads", "1", "--no-evaluate"]

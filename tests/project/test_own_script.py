@@ -48,6 +48,7 @@ def test_the_diff_shows_every_line_that_differs() -> None:
     assert any("accelerate(model, loader, optimizer" in line for line in changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_up(
     tmp_path: Path,

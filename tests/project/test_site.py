@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_website_is_built_without_a_warning_and_needs_no_network(
     checkout: Path, tmp_path: Path

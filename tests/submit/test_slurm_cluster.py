@@ -20,7 +20,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
 
 from gallery_lib.system.processes import search_path
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.thorough]
 
 TASK = f"{Path(__file__).parents[1] / 'helpers' / 'tiny_task.py'}:SLEEPING"
 STEPS = 16

@@ -191,6 +191,7 @@ def test_two_processes_train_as_one_does_with_the_same_global_batch(
     assert losses(two) == pytest.approx(losses(one), rel=TWO_PROCESSES_TOLERANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @every_task
 def test_the_first_losses_are_those_on_record(

@@ -64,7 +64,7 @@ def test_other_pooling_is_left_to_the_compiler(function, image):
 def trained(model: nn.Module, ours: bool, image: torch.Tensor, dtype: torch.dtype | None) -> Any:
     """Return the result and all gradients of a compiled step."""
     model = copy.deepcopy(model)
-    compile_model(model, Compiler(max_pooling=ours), torch.device("cpu"))
+    compile_model(model, Compiler(max_pooling=ours), torch.device("cpu"), channels_last=True)
     image = image.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         result = model(image)

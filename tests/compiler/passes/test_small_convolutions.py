@@ -255,6 +255,7 @@ def test_it_is_for_processors_on_which_it_was_measured(
     assert reason is None if said is None else said in str(reason)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_no_gradient_of_a_resnet_50_is_lost() -> None:
     """The compiler may write over activations that it is done with.

@@ -150,6 +150,7 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     assert (tmp_path / "bench.json").read_text() == before  # nothing was measured again
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

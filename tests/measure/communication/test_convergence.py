@@ -79,6 +79,7 @@ def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> Non
     assert mixed == pytest.approx(shared, abs=0.01)  # the same training but for rounding
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.several_cores
 @pytest.mark.parametrize("title", ["digits", "digits, mixed units", TASK])
@@ -90,6 +91,7 @@ def test_a_wire_format_is_within_the_noise_of_fp32(
     assert scores.verdict(wire) in ("within noise", "better"), scores
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.several_cores
 def test_without_error_feedback_int8_learns_much_less_in_mixed_units(

@@ -195,6 +195,7 @@ def test_a_damaged_comparison_is_named(tmp_path: Path, content: str, field: str 
         read_comparison(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> None:
     outcome = compared(tmp_path, "SLOW", CompareConfig(rounds=4, block_steps=2, starts=2))
