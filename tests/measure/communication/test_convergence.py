@@ -69,6 +69,7 @@ def trainings() -> dict[str, Scores]:
     return {scores.title: scores for scores in convergence.measured(config)}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.several_cores
 def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> None:

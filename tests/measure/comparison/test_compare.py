@@ -75,9 +75,9 @@ def test_a_wrong_gradient_is_not_comparable_and_gets_no_speedup(tmp_path: Path) 
     ("candidate", "amp_level", "rounds", "parts_at"),
     [
         ("LATE_LOSS", "O0", 8, 12),
-        ("LATE_LOSS", "O1", 8, 12),
+        pytest.param("LATE_LOSS", "O1", 8, 12, marks=pytest.mark.thorough),
         ("LATE_MOMENTUM", "O0", 8, 13),
-        ("LATE_SKIPS", "O0", 18, 51),
+        pytest.param("LATE_SKIPS", "O0", 18, 51, marks=pytest.mark.thorough),
     ],
 )
 def test_training_that_goes_wrong_later_is_found_with_its_step_and_gets_no_speedup(
