@@ -59,7 +59,7 @@ LARGE = ("vgg16", "hf_Bart", "hf_Bert")
 """Large notebooks: two of these at once might not fit into the memory of the machine."""
 
 
-IN_CI = ("resnet18",)
+IN_CI = "resnet18"
 ON_TWO_PROCESSES = "tts_angular"
 
 
@@ -67,7 +67,7 @@ def each(names: Iterable[str]) -> Any:
     """Parametrise a test with these notebooks, each of which any process of tests may take.
 
     Large ones run one after another. All come from one template: continuous integration executes
-    one of them here and one on two processes, and `pytest -m thorough` the others.
+    one of them, one on two processes and `your_model`, and `pytest -m thorough` the others.
     """
     return pytest.mark.parametrize(
         "name",
@@ -78,7 +78,7 @@ def each(names: Iterable[str]) -> Any:
                     pytest.mark.xdist_group(
                         "large notebooks" if name in LARGE else f"notebook {name}"
                     ),
-                    *([] if name in IN_CI else [pytest.mark.thorough]),
+                    *([pytest.mark.thorough] if name in SMALL else []),
                 ],
             )
             for name in names
@@ -143,7 +143,7 @@ def check_a_tasks_notebook(executed: Executed, processes: int, comparisons: int)
 
 
 @pytest.mark.slow
-@each(name for name in SMALL if name != ON_TWO_PROCESSES)
+@each(name for name in SMALL if name not in (IN_CI, ON_TWO_PROCESSES))
 def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
     run: Callable[..., Executed], name: str
 ) -> None:
@@ -181,7 +181,8 @@ def test_the_verdict_comes_in_the_first_third_before_profile_and_launcher(
 
 @pytest.mark.slow
 def test_what_was_measured_is_shown_again_without_training(run: Callable[..., Executed]) -> None:
-    first, second = run("tts_angular"), run("tts_angular")
+    first, second = run(IN_CI), run(IN_CI)
+    check_a_tasks_notebook(first, processes=1, comparisons=1)
     assert len(list(second.runs.rglob("comparison.json"))) == 1  # not measured twice
     texts = [shown(executed.code)[0] for executed in (first, second)]
     assert "and shown again" in texts[1] and "and shown again" not in texts[0]
@@ -203,13 +204,8 @@ MUTATIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        pytest.param("the sign of the loss in the loop", marks=pytest.mark.thorough),
-        "a learning rate of 0",
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_training_shows_as_a_loss_that_does_not_fall(
     mutation: str, checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
