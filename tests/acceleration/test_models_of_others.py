@@ -84,7 +84,9 @@ def branching() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [gpt2, convnext, lstm, branching])
+@pytest.mark.parametrize(
+    "build", [pytest.param(gpt2, marks=pytest.mark.thorough), convnext, lstm, branching]
+)
 def test_an_accelerated_model_computes_the_same_gradients(
     build: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,7 +111,7 @@ def test_a_script_runs_alone(name: str, tmp_path: Path, checkout: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data_parallel", "amp"])
+@pytest.mark.parametrize("name", [pytest.param("data_parallel", marks=pytest.mark.thorough), "amp"])
 def test_on_two_processes_an_epoch_has_half_the_steps(
     name: str, tmp_path: Path, checkout: Path
 ) -> None:

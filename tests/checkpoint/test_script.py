@@ -224,6 +224,7 @@ TWO_PROCESSES = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_go_on_with_what_error_feedback_has_kept(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -32,7 +32,12 @@ WIDE = [64, 300, 50, 10]
 
 @pytest.fixture(
     scope="module",
-    params=SHAPES,
+    params=[
+        shape
+        if max(shape) <= 4 and shape != (4, 4)
+        else pytest.param(shape, marks=pytest.mark.thorough)
+        for shape in SHAPES
+    ],
     ids=[f"{hosts} hosts x {processes // hosts}" for processes, hosts in SHAPES],
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:

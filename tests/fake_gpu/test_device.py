@@ -23,7 +23,7 @@ def test_the_device_brings_out_what_a_program_forgot(order):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", ["resnet18", pytest.param("not resnet18", marks=pytest.mark.thorough)]
+    "names", ["tts_angular", pytest.param("not tts_angular", marks=pytest.mark.thorough)]
 )
 def test_the_tasks_train_on_it_as_on_the_cpu(names):
     pytest_on_device("tests/fake_gpu/inside_training.py", "-k", names)

@@ -39,8 +39,11 @@ def nothing_half_written(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "allocation"),
     [
-        ("train", MODEL), ("train", FORWARD), ("train", OPTIMIZER),
-        ("tune", FORWARD),
+        ("train", FORWARD),
+        *(
+            pytest.param(command, allocation, marks=pytest.mark.thorough)
+            for command, allocation in (("train", MODEL), ("train", OPTIMIZER), ("tune", FORWARD))
+        ),
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allocation):

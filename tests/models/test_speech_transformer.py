@@ -162,6 +162,7 @@ def test_one_graph_serves_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_inductor_computes_the_same_at_all_lengths() -> None:
     torch._dynamo.reset()

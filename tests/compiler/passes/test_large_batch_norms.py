@@ -192,7 +192,11 @@ def step(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [Compiler(), Compiler(keep_activations=0.3), Compiler(all_batch_norms=True)],
+    [
+        Compiler(),
+        Compiler(keep_activations=0.3),
+        pytest.param(Compiler(all_batch_norms=True), marks=pytest.mark.thorough),
+    ],
     ids=["bf16", "recomputed", "all in fp32"],
 )
 def test_a_compiled_step_has_torchs_gradients(

@@ -163,6 +163,7 @@ class Worked(torch.utils.data.Dataset):
         return torch.tensor(index)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root may raise a process's priority: run as root"

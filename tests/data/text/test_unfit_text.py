@@ -163,6 +163,7 @@ def test_tokens_of_another_version_are_not_read(tmp_path: Path) -> None:
         text.find(str(tmp_path), "wordpiece")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_default_text_is_english_of_some_size_made_in_seconds(tmp_path: Path) -> None:
     made = run(cache=tmp_path)

@@ -38,7 +38,9 @@ OTHERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [90, *OTHERS])
+@pytest.mark.parametrize(
+    "architecture", [90, *(pytest.param(one, marks=pytest.mark.thorough) for one in OTHERS)]
+)
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")

@@ -196,6 +196,7 @@ def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
     assert "over eager-fp32" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_where_the_baseline_is_the_odd_one_out_the_others_are_held_against_float64_and_one_another(
     tmp_path: Path,
