@@ -18,13 +18,12 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
-from gallery_lib.data.loading.ahead import ahead
-from gallery_lib.data.loading.padding import pad_to_bucket
+from gallery_lib.data.loading.length_buckets import pad_to_bucket
+from gallery_lib.data.loading.nesting import own_copy
 from gallery_lib.data.loading.progress import Progress
-from gallery_lib.data.loading.rank_samplers import chain
-from gallery_lib.data.loading.refilled import kept, may_refill
-from gallery_lib.data.loading.sharding import Share, sharded
-from gallery_lib.data.loading.to_device import to_device
+from gallery_lib.data.loading.samplers import chain
+from gallery_lib.data.loading.sharding import Share, may_refill, sharded
+from gallery_lib.data.loading.to_device import CopiedAhead, to_device
 from gallery_lib.data.loading.worker_priority import Background
 from gallery_lib.errors import InputError
 from gallery_lib.system.sockets import shorten_loaders_paths
@@ -186,11 +185,11 @@ class DeviceLoader:
             batches = self._share.begin(self._watched)
         ahead_of_use = self.device.type == "cuda" and self._options.prefetch
         if ahead_of_use and may_refill(self.loader):
-            batches = map(kept, batches)
+            batches = map(own_copy, batches)
         if self._options.buckets:
             batches = map(self._padded, batches)
         if ahead_of_use:
-            batches = ahead(batches, self.device, self._options.prefetch)
+            batches = CopiedAhead(batches, self.device, self._options.prefetch)
         else:
             batches = map(functools.partial(to_device, device=self.device), batches)
         finishes = hasattr(getattr(self._caller, "dataset", None), "finish_batch")

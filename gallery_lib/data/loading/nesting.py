@@ -172,6 +172,14 @@ def _with_mapped_members(batch: Any, mapped: Callable[[Any], Any]) -> Any:
     return with_attributes(with_members(batch, changes), attributes) if changes else result
 
 
+def own_copy(batch: Any) -> Any:
+    """Return a copy of `batch` in memory of its own, or `batch` where none can be made."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:
+        return batch
+
+
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors in `batch`, in order; also those of objects with a `to` of their own."""
     yield from _tensors(batch, set())

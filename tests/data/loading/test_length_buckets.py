@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gallery_lib.data.loading.agreed_order import ShardedSampler
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
+from gallery_lib.data.loading.samplers import ShardedSampler
 
 LENGTHS = torch.randint(10, 200, (640,), generator=torch.Generator().manual_seed(0)).tolist()
 

@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.padding import pad_to_bucket
+from gallery_lib.data.loading.length_buckets import pad_to_bucket
 
 BUCKETS = (8, 4, 16)
 
