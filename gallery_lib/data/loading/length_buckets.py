@@ -73,12 +73,13 @@ def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | 
     if batch is None or not pad_values:
         return batch
     parts = members(batch)
-    names = f"the batch has {', '.join(map(repr, parts or ()))}"
-    if parts is None:
-        names = f"a batch is a {type(batch).__name__}, which has no named parts"
-    if unknown := [name for name in pad_values if name not in (parts or ())]:
+    known = parts or {}
+    if unknown := [name for name in pad_values if name not in known]:
+        names = f"the batch has {', '.join(map(repr, known))}"
+        if parts is None:
+            names = f"a batch is a {type(batch).__name__}, which has no named parts"
         raise InputError(f"pad_values names {unknown[0]!r}; {names}.", parameter="pad_values")
-    padded: dict[str | int, Tensor] = {name: parts[name] for name in pad_values}
+    padded = {name: known[name] for name in pad_values}
     for name, tensor in padded.items():
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
             raise InputError(

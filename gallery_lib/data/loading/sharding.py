@@ -43,8 +43,9 @@ from gallery_lib.data.loading.comparison import (
     try_on_all_ranks,
 )
 from gallery_lib.data.loading.in_step import InStep
+from gallery_lib.data.loading.nesting import slots_of, with_attributes
 from gallery_lib.data.loading.samplers import Place, ShardedSampler
-from gallery_lib.data.loading.streams import ShardedBatches, copy_slots, reading, share_of
+from gallery_lib.data.loading.streams import ShardedBatches, reading, share_of
 from gallery_lib.errors import InputError
 
 
@@ -349,8 +350,7 @@ def _copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
         InputError: for a subclass that answers with other parts than it was given.
     """
     kind = type(loader)
-    result: DataLoader[Any] = object.__new__(kind)
-    copy_slots(loader, result)
+    result: DataLoader[Any] = with_attributes(object.__new__(kind), slots_of(loader))
     for name, value in vars(loader).items():
         own_method = isinstance(value, types.MethodType) and value.__self__ is loader
         vars(result)[name] = types.MethodType(value.__func__, result) if own_method else value

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gallery_lib.data.loading.nesting import own_copy
+from gallery_lib.data.loading.nesting import own_copy, slots_of, with_attributes
 from gallery_lib.errors import InputError
 
 
@@ -66,17 +66,7 @@ def reading(dataset: Any, read: Callable[[Iterator[Any]], Iterator[Any]], parts:
             parameter="loader",
         ) from None
     object.__setattr__(result, "__dict__", vars(dataset))
-    copy_slots(dataset, result)
-    return result
-
-
-def copy_slots(source: Any, target: Any) -> None:
-    """Give `target` the values that `source` has in the slots of its classes."""
-    for base in type(source).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(source, name):
-                object.__setattr__(target, name, getattr(source, name))
+    return with_attributes(result, slots_of(dataset))
 
 
 class ShardedBatches:

@@ -33,7 +33,10 @@ With less, other programs had the cores, or the processes waited for a disk.
 
 
 class Background:
-    """Priority of a loader's processes: lowered to `niceness`, and watched for its effect."""
+    """Priority of a loader's processes: lowered to `niceness`, and watched for its effect.
+
+    With a niceness of 0 they are left alone.
+    """
 
     def __init__(self, niceness: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.niceness, self.given_back = niceness, False
@@ -45,7 +48,7 @@ class Background:
         An iterator without processes of its own comes back as it is.
         """
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
-        if not processes or self.given_back:
+        if not processes or not self.niceness or self.given_back:
             return iterator
         _renice(processes, self.niceness)
         return _Watched(self, iterator, processes)
