@@ -51,7 +51,7 @@ def main() -> int:
         with busy("reading the text and making its vocabulary", patience=1.0):
             return prepare(args.data_dir, args.out)
 
-    return run(body, "interrupted; nothing was left behind")
+    return run(body, "interrupted; run it again to go on")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 There is one folder per kind of data: `images`, `speech` and `text`. Each holds generators of mock
 data, the data sets that read mock data or the user's own, and checks of real folders. `mock_folder`
-writes a mock data set completely or not at all. `folders` lists and reads a user's files, and
-`commands` is the form of the commands in data_prep/. `loading` serves all
-kinds of data: `length_buckets`, `padding`, `nesting`, `sharding` (with `agreed_order`, `streams`,
-`rank_samplers`, `loader_copy`, `digests`, `trial`, `in_step`), `refilled`, `shared_memory`,
-`early_start`, `worker_priority` and `device_loader`. Nothing here downloads anything.
+writes a data set completely or not at all. `seeded_items` is the base of data sets with random
+choices. `folders` lists and reads a user's files, and `commands` is the form of the commands in
+data_prep/. `loading` serves all kinds of data. Nothing here downloads anything.
 """

@@ -1,4 +1,4 @@
-"""Write a folder of mock data completely or not at all, and go on after an interruption.
+"""Write a folder of data completely or not at all, and go on after an interruption.
 
 `make` writes into the hidden folder `.partial` of the target, moves the content up at the end, and
 writes `made.json` last. The record holds what was requested and the SHA-256 digest of each file. A
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.console.progress import Progress, busy
-from gallery_lib.data.folders import some
+from gallery_lib.data.folders import printable, some
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system.files import atomic_write, is_temporary, locked
 from gallery_lib.system.processes import die_with_parent
@@ -33,7 +33,6 @@ from gallery_lib.system.standard_error import tell
 
 RECORD = "made.json"
 _PARTIAL = ".partial"
-_EARLIER_RECORD = "manifest.json"  # of mock ImageNet that an earlier version made
 _SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK = 16  # jobs that a process gets at a time
 _DIGEST_LIMIT = 2**30
@@ -45,16 +44,23 @@ Chunk = Sequence[tuple[Path, tuple[Any, ...]]]  # paths and arguments of `write`
 
 @dataclass(frozen=True)
 class Made:
-    """Result of `make`: the folder, its number of files, whether they are new, and the time."""
+    """Result of `make`: the folder, its number of files, whether they are new, and the time.
+
+    `holds` says what is in them, and `notices` has lines about what was left out.
+    """
 
     root: Path
     files: int
     now: bool
     seconds: float
+    holds: str = ""
+    notices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         state = f"made now in {self.seconds:.1f} s" if self.now else "complete already"
-        return f"{self.root}: {self.files} files, {state}"
+        holds = f"{self.holds}; " if self.holds else ""
+        first = f"{printable(self.root)}: {holds}{self.files} files, {state}"
+        return "\n".join([first, *self.notices])
 
 
 def make(
@@ -67,7 +73,7 @@ def make(
     job_bytes: int = 0,
     progress: bool = True,
 ) -> Made:
-    """Write the mock data `record` into `root`, unless `root` holds it.
+    """Write the data `record` into `root`, unless `root` holds it.
 
     Of two simultaneous calls, one waits for the other. No worker process outlives the call.
 
@@ -82,7 +88,8 @@ def make(
         progress: whether to show progress.
 
     Raises:
-        InputError: with nothing changed, when `root` holds anything else or the disk is too full.
+        InputError: with nothing changed, when `root` holds anything else, what it holds is damaged,
+            or the disk is too full.
         RunFailed: when writing fails.
     """
     started = time.perf_counter()
@@ -111,9 +118,15 @@ def make(
                 files = _finish(root, partial, record)
     except (OSError, BrokenProcessPool) as error:
         raise RunFailed(
-            f"Could not write mock data in {root}: {error}. Run it again to go on from there."
+            f"Could not write data in {printable(root)}: {error}. Free some space, or give another "
+            "folder; run it again to go on from there."
         ) from error
     return Made(root, files, True, time.perf_counter() - started)
+
+
+def is_made(root: Path) -> bool:
+    """Return whether `make` has completed the folder `root`."""
+    return _read(root / RECORD) is not None
 
 
 def verify(root: Path | str) -> list[str]:
@@ -128,8 +141,8 @@ def verify(root: Path | str) -> list[str]:
     if (root / _PARTIAL / RECORD).exists():
         return [f"incomplete: {root}: run it again to go on"]
     made = _read(root / RECORD)
-    if made is None or not isinstance(made.get("sha256"), dict):
-        what = "holds no mock data of this version" if root.exists() else "does not exist"
+    if made is None:
+        what = "holds no data of this version" if root.exists() else "does not exist"
         raise InputError(f"{root} {what}. Make some in a new folder.", parameter="folder")
     return _differences(root, made["sha256"], list(_files(root)))
 
@@ -138,7 +151,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Return the record in `path`; None if it is missing or is none."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else None
+        return content if isinstance(content, dict) and "made" in content else None
     return None
 
 
@@ -149,44 +162,31 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
     if not root.is_dir():
         raise InputError(f"{root} is a file; give a folder.", parameter="out")
     begun = _read(root / _PARTIAL / RECORD)
-    made = begun or _read(root / RECORD) or _read(root / _EARLIER_RECORD)
+    made = begun or _read(root / RECORD)
     if made is None:
         if all(entry.name == _PARTIAL for entry in root.iterdir()):
             return None
         raise InputError(
-            f"{root} is not empty and holds no mock data of this version; nothing was changed. "
-            "Give another folder.",
+            f"{printable(root)} is not empty and holds no data of this version; nothing was "
+            "changed. Give another folder.",
             parameter="out",
         )
-    old = made.get("made", made)
-    if any(old.get(name) != value for name, value in record.items()):
-        old = {name: old.get(name) for name in record}
+    if made["made"] != record:
         raise InputError(
-            f"{root} holds other mock data, {old}, not {record}; nothing was changed. Give "
-            "another folder, or move that one away.",
+            f"{printable(root)} holds other data, {made['made']}, not {record}; nothing was "
+            "changed. Give another folder, or move that one away.",
             parameter="out",
         )
     if begun:
         return None
-    files, digests = _files(root), made.get("sha256")
-    if not isinstance(digests, dict):  # an earlier version kept none, or had them elsewhere
-        data = {name: size for name, size in files.items() if "/" in name}
-        if isinstance(made.get("bytes"), int) and made["bytes"] != sum(data.values()):
-            raise InputError(
-                f"{root} has been changed since it was made: {sum(data.values())} bytes in place "
-                f"of {made['bytes']}. Move it away and make it again.",
-                parameter="out",
-            )
-        return len(data)
+    files, digests = _files(root), made["sha256"]
     changed = files.keys() != digests.keys() or sum(files.values()) != made["bytes"]
-    if changed or made["bytes"] <= _DIGEST_LIMIT:
-        problems = _differences(root, digests, files)
-        if problems:
-            raise InputError(
-                f"{root} has been changed since it was made: {some(problems)}. Move it away and "
-                "make it again.",
-                parameter="out",
-            )
+    look = changed or made["bytes"] <= _DIGEST_LIMIT
+    if problems := _differences(root, digests, files) if look else []:
+        raise InputError(
+            f"{printable(root)} is damaged: {some(problems)}. Move it away and make it again.",
+            parameter="out",
+        )
     return len(files)
 
 

@@ -135,7 +135,7 @@ def test_files_that_are_missing_altered_or_extra_are_named(tmp_path: Path) -> No
     (tmp_path / "data" / "b" / "4.txt").write_text("four")
     problems = ["missing: a/1.txt", "extra: b/4.txt", "altered: a/2.txt"]
     assert verify(tmp_path / "data") == problems
-    with refused("out", "changed", *problems):
+    with refused("out", "is damaged", *problems):
         made_in(tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "b")
     (tmp_path / "data" / "a" / "2.txt").write_text("two")

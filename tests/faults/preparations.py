@@ -29,7 +29,7 @@ def fifo_as_manifest(workspace: Workspace) -> None:
 
 
 def damaged_text(workspace: Workspace) -> None:
-    shutil.copytree(ROOT / ".cache" / "data" / "text", workspace.folder / "data")
+    shutil.copytree(ROOT / ".cache" / "data" / "english", workspace.folder / "data")
     file = next((workspace.folder / "data").rglob("train.npy"))
     file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
 

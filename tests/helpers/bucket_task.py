@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.loading import item_random
+from gallery_lib.data.seeded_items import of_item
 from gallery_lib.optim import OptimizerSpec, schedules
 from gallery_lib.tasks.task import Splits, Task
 
@@ -46,7 +46,7 @@ class Sequences(Dataset[Any]):
         generator = torch.Generator().manual_seed(index)
         values = torch.randn(self.lengths[index], WIDTH, generator=generator)
         values[:, label] += 1.5
-        noise = item_random.of_item(self.seed, int(self._epoch), index).normal(size=values.shape)
+        noise = of_item(self.seed, int(self._epoch), index).normal(size=values.shape)
         return values + 0.3 * torch.from_numpy(noise).float(), label, index
 
     def collate(self, items: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:

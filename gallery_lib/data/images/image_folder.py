@@ -4,12 +4,9 @@ The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. Classes, their nu
 endings and the order of images are those of torchvision's ImageFolder. What ImageFolder would fail
 on later is left out here and reported. `val/` takes the class numbers of `train/`.
 
-A worker process turns a file into uint8
-[S, S, 3] and nothing more. `finish_batch` makes the normalised float batch on the device. uint8
-batches are a quarter of the bytes to pass between processes. Also, normalising a batch at once is
-cheaper than image by image. Augmentation depends on (seed, epoch, index) alone. So a resumed run,
-and any number of workers in any order, see the same images. The data set does not shuffle, shard or
-batch: samplers and torch's DataLoader do.
+A worker process turns a file into uint8 [S, S, 3] and nothing more. `finish_batch` makes the
+normalised float batch on the device. uint8 batches are a quarter of the bytes to pass between
+processes. Also, normalising a batch at once is cheaper than image by image.
 """
 
 from __future__ import annotations
@@ -17,18 +14,17 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from gallery_lib.data.images import buffer_pool
 from gallery_lib.data.images.decode import Box, centre_crop, load, random_resized_crop
 from gallery_lib.data.images.listing import list_split
 from gallery_lib.data.loading import shared_memory
-from gallery_lib.data.loading.item_random import of_item
+from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
 from gallery_lib.kernels.runtime import usage
@@ -39,6 +35,12 @@ STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 
 def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return buffer_pool.empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
+
+
+def _in_parts(result: torch.Tensor, images: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Return pairs of both: on a CPU image by image, which stays in the cache between passes."""
+    on_cpu = images.device.type == "cpu"
+    return zip(result, images, strict=True) if on_cpu else [(result, images)]
 
 
 def finish_batch(
@@ -66,39 +68,28 @@ def finish_batch(
         )
     if memory_format == torch.contiguous_format:
         planes = _empty((images.shape[0], 3, *images.shape[1:3]), images.device)  # [N, 3, S, S]
-        # on the CPU image by image, which stays in the cache: each pass over the whole batch would
-        # go through memory
-        parts = (
-            zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
-        )
-        for plane, image in parts:
+        for plane, image in _in_parts(planes, images):
             plane.copy_(image.movedim(-1, -3)).mul_(scale.view(3, 1, 1)).add_(shift.view(3, 1, 1))
     else:
         # whole rows [N, S, S·3] at a time: loops over the channels alone would run on three values
         width = images.shape[2]
         flat = _empty(tuple(images.flatten(2).shape), images.device)
         scale, shift = scale.repeat(width), shift.repeat(width)
-        parts = (
-            zip(flat, images.flatten(2), strict=True)
-            if images.device.type == "cpu"
-            else [(flat, images.flatten(2))]
-        )
-        for rows, image in parts:
+        for rows, image in _in_parts(flat, images.flatten(2)):
             rows.copy_(image).mul_(scale).add_(shift)
         # a view for channels_last
         planes = flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
     return planes.to(dtype), labels
 
 
-class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+class ImageFolder(SeededItems[tuple[torch.Tensor, int]]):
     """Map-style data set whose item i is (image uint8 [S, S, 3], label).
 
     Batches are uint8 [N, S, S, 3] and int64 [N]. `train` gives a random resized crop, mirrored at
     random; otherwise items are centre crops. `classes` are those of the training data, whose
-    numbers held-out data takes. By default they are the split's own. Call `set_epoch` before each
-    epoch; workers that already run see the new epoch too. Images and their order are those of
-    torchvision's ImageFolder. `notices` has lines about what is not read. Reading an item raises
-    InputError that names a damaged file.
+    numbers held-out data takes. By default they are the split's own. Images and their order are
+    those of torchvision's ImageFolder. `notices` has lines about what is not read. Reading an item
+    raises InputError that names a damaged file.
 
     Raises:
         InputError: for a folder of another layout.
@@ -122,12 +113,10 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             )
         if seed < 0:
             raise InputError(f"seed is {seed}; it must be 0 or more.", parameter="seed")
+        super().__init__(train, seed)
         listing = list_split(root, split, classes)
         self.folder, self.classes, self.notices = listing.folder, listing.classes, listing.notices()
-        self.image_size, self.train, self.seed = image_size, train, seed
-        self.class_to_index: dict[str, int] = {
-            name: label for label, name in enumerate(self.classes)
-        }
+        self.image_size = image_size
         # flat arrays, not lists of objects: 1.28 million names pickle at once, and stay shared
         # after a fork
         names = [os.fsencode(name) for names in listing.images for name in names]
@@ -135,19 +124,15 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         # [classes]: where each class ends in _names
         self._ends = list(itertools.accumulate(map(len, listing.images)))
         self._folders = [os.fsencode(self.folder / name) + b"/" for name in self.classes]
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is outside a data set of {len(self)} images")
-        index %= len(self)
+    def _item(self, index: int) -> tuple[torch.Tensor, int]:
         label = self.label(index)
         if not self.train:
             return load(self._path(index, label), centre_crop, self.image_size), label
-        rng = of_item(self.seed, int(self._epoch), index)
+        rng = self.rng(index)
         mirror = bool(rng.random() < 0.5)
 
         def crop(height: int, width: int) -> Box:
@@ -168,7 +153,3 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
     def _path(self, index: int, label: int) -> bytes:
         return self._folders[label] + bytes(self._names[index])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers."""
-        self._epoch.fill_(epoch)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
-from torch.utils.data import Dataset
 
 from gallery_lib.data.folders import (
     Faults,
@@ -33,7 +32,7 @@ from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.listing import EXTENSIONS
 from gallery_lib.data.loading import shared_memory
-from gallery_lib.data.loading.item_random import of_item
+from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.errors import InputError
 
 MASK_EXTENSION = ".png"
@@ -181,12 +180,11 @@ def load_pair(
     return pixels, torch.from_numpy(values)
 
 
-class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class SegmentationFolder(SeededItems[tuple[torch.Tensor, torch.Tensor]]):
     """Map-style data set whose item i is (image uint8 [H, W, 3], mask uint8 [H, W] of 0 and 1).
 
     `size` is (H, W) in pixels. `train` mirrors half of the items left to right and half of them top
-    to bottom. Call `set_epoch` before each epoch; workers that already run see the new epoch too.
-    Reading an item raises InputError that names a damaged file.
+    to bottom. Reading an item raises InputError that names a damaged file.
 
     Raises:
         InputError: for a folder of another layout.
@@ -198,25 +196,17 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __init__(
         self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0
     ) -> None:
+        super().__init__(train, seed)
         listed = list_pairs(root, split)
-        self.pairs, self.notices = listed.pairs, listed.notices()
-        self.size, self.train, self.seed = size, train, seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.pairs, self.notices, self.size = listed.pairs, listed.notices(), size
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is outside a data set of {len(self)} images")
-        index %= len(self)
+    def _item(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         image, mask = load_pair(*self.pairs[index], self.size, fast=self.train)
         if not self.train:
             return image, mask
-        rng = of_item(self.seed, int(self._epoch), index)
+        rng = self.rng(index)
         axes = [axis for axis in (0, 1) if rng.random() < 0.5]
         return image.flip(axes), mask.flip(axes)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers."""
-        self._epoch.fill_(epoch)

@@ -18,13 +18,12 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
-from gallery_lib.data.loading.ahead import ahead
-from gallery_lib.data.loading.padding import pad_to_bucket
+from gallery_lib.data.loading.length_buckets import pad_to_bucket
+from gallery_lib.data.loading.nesting import own_copy
 from gallery_lib.data.loading.progress import Progress
-from gallery_lib.data.loading.rank_samplers import chain
-from gallery_lib.data.loading.refilled import kept, may_refill
-from gallery_lib.data.loading.sharding import Share, sharded
-from gallery_lib.data.loading.to_device import to_device
+from gallery_lib.data.loading.samplers import chain
+from gallery_lib.data.loading.sharding import Share, may_refill, sharded
+from gallery_lib.data.loading.to_device import CopiedAhead, to_device
 from gallery_lib.data.loading.worker_priority import Background
 from gallery_lib.errors import InputError
 from gallery_lib.system.sockets import shorten_loaders_paths
@@ -51,7 +50,7 @@ class DeviceLoader:
     _share: Share
     _epoch: int | None
     _progress: Progress
-    _background: Background | None
+    _background: Background
 
     def __init__(
         self,
@@ -67,7 +66,13 @@ class DeviceLoader:
                 f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable "
                 "of batches."
             )
-        _check_no_list_of_loaders(loader)
+        kinds = (DataLoader, DeviceLoader)
+        if isinstance(loader, (list, tuple)) and any(isinstance(one, kinds) for one in loader):
+            raise InputError(
+                f"the loader is a {type(loader).__name__} of loaders: give each as an argument of "
+                "its own, accelerate(model, train_loader, validation_loader, …).",
+                parameter="loader",
+            )
         options = options or Loader(nice=0)
         if bool(options.buckets) != bool(options.pad_values):
             option, missing = (
@@ -101,7 +106,7 @@ class DeviceLoader:
             _share=share,
             _epoch=None,
             _progress=Progress(share),
-            _background=Background(niceness) if niceness else None,
+            _background=Background(niceness),
         )
 
     @property
@@ -174,38 +179,24 @@ class DeviceLoader:
         if state.get("epoch") is not None:
             self.set_epoch(state["epoch"])
 
-    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return batches if self._background is None else self._background.batches(batches)
-
     def _finished(self, batch: Any) -> Any:
         return self.dataset.finish_batch(batch, self.memory_format)
 
     def __iter__(self) -> Iterator[Any]:
         # Maps: an error in one batch would end a generator, but does not end a loader's iterator.
         with self._progress.beginning():
-            batches = self._share.begin(self._watched)
+            batches = self._share.begin(self._background.batches)
         ahead_of_use = self.device.type == "cuda" and self._options.prefetch
         if ahead_of_use and may_refill(self.loader):
-            batches = map(kept, batches)
+            batches = map(own_copy, batches)
         if self._options.buckets:
-            batches = map(self._padded, batches)
+            pad = functools.partial(
+                pad_to_bucket, buckets=self._options.buckets, pad_values=self._options.pad_values
+            )
+            batches = map(pad, batches)
         if ahead_of_use:
-            batches = ahead(batches, self.device, self._options.prefetch)
+            batches = CopiedAhead(batches, self.device, self._options.prefetch)
         else:
             batches = map(functools.partial(to_device, device=self.device), batches)
         finishes = hasattr(getattr(self._caller, "dataset", None), "finish_batch")
         return self._progress.counted(map(self._finished, batches) if finishes else batches)
-
-    def _padded(self, batch: Any) -> Any:
-        return pad_to_bucket(batch, self._options.buckets, self._options.pad_values)
-
-
-def _check_no_list_of_loaders(loader: Any) -> None:
-    """Raise InputError for a list or tuple in which there is a loader instead of a batch."""
-    kinds = (DataLoader, DeviceLoader)
-    if isinstance(loader, (list, tuple)) and any(isinstance(one, kinds) for one in loader):
-        raise InputError(
-            f"the loader is a {type(loader).__name__} of loaders: give each as an argument of its "
-            "own, accelerate(model, train_loader, validation_loader, …).",
-            parameter="loader",
-        )

@@ -15,16 +15,15 @@ as in plain PyTorch.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gallery_lib.comm import averages, process_group
-from gallery_lib.data.loading.refilled import kept
+from gallery_lib.data.loading.nesting import own_copy
 
 
 class InStep:
@@ -35,13 +34,13 @@ class InStep:
 
     def __init__(self, batches: Iterator[Any], name: str, refills: bool) -> None:
         self._batches = batches
-        self._keep: Callable[[Any], Any] = kept if refills else _itself
+        self._refills = refills
         self._key = f"gallery-last-batch/{name}/{averages.count()}"
         self._number = 0  # of batches handed out
         self._averages = averages.count()
         self._steps = True  # gradients were averaged after each batch
         self._first: Any = None
-        self._next: Callable[[], Any] | None = None
+        self._next: tuple[Any, Exception | None] | None = None
         self._said = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,32 +51,31 @@ class InStep:
             self._steps = self._steps and averages.count() > self._averages
         self._steps = self._steps and not averages.trained_elsewhere()
         self._averages = averages.count()
-        answer, self._next = self._next or self._fetched(), None
-        if answer is _end:
+        (batch, error), self._next = self._next or self._fetched(), None
+        if isinstance(error, StopIteration):
             return self._repeated()
-        batch = answer()
+        if error is not None:
+            raise error
         if self._steps:
-            batch = self._keep(batch)
+            batch = own_copy(batch) if self._refills else batch
             if self._number == 0:
-                self._first = kept(batch)  # a loop may change its batches in place
+                self._first = own_copy(batch)  # a loop may change its batches in place
             self._next = self._fetched()
-            if self._next is _end:
+            if isinstance(self._next[1], StopIteration):
                 self._note()
         self._number += 1
         return batch
 
-    def _fetched(self) -> Callable[[], Any]:
-        """Return what answers for the next batch: the batch, the error that came, or the end."""
+    def _fetched(self) -> tuple[Any, Exception | None]:
+        """Return the next batch, or the error that came in its place; StopIteration at the end."""
         try:
-            return functools.partial(_itself, next(self._batches))
-        except StopIteration:
-            return _end
+            return next(self._batches), None
         except Exception as error:
-            return functools.partial(_raised, error)
+            return None, error
 
     def _repeated(self) -> Any:
         """Return the first batch again if another rank has more in this training."""
-        self._next = _end
+        self._next = (None, StopIteration())
         if not self._number or not self._steps or not self._others_go_on():
             raise StopIteration
         if not self._said:
@@ -89,7 +87,7 @@ class InStep:
             )
         self._said = True
         self._number += 1
-        return kept(self._first)
+        return own_copy(self._first)
 
     def _note(self) -> None:
         with contextlib.suppress(RuntimeError):  # the run's store has gone, and with it the others
@@ -106,18 +104,6 @@ class InStep:
             )
         except RuntimeError:
             return False
-
-
-def _itself(batch: Any) -> Any:
-    return batch
-
-
-def _raised(error: Exception) -> Any:
-    raise error
-
-
-def _end() -> Any:
-    raise StopIteration
 
 
 def _store() -> dist.Store:

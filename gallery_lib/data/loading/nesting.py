@@ -57,8 +57,7 @@ def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
         InputError: for a container that cannot be changed and has no `to` of its own.
     """
     if isinstance(batch, (tuple, *_SETS)):
-        items = [changes.get(place, item) for place, item in enumerate(batch)]
-        return _set_of(batch, items) if isinstance(batch, _SETS) else _tuple_of(batch, items)
+        return _with_items(batch, [changes.get(place, item) for place, item in enumerate(batch)])
     if isinstance(batch, types.MappingProxyType):
         return types.MappingProxyType({**batch, **changes})
     if isinstance(batch, (MutableMapping, MutableSequence)):
@@ -88,23 +87,17 @@ def with_attributes(batch: Any, changes: Mapping[str, Any]) -> Any:
     return batch
 
 
-def _tuple_of(batch: tuple[Any, ...], items: list[Any]) -> Any:
-    try:
-        result = tuple.__new__(type(batch), items)
-    except TypeError:  # torch.return_types
-        return type(batch)(items)
-    if hasattr(batch, "__dict__"):
-        vars(result).update(vars(batch))
-    return result
-
-
-def _set_of(batch: Any, items: list[Any]) -> Any:
+def _with_items(batch: Any, items: list[Any]) -> Any:
     if isinstance(batch, set):
         result = copy.copy(batch)
         result.clear()
         result.update(items)
         return result
-    result = frozenset.__new__(type(batch), items)
+    kind: Any = tuple if isinstance(batch, tuple) else frozenset
+    try:
+        result = kind.__new__(type(batch), items)
+    except TypeError:  # torch.return_types
+        return type(batch)(items)
     if hasattr(batch, "__dict__"):
         vars(result).update(vars(batch))
     return result
@@ -172,6 +165,14 @@ def _with_mapped_members(batch: Any, mapped: Callable[[Any], Any]) -> Any:
     return with_attributes(with_members(batch, changes), attributes) if changes else result
 
 
+def own_copy(batch: Any) -> Any:
+    """Return a copy of `batch` in memory of its own, or `batch` where none can be made."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:
+        return batch
+
+
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors in `batch`, in order; also those of objects with a `to` of their own."""
     yield from _tensors(batch, set())
@@ -195,13 +196,17 @@ def _tensors(batch: Any, above: set[int]) -> Iterator[Tensor]:
 
 
 def _attributes(batch: Any) -> dict[str, Any]:
-    slots = [
-        name for kind in type(batch).__mro__ for name in _names(getattr(kind, "__slots__", ()))
-    ]
-    return {name: getattr(batch, name) for name in slots if hasattr(batch, name)} | getattr(
-        batch, "__dict__", {}
-    )
+    return slots_of(batch) | getattr(batch, "__dict__", {})
 
 
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def slots_of(value: Any) -> dict[str, Any]:
+    """Return what an object has in the slots of its classes, by name."""
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else slots
+    return {
+        name: getattr(value, name)
+        for name in names
+        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+    }

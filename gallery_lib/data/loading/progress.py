@@ -1,28 +1,30 @@
 """Position in the data: batches are counted as they are taken, and a pass can be gone on with.
 
 A pass is known by the random states at its beginning and the number of batches taken since. After a
-resume these states give the same order again, and what was taken is skipped. Batches that were
-loaded ahead and not taken do not count.
+resume these states give the same order again, and what was taken is skipped by index: samples that
+are skipped are not loaded. Skipped is counted in items of the order that all ranks divide, so it
+fits any number of ranks. What has no order of indices, such as a stream, is read again, and its
+batches are dropped. Batches that were loaded ahead and not taken do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from gallery_lib.comm import averages, process_group
-from gallery_lib.data.loading import agreed_order, random_states
-from gallery_lib.data.loading.agreed_order import ShardedSampler
+from gallery_lib.data.loading import random_states, samplers
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
-from gallery_lib.data.loading.rank_samplers import chain
+from gallery_lib.data.loading.samplers import ShardedSampler
 from gallery_lib.data.loading.sharding import Share
-from gallery_lib.data.loading.skipping import samples_per_item, skip
+from gallery_lib.errors import InputError
 
 
 class Progress:
@@ -39,7 +41,7 @@ class Progress:
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
-        """Context in which the iterator of the next pass is made; `dropped` comes right after."""
+        """Context in which the iterator of the next pass is made; `counted` comes right after."""
         if self.taken is not None:  # the last pass was broken off
             self.passes += 1
         resumed, self._resumed = self._resumed, None
@@ -51,27 +53,46 @@ class Progress:
             yield
             return
         now = random_states.captured(devices=False)
-        self._start, self.taken = resumed["start"], resumed["taken"]
-        drawn_from = self._go_to(resumed["start"])
-        skipping = skip(
-            self.share,
-            resumed["taken"],
-            resumed["batch_size"],
-            resumed["world_size"],
-            process_group.world_size(),
-        )
-        self._to_drop = 0
-        if isinstance(skipping, int):
-            self._to_drop = skipping
-        elif (order := resumed["start"].get("order")) is None:
+        start, self.taken = resumed["start"], resumed["taken"]
+        self._start, self._to_drop = start, 0
+        drawn_from = self._go_to(start)
+        skipping = self._skipping(resumed)
+        if skipping is None:
+            self._to_drop = resumed["taken"]
+        elif (order := start.get("order")) is None:
             # Without workers it begins with the first batch.
             skipping.states = drawn_from
         elif isinstance(skipping, ShardedSampler):
             skipping.order = order
         else:  # begun on several processes
-            skipping.states = agreed_order.drawn_from(skipping.base, order)
+            skipping.states = samplers.drawn_from(skipping.base, order)
         yield
         random_states.restore(now)
+
+    def _skipping(self, resumed: dict[str, Any]) -> SkipFirst | ShardedSampler | None:
+        """Return the sampler that leaves out what the pass has had; None: there is no order.
+
+        Raises:
+            InputError: for a loader without an order of indices, among another number of ranks.
+        """
+        before, now = resumed["world_size"], process_group.world_size()
+        items = resumed["taken"] * before * (resumed["batch_size"] or 1)
+        loader = self.share.loader
+        if self.share.part is not None:
+            self.share.part.skip = items
+            return self.share.part
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            skipping = _skip_first(loader)
+            skipping.skip = items // now
+            return skipping
+        if before != now:
+            raise InputError(
+                f"the checkpoint is of {before} process(es) in the middle of a pass through a "
+                f"stream ({type(loader).__name__}), whose position is known for as many alone. Go "
+                f"on with {before}, or give a loader of a map-style data set.",
+                parameter="resume",
+            )
+        return None
 
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches of the pass, each counted when it is taken."""
@@ -114,7 +135,9 @@ class Progress:
         return {
             "passes": self.passes,
             "taken": self.taken,
-            "batch_size": samples_per_item(self.share.loader),
+            "batch_size": loader.batch_size
+            if _plain_batches(loader := self.share.loader)
+            else None,
             "world_size": process_group.world_size(),
             "start": self._start if self.taken is not None else self._states(),
             "order": None if part is None else (part.seed, part.steps_before + averages.count()),
@@ -143,8 +166,10 @@ def states_of(loader: Any) -> dict[str, Any]:
 
 
 def _owners(loader: Any) -> list[Any]:
-    share = chain(loader)
-    return [loader, *share, *(getattr(sampler, "base", None) for sampler in share)]
+    """Return the loader and its samplers, each once."""
+    chain = samplers.chain(loader)
+    owners = [loader, *chain, *(getattr(sampler, "base", None) for sampler in chain)]
+    return list({id(owner): owner for owner in owners}.values())
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
@@ -152,11 +177,7 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 def _bucket_samplers(loader: Any) -> list[LengthBucketSampler]:
-    found: list[LengthBucketSampler] = []
-    for owner in _owners(loader):
-        if isinstance(owner, LengthBucketSampler) and not any(owner is one for one in found):
-            found.append(owner)
-    return found
+    return [owner for owner in _owners(loader) if isinstance(owner, LengthBucketSampler)]
 
 
 class _Counted:
@@ -204,3 +225,51 @@ def follow(loader: DataLoader[Any]) -> Progress:
     names = {"__iter__": counted, "__module__": kind.__module__, "__doc__": kind.__doc__}
     loader.__class__ = type(kind.__name__, (kind,), names)
     return progress
+
+
+class SkipFirst(Sampler[Any]):
+    """What `base` yields, without the first `skip` items of the next pass."""
+
+    def __init__(self, base: Any) -> None:
+        self.base, self.skip = base, 0
+        self.states: DrawnFrom | None = None
+        """Random states at which `base` draws the pass; None: where they stand."""
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":  # not set yet while a worker unpickles this object
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the rest of the pass; what is skipped is drawn at once, not at the first item."""
+        skip, self.skip = self.skip, 0
+        states, self.states = self.states, None
+        with random_states.at(states):
+            items = iter(self.base)
+            for _ in itertools.islice(items, skip):
+                pass
+        return items
+
+
+def _plain_batches(loader: Any) -> bool:
+    """Return whether single indices are divided; else batches are, whole."""
+    own = isinstance(loader, DataLoader) and type(loader.batch_sampler) is BatchSampler
+    return own and loader.batch_size is not None
+
+
+def _skip_first(loader: DataLoader[Any]) -> SkipFirst:
+    """Return the sampler that skips, put in front of the loader's own where it is not there yet."""
+    if _plain_batches(loader):
+        batches: Any = loader.batch_sampler
+        if not isinstance(batches.sampler, SkipFirst):
+            batches.sampler = SkipFirst(batches.sampler)
+        return batches.sampler
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    present = getattr(loader, name)
+    if not isinstance(present, SkipFirst):
+        present = SkipFirst(present)
+        vars(loader)[name] = present  # DataLoader refuses an assignment
+    return present

@@ -18,16 +18,19 @@ import torch
 
 def captured(*, devices: bool = True) -> dict[str, Any]:
     """Return the states of this process's global generators; of CUDA's with `devices`."""
-    numpy_state: Any = np.random.get_state()
-    name, keys, position, has_gauss, gauss = numpy_state
     states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "numpy": _plain(np.random.get_state()),
         "torch": torch.get_rng_state(),
     }
     if devices and torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def _plain(numpy_state: Any) -> tuple[Any, ...]:
+    name, keys, *rest = numpy_state
+    return (str(name), torch.from_numpy(keys.astype(np.int64)), *rest)
 
 
 def restore(states: dict[str, Any]) -> None:
@@ -54,12 +57,9 @@ def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
 
     A generator of an owner is any attribute that is one of torch, of Python or of numpy.
     """
-    numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()
-    name, keys, position, has_gauss, gauss = numpy_state
-    keys = torch.from_numpy(keys.astype(np.int64))
     common = {
         "python": random.Random(seed).getstate(),
-        "numpy": (str(name), keys, position, has_gauss, gauss),
+        "numpy": _plain(np.random.RandomState(seed % 2**32).get_state()),
         "torch": torch.Generator().manual_seed(seed).get_state(),
     }
     values = [v for owner in owners for v in getattr(owner, "__dict__", {}).values()]
@@ -111,9 +111,5 @@ def at(states: DrawnFrom | None) -> Iterator[None]:
 
 def generators_of(owners: Sequence[Any]) -> list[torch.Generator]:
     """Return the distinct generators that objects have as their attribute `generator`."""
-    found: list[torch.Generator] = []
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is g for g in found):
-            found.append(generator)
-    return found
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())

@@ -24,8 +24,9 @@ import copy
 import dataclasses
 import functools
 import itertools
+import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,23 +34,18 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, TensorDataset
 
 from gallery_lib.comm import process_group
-from gallery_lib.data.loading import agreed_order, rank_samplers
-from gallery_lib.data.loading.agreed_order import ShardedSampler
-from gallery_lib.data.loading.digests import of_data
-from gallery_lib.data.loading.in_step import InStep
-from gallery_lib.data.loading.length import length_of
-from gallery_lib.data.loading.loader_copy import copied
-from gallery_lib.data.loading.rank_samplers import Place
-from gallery_lib.data.loading.refilled import may_refill
-from gallery_lib.data.loading.streams import (
-    ShardedBatches,
-    announce_own_division,
-    divides_itself,
-    first_note,
-    reading,
-    share_of,
+from gallery_lib.data.loading import samplers
+from gallery_lib.data.loading.comparison import (
+    differ_on_all_ranks,
+    digest,
+    length_of,
+    of_data,
+    try_on_all_ranks,
 )
-from gallery_lib.data.loading.trial import in_child
+from gallery_lib.data.loading.in_step import InStep
+from gallery_lib.data.loading.nesting import slots_of, with_attributes
+from gallery_lib.data.loading.samplers import Place, ShardedSampler
+from gallery_lib.data.loading.streams import ShardedBatches, reading, share_of
 from gallery_lib.errors import InputError
 
 
@@ -83,12 +79,12 @@ class Share:
         batches: Any = self.caller.batch_sampler
         own = vars(self.loader)["batch_sampler"]
         if own is None or own is self.part:
-            base = rank_samplers.outermost(self.caller)
+            base = samplers.outermost(self.caller)
             self.part.drop_last = own is not None and getattr(base, "drop_last", False) is True
         else:
             vars(own).update({n: v for n, v in vars(batches).items() if n != "sampler"})
             base, self.part.drop_last = batches.sampler, batches.drop_last
-        if base is not self.part.base and next(rank_samplers.places(base), None):
+        if base is not self.part.base and samplers.place_of(samplers.below(base)):
             raise InputError(
                 f"the loader's new sampler ({type(base).__name__}) divides the data by rank, and "
                 "accelerate() divides it as well: give accelerate() the loader with that sampler.",
@@ -136,106 +132,51 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     if not isinstance(loader, DataLoader):
         facts = process_group.all_ranks(_Facts("iterable"))
         _divided_by_samplers(facts, rank, world_size)
-        if check and _divides_itself(loader, loader, facts, world_size):
+        if check and _divides_itself(loader, loader, facts):
             return Share(loader, in_step=str(facts[0].number))
         return Share(ShardedBatches(loader, rank, world_size))
     is_stream = isinstance(loader.dataset, IterableDataset)
-    sampler = rank_samplers.outermost(loader)
-    place = rank_samplers.place_of(loader) if check else None
+    sampler = samplers.outermost(loader)
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    names = list(dict.fromkeys(type(one).__name__ for one in (sampler, inner)))
     facts = process_group.all_ranks(
         _Facts(
-            "stream" if is_stream else f"map-style data, {_names(sampler)}",
-            place,
+            "stream" if is_stream else f"map-style data, {' of '.join(names)}",
+            samplers.place_of(samplers.chain(loader)) if check else None,
             length_of(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
-            0 if is_stream else agreed_order.new_seed(sampler),
+            0 if is_stream else samplers.new_seed(sampler),
         )
     )
-    if _divided_by_samplers(facts, rank, world_size) or (
-        is_stream and check and _divided_by_torch(loader.dataset)
-    ):
+    if _divided_by_samplers(facts, rank, world_size):
         return Share(loader)
     name = str(facts[0].number)
     if is_stream:
-        if check and _divides_itself(loader, loader.dataset, facts, world_size):
+        if check and _divided_by_torch(loader.dataset):
+            return Share(loader)
+        if check and _divides_itself(loader, loader.dataset, facts):
             return Share(loader, in_step=name)
         share = functools.partial(share_of, rank=rank, world_size=world_size)
-        return Share(copied(loader, dataset=reading(loader.dataset, share, world_size)))
-    _check_same_length(facts)
+        return Share(_copied(loader, dataset=reading(loader.dataset, share, world_size)))
+    if len({fact.length for fact in facts}) > 1:
+        lengths = ", ".join(f"rank {number}: {fact.length}" for number, fact in enumerate(facts))
+        raise InputError(
+            f"the ranks' data sets differ in length ({lengths}). Give every rank the whole data "
+            "set; accelerate() divides it among them. If each has its own share, set "
+            "config.loader.shard = 'never'.",
+            parameter="loader",
+        )
     if check and _differs_by_rank(loader, facts):
         return Share(loader, in_step=name)
     part = _part(loader, rank, world_size, facts[0].order)
-    if check and agreed_order.divided_already(part.base, facts[0].length, part.next_order() or 0):
-        announce_own_division(f"what the sampler ({type(part.base).__name__}) yields")
+    if check and samplers.divided_already(part.base, facts[0].length, part.next_order() or 0):
+        _announce_own_division(f"what the sampler ({type(part.base).__name__}) yields")
         return Share(loader, in_step=name)
     return _with_part(loader, part)
 
 
-def _names(sampler: Any) -> str:
-    """Return the type names of a sampler and of its inner one: they decide what is compared."""
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    name = type(sampler).__name__
-    return name if inner is sampler else f"{name} of {type(inner).__name__}"
-
-
-def _divides_itself(loader: Any, stream: Any, facts: list[_Facts], world_size: int) -> bool:
-    """Return whether a stream differs from rank to rank, and announce it if so.
-
-    Raises:
-        InputError: where that cannot be known, or where streams that are alike differ in length.
-    """
-    what = f"the stream ({type(stream).__name__})"
-    views = process_group.all_ranks(in_child(lambda: first_note(loader, world_size)))
-    if failed := [rank for rank, (_, reason) in enumerate(views) if reason]:
-        raise InputError(
-            f"{what} could not be tried on rank {', '.join(map(str, failed))} "
-            f"({views[failed[0]][1]}), so it is not known whether it divides itself by rank. Set "
-            "config.loader.shard = 'always' to have it divided, or 'never' if it does.",
-            parameter="loader",
-        )
-    lengths = [fact.length for fact in facts]
-    if divides_itself([note for note, _ in views], what):
-        announce_own_division(what, lengths)
-        return True
-    if len(set(lengths)) > 1:
-        raise InputError(
-            f"{what} begins alike on all ranks, and differs in length "
-            f"({', '.join(map(str, lengths))}). Give all ranks the same, or each its own share and "
-            "config.loader.shard = 'never'.",
-            parameter="loader",
-        )
-    return False
-
-
-def _differs_by_rank(loader: DataLoader[Any], facts: list[_Facts]) -> bool:
-    """Return whether each rank has data of its own, and announce it if so."""
-    what = f"the data set ({type(loader.dataset).__name__})"
-    if not divides_itself([(0, fact.data) for fact in facts], what):
-        return False
-    seeds = {fact.seed for fact in facts}
-    if type(loader.dataset) is TensorDataset and len(seeds) == len(facts):
-        _announce_drawn_data(what)
-        return False
-    announce_own_division(what)
-    return True
-
-
-def _announce_drawn_data(what: str) -> None:
-    """Warn once, on rank 0, that tensors which differ from rank to rank are divided all the same.
-
-    Each rank may have drawn them at random, without a seed.
-    """
-    if process_group.rank() == 0:
-        warnings.warn(
-            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it "
-            "counts as drawn at random: each rank takes its part of the indices. If the ranks "
-            "hold shares of one data set, set config.loader.shard = 'never'.",
-            stacklevel=2,
-        )
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+def _unchanged(item: Any) -> Any:
+    return item
 
 
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
@@ -286,15 +227,88 @@ def _divided_by_torch(dataset: Any) -> bool:
     )
 
 
-def _check_same_length(facts: list[_Facts]) -> None:
-    if len({fact.length for fact in facts}) > 1:
-        lengths = ", ".join(f"rank {rank}: {fact.length}" for rank, fact in enumerate(facts))
+def _divides_itself(loader: Any, stream: Any, facts: list[_Facts]) -> bool:
+    """Return whether a stream differs from rank to rank, and announce it if so.
+
+    Nothing about a stream says so. The ranks compare the first `world_size` items that each reads,
+    in a forked process. A source outside of the process, such as a queue, may notice that.
+
+    Raises:
+        InputError: where that cannot be known, or where streams that are alike differ in length.
+    """
+    what = f"the stream ({type(stream).__name__})"
+    _, views = try_on_all_ranks(what, lambda: _first_view(loader, len(facts)), lambda view: view)
+    lengths = [fact.length for fact in facts]
+    if differ_on_all_ranks(views, what):
+        _announce_own_division(what, lengths)
+        return True
+    if len(set(lengths)) > 1:
         raise InputError(
-            f"the ranks' data sets differ in length ({lengths}). Give every rank the whole data "
-            "set; accelerate() divides it among them. If each has its own share, set "
+            f"{what} begins alike on all ranks, and differs in length "
+            f"({', '.join(map(str, lengths))}). Give all ranks the same, or each its own share and "
             "config.loader.shard = 'never'.",
             parameter="loader",
         )
+    return False
+
+
+def _first_view(loader: Any, count: int) -> tuple[int, bytes] | None:
+    """Return the worker and digest of the first `count` items of a loader's stream, if any."""
+    if not isinstance(loader, DataLoader):
+        items = list(itertools.islice(loader, count))
+        return (0, digest(items)) if items else None
+    looking = _copied(
+        loader,
+        dataset=reading(loader.dataset, functools.partial(_digest_alone, count=count)),
+        batch_sampler=None,
+        batch_size=None,
+        collate_fn=_unchanged,
+        pin_memory=False,
+    )
+    if loader.num_workers:  # this process is a trial's: its workers need not be started anew
+        looking.multiprocessing_context = "fork"
+    digests = DataLoader.__iter__(looking)
+    return next(((worker, d) for worker, d in enumerate(digests) if d is not None), None)
+
+
+def _digest_alone(items: Iterator[Any], count: int) -> Iterator[bytes | None]:
+    first = list(itertools.islice(items, count))
+    yield digest(first) if first else None
+
+
+def _differs_by_rank(loader: DataLoader[Any], facts: list[_Facts]) -> bool:
+    """Return whether each rank has data of its own, and announce it if so."""
+    what = f"the data set ({type(loader.dataset).__name__})"
+    if not differ_on_all_ranks([fact.data for fact in facts], what):
+        return False
+    if type(loader.dataset) is TensorDataset and len({fact.seed for fact in facts}) == len(facts):
+        _announce(
+            f"{what} differs from rank to rank, and so do the ranks' seeds, so it counts as drawn "
+            "at random: each rank takes its part of the indices. If the ranks hold shares of one "
+            "data set, set config.loader.shard = 'never'."
+        )
+        return False
+    _announce_own_division(what)
+    return True
+
+
+def _announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None:
+    """Say that the data is not divided, and that the ranks' `lengths` differ if they do."""
+    uneven = ""
+    if len(set(lengths)) > 1:
+        text = ", ".join(map(str, lengths))
+        uneven = f" The ranks' lengths differ ({text}); a training takes as many steps as the "
+        uneven += "longest has."
+    _announce(
+        f"{what} differs from rank to rank, and so counts as divided among them already: each rank "
+        f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves "
+        "it without this line."
+    )
+
+
+def _announce(message: str) -> None:
+    if process_group.rank() == 0:
+        warnings.warn(f"accelerate(): {message}", stacklevel=2)
 
 
 def _part(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> ShardedSampler:
@@ -318,9 +332,47 @@ def _samples_are_divided(loader: DataLoader[Any]) -> bool:
 def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> Share:
     """Return the share of a loader whose samples, or batches, come through `part`."""
     if loader.batch_sampler is None:
-        return Share(copied(loader, sampler=part), loader, part)
+        return Share(_copied(loader, sampler=part), loader, part)
     if not _samples_are_divided(loader):
-        return Share(copied(loader, batch_sampler=part), loader, part)
+        return Share(_copied(loader, batch_sampler=part), loader, part)
     batches: Any = copy.copy(loader.batch_sampler)
     batches.sampler = part
-    return Share(copied(loader, sampler=part, batch_sampler=batches), loader, part)
+    return Share(_copied(loader, sampler=part, batch_sampler=batches), loader, part)
+
+
+def _copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
+    """Return a copy of `loader`, not begun, with other `parts` (`dataset`, `sampler`, …).
+
+    A DataLoader refuses to be given another part, and a plain DataLoader would lose what a subclass
+    adds. The copy keeps everything else, including the options of any version of torch.
+
+    Raises:
+        InputError: for a subclass that answers with other parts than it was given.
+    """
+    kind = type(loader)
+    result: DataLoader[Any] = with_attributes(object.__new__(kind), slots_of(loader))
+    for name, value in vars(loader).items():
+        own_method = isinstance(value, types.MethodType) and value.__self__ is loader
+        vars(result)[name] = types.MethodType(value.__func__, result) if own_method else value
+    vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
+    if strange := [name for name, part in parts.items() if getattr(result, name) is not part]:
+        raise InputError(
+            f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that "
+            "it cannot be divided over the ranks: give it a DistributedSampler, or set "
+            "config.loader.shard = 'never'.",
+            parameter="loader",
+        )
+    return result
+
+
+def may_refill(loader: Any) -> bool:
+    """Return whether a batch may be overwritten when the next one is read.
+
+    A DataLoader collates each batch into new memory, and what comes from a worker is new here. An
+    iterable of the user's, and a loader's own `__iter__`, may yield one buffer again and again.
+    """
+    if not isinstance(loader, DataLoader):
+        return True
+    if type(loader).__iter__ is not DataLoader.__iter__ and not hasattr(loader, "early_start"):
+        return True
+    return loader.num_workers == 0 and loader.batch_sampler is None

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from torch._utils import ExceptionWrapper
 
-from gallery_lib.data.loading.worker_priority import Background
+from gallery_lib.data.loading.worker_priority import seconds_run
 from gallery_lib.system.processes import die_with_parent
 
 _LOOKS = 16
@@ -122,7 +122,7 @@ class LoaderWatch:
         if not self._waits:
             return True
         states = _states()
-        used = time.process_time() - time.thread_time() + Background.seconds_run(list(states)[1:])
+        used = time.process_time() - time.thread_time() + seconds_run(list(states)[1:])
         (batch, before), self._before = self._before, (self._batch, used)
         return (
             batch != self._batch

@@ -12,6 +12,7 @@ more batches than LOOK_AFTER are timed, and the priority is given back if needed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -32,7 +33,10 @@ With less, other programs had the cores, or the processes waited for a disk.
 
 
 class Background:
-    """Priority of a loader's processes: lowered to `niceness`, and watched for its effect."""
+    """Priority of a loader's processes: lowered to `niceness`, and watched for its effect.
+
+    With a niceness of 0 they are left alone.
+    """
 
     def __init__(self, niceness: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.niceness, self.given_back = niceness, False
@@ -44,9 +48,9 @@ class Background:
         An iterator without processes of its own comes back as it is.
         """
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
-        if not processes or self.given_back:
+        if not processes or not self.niceness or self.given_back:
             return iterator
-        self._renice(processes, self.niceness)
+        _renice(processes, self.niceness)
         return _Watched(self, iterator, processes)
 
     def look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
@@ -56,10 +60,10 @@ class Background:
         `ran` for that many seconds of CPU time. The priority stays if these processes could not be
         sooner by themselves. Warns if this user may not take the priority back.
         """
-        if waited <= MOST_WAITING * seconds or ran >= LEAST_RUNNING * waited:
+        if self.given_back or waited <= MOST_WAITING * seconds or ran >= LEAST_RUNNING * waited:
             return
         self.given_back = True
-        if not self._renice(processes, os.getpriority(os.PRIO_PROCESS, 0)):
+        if not _renice(processes, os.getpriority(os.PRIO_PROCESS, 0)):
             warnings.warn(
                 f"{waited / seconds:.0%} of the time goes to waiting for batches, and the "
                 f"processes that load them had a core for only {ran / seconds:.0%} of it. They "
@@ -69,34 +73,28 @@ class Background:
                 stacklevel=2,
             )
 
-    @staticmethod
-    def _renice(processes: list[int], niceness: int) -> bool:
-        """Lower the priority of processes; return whether all living ones now have at least that.
 
-        Priorities are lowered, never raised above that of this process.
-        """
-        try:
-            for process in processes:
-                os.setpriority(
-                    os.PRIO_PROCESS, process, max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
-                )
-        except ProcessLookupError:  # ended; the loader says so
-            return True
-        except PermissionError:
-            return False
-        return True
-
-    @staticmethod
-    def seconds_run(processes: list[int]) -> float:
-        """Return the CPU seconds, user and system, that the living `processes` have used."""
-        total = 0.0
+def _renice(processes: list[int], niceness: int) -> bool:
+    """Set the niceness of processes, not below this one's; return whether this user may do it."""
+    try:
         for process in processes:
-            try:
-                used = psutil.Process(process).cpu_times()
-            except psutil.Error:  # ended
-                continue
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, process, max(niceness, own))
+    except ProcessLookupError:  # ended; the loader says so
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def seconds_run(processes: list[int]) -> float:
+    """Return the CPU seconds, user and system, that the living `processes` have used."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # ended
+            used = psutil.Process(process).cpu_times()
             total += used.user + used.system
-        return total
+    return total
 
 
 class _Watched:
@@ -109,7 +107,6 @@ class _Watched:
         self, background: Background, iterator: Iterator[Any], processes: list[int]
     ) -> None:
         self._background, self._iterator, self._processes = background, iterator, processes
-        self._clock = background.clock
         self._number = 0
         self._began = self._waited = self._ran = 0.0
 
@@ -117,17 +114,17 @@ class _Watched:
         return self
 
     def __next__(self) -> Any:
-        start = self._clock()
+        start = self._background.clock()
         batch = next(self._iterator)
-        now = self._clock()
+        now = self._background.clock()
         if self._number % LOOK_AFTER:
             self._waited += now - start
         else:  # waiting for the first batch is the start of the processes
-            running = self._background.seconds_run(self._processes)
-            if self._number and not self._background.given_back:
+            ran = seconds_run(self._processes)
+            if self._number:
                 self._background.look(
-                    self._processes, now - self._began, self._waited, running - self._ran
+                    self._processes, now - self._began, self._waited, ran - self._ran
                 )
-            self._began, self._waited, self._ran = now, 0.0, running
+            self._began, self._waited, self._ran = now, 0.0, ran
         self._number += 1
         return batch

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from gallery_lib.data.folders import printable, unfit_file
-from gallery_lib.data.loading.item_random import of_item
+from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.data.speech import features
 from gallery_lib.data.speech.check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.features import (
@@ -50,11 +49,10 @@ def _short(
     )
 
 
-class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
+class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     """Map-style data set: item i is (features float32 [2, T, dims] of one speaker, speaker number).
 
-    `notices` has lines on the utterances that are too short. Call `set_epoch` before each epoch;
-    the call also reaches persistent DataLoader workers.
+    `notices` has lines on the utterances that are too short.
 
     Args:
         root: the folder with train/ and val/ in it.
@@ -81,6 +79,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         seed: int = 0,
         statistics: Statistics | None = None,
     ) -> None:
+        super().__init__(train, seed)
         folder = Path(root).expanduser().absolute() / split
         utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
         refuse_missing_files(folder, utterances)
@@ -89,8 +88,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
             raise unfit_file(utterances[0].path, problem)
         speakers = by_speaker(utterances, frames, folder)
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
-        self.speakers = list(speakers)
-        self.frames, self.train, self.seed = frames, train, seed
+        self.speakers, self.frames = list(speakers), frames
         # speaker number, utterances to choose from
         self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))
         if not train:
@@ -103,17 +101,13 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
             ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
         self.statistics = statistics or features.statistics(utterances)
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is outside a data set of {len(self)} items")
-        index %= len(self)
+    def _item(self, index: int) -> tuple[torch.Tensor, int]:
         label, own = self.items[index]
-        rng = of_item(self.seed, int(self._epoch), index) if self.train else None
+        rng = self.rng(index) if self.train else None
         places = [int(i) for i in rng.permutation(len(own))[:PER_ITEM]] if rng else range(PER_ITEM)
         return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in places])), label
 
@@ -124,7 +118,3 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         start = int(rng.integers(spare + 1)) if rng else spare // 2
         mean, deviation = self.statistics
         return (features[start : start + self.frames] - mean) / deviation
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw pairs and frames of `epoch` from now on, also in persistent DataLoader workers."""
-        self._epoch.fill_(epoch)

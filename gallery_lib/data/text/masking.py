@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from gallery_lib.data.loading.item_random import of_item
+from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.data.text.tokenized import TokenisedText, damaged
 from gallery_lib.errors import InputError
 
@@ -114,14 +113,12 @@ def _spans(rng: np.random.Generator, total: int) -> np.ndarray:
     return lengths
 
 
-class PackedText(Dataset[dict[str, Tensor]]):
+class PackedText(SeededItems[dict[str, Tensor]]):
     """Map-style data set of masked samples, each a dict of int64 tensors [sequence_length].
 
-    `hide` makes the fields of a sample; the fields of a batch are [N, sequence_length]. With
-    `train=True` every epoch masks other tokens: call `set_epoch` before each epoch. The call also
-    reaches DataLoader workers that already run. `at_most` limits the number of samples, spread
-    evenly over the text. The constructor raises InputError when the text is shorter than a sample.
-    An item raises InputError when its tokens are damaged.
+    `hide` makes the fields of a sample; the fields of a batch are [N, sequence_length]. `at_most`
+    limits the number of samples, spread evenly over the text. The constructor raises InputError
+    when the text is shorter than a sample. An item raises InputError when its tokens are damaged.
     """
 
     def __init__(
@@ -135,9 +132,8 @@ class PackedText(Dataset[dict[str, Tensor]]):
         seed: int = 0,
         at_most: int | None = None,
     ) -> None:
+        super().__init__(train, seed)
         self.text, self.sequence_length, self.hide = text, sequence_length, hide
-        self.seed = seed if train else 0
-        self._train = train
         self._tokens, self._split = text.tokens(split), split
         self.notices = text.notices if train else ()
         self._words = sequence_length - 2  # per sample, without the start and end tokens
@@ -151,15 +147,11 @@ class PackedText(Dataset[dict[str, Tensor]]):
             )
         self._length = min(samples, at_most or samples)
         self._stride = samples / self._length
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is outside a data set of {len(self)} samples")
-        index %= len(self)
+    def _item(self, index: int) -> dict[str, Tensor]:
         start = int(index * self._stride) * self._words
         words = self._tokens[start : start + self._words].astype(np.int64)
         if (largest := int(words.max())) >= self.text.pieces:
@@ -168,13 +160,5 @@ class PackedText(Dataset[dict[str, Tensor]]):
                 f"token {start + int(words.argmax())} is {largest}, and the vocabulary has "
                 f"{self.text.pieces} pieces",
             )
-        rng = of_item(self.seed, int(self._epoch), index)
-        return {
-            name: torch.from_numpy(values)
-            for name, values in self.hide(words, rng, self.text).items()
-        }
-
-    def set_epoch(self, epoch: int) -> None:
-        """Mask the tokens of `epoch` from now on, also in workers; held-out data stays."""
-        if self._train:
-            self._epoch.fill_(epoch)
+        fields = self.hide(words, self.rng(index), self.text)
+        return {name: torch.from_numpy(values) for name, values in fields.items()}

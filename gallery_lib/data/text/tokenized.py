@@ -1,24 +1,19 @@
 """Tokenised text: made once from a corpus, then memory-mapped as arrays of token ids.
 
-    ROOT/manifest.json
-    ROOT/wordpiece/tokenizer.json  train.npy  held_out.npy      uint16 [tokens]
-    ROOT/byte-bpe/…                                             the same text, other tokens
+    ROOT/made.json                                         what it was made of, and digests
+    ROOT/wordpiece/tokenizer.json  train.npy  held_out.npy  about.json      uint16 [tokens]
+    ROOT/byte-bpe/…                                        the same text, other tokens
 
-`prepare` writes such a folder under a temporary name and renames it, so it is complete or absent.
-`find` returns the tokens for a `data_dir`; it tokenises a folder of text files on first use.
-`corpus.py` supplies the text, `tokenizers.py` defines the tokens, and `masking.py` makes training
-samples from them.
+`prepare` writes such a folder, completely or not at all (`mock_folder.py`). `find` returns the
+tokens for a `data_dir`; it tokenises a folder of text files on first use. `corpus.py` supplies the
+text, `tokenizers.py` defines the tokens, and `masking.py` makes training samples from them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import dataclasses
+import functools
 import json
-import os
-import shutil
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,22 +21,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gallery_lib.data import mock_folder
 from gallery_lib.data.folders import printable
+from gallery_lib.data.mock_folder import Made
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenizers as text_tokenizers
 from gallery_lib.data.text.corpus import Corpus
 from gallery_lib.data.text.tokenizers import KINDS, Specials
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import InputError
 from gallery_lib.system import paths
-from gallery_lib.system.files import locked
+from gallery_lib.system.files import atomic_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FORMAT = 1
 SPLITS = ("train", "held_out")
 MAKE_COMMAND = "python3 data_prep/text.py"
-MANIFEST = "manifest.json"
+_ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
@@ -83,37 +79,9 @@ class TokenisedText:
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Result of `prepare`: a folder of tokenised text, its source and its token counts.
-
-    `tokens` holds the number of tokens by kind and split. `made` is False if the folder was there
-    already. `seconds` is the duration of the call; `notices` holds lines about files left out.
-    """
-
-    root: Path
-    source: str
-    tokens: dict[str, dict[str, int]]
-    made: bool
-    seconds: float
-    notices: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        counts = "; ".join(
-            f"{kind}: {count['train']:,} + {count['held_out']:,}"
-            for kind, count in self.tokens.items()
-        )
-        state = f"made now in {self.seconds:.1f} s" if self.made else "complete already"
-        first = (
-            f"{printable(self.root)}: {self.source}; training and held-out tokens, {counts}; "
-            f"{state}"
-        )
-        return "\n".join([first, *self.notices])
-
-
 def prepare(
     data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True
-) -> Prepared:
+) -> Made:
     """Train both tokenizers on text and write the tokenised text to `root`.
 
     Text that is tokenised already is verified, not made again.
@@ -128,42 +96,43 @@ def prepare(
         InputError: The text is unfit, `root` holds something else, or its tokens are damaged.
         RunFailed: Writing failed.
     """
-    started = time.perf_counter()
-    key = "default"
+    key, folder = "default", paths.data_dir("english")
+    source: Path | None = None
+    files: list[Path] = []
     notices: tuple[str, ...] = ()
-    make: Callable[[], Corpus] = text_corpus.default
-    default_root = paths.data_dir("text")
     if data_dir is not None:
-        folder = Path(data_dir).expanduser().absolute()
-        files, left_out = text_corpus.text_files(folder)
-        key = text_corpus.digest(folder, files)
-        make = lambda: text_corpus.text_folder(folder, files)  # noqa: E731
-        default_root = paths.data_dir(f"text-{key}")
-        notices = (f"left out of {printable(folder)}: {left_out}",) if left_out else ()
-    root = Path(root).expanduser().absolute() if root is not None else default_root
-    is_new = False
-    try:
-        if not _holds(root, key):
-            root.parent.mkdir(parents=True, exist_ok=True)
-            with locked(root.parent), nullcontext() if threads else text_tokenizers.one_thread():
-                if not _holds(root, key):  # another process may have written it before the lock
-                    _write(root, key, make())
-                    is_new = True
-    except OSError as error:
-        raise RunFailed(
-            f"Could not write the tokenised text in {printable(root)}: {error}. "
-            "Free some space, or give another folder."
-        ) from error
-    kinds = (manifest := _read_manifest(root))["kinds"]
-    for name in {} if is_new else kinds:
-        for file, digest in kinds[name]["sha256"].items():
-            path = root / name / file
-            if not path.is_file() or _sha256(path) != digest:
-                raise damaged(path, "it is not what was written")
-    tokens = {name: kind["tokens"] for name, kind in kinds.items()}
-    return Prepared(
-        root, manifest["source"], tokens, is_new, time.perf_counter() - started, notices
+        source = Path(data_dir).expanduser().absolute()
+        files, left_out = text_corpus.text_files(source)
+        key = text_corpus.digest(source, files)
+        folder = paths.data_dir(f"tokens-{key}")
+        notices = (f"left out of {printable(source)}: {left_out}",) if left_out else ()
+    root = folder if root is None else Path(root).expanduser()
+
+    @functools.cache
+    def corpus() -> Corpus:
+        return text_corpus.text_folder(source, files) if source else text_corpus.default()
+
+    if not mock_folder.is_made(root):
+        corpus()  # unfit text is refused before anything is written
+
+    def write(about: Path, name: str) -> None:
+        _write_kind(about.parent, name, corpus())
+
+    with nullcontext() if threads else text_tokenizers.one_thread():
+        made = mock_folder.make(
+            root,
+            {"kind": "tokenised text", "key": key},
+            {f"{name}/{_ABOUT}": (name,) for name in KINDS},
+            write,
+            progress=False,
+        )
+    about = {name: _about(made.root / name) for name in KINDS}
+    counts = "; ".join(
+        f"{name}: {entry['tokens']['train']:,} + {entry['tokens']['held_out']:,}"
+        for name, entry in about.items()
     )
+    holds = f"{about['wordpiece']['source']}; training and held-out tokens, {counts}"
+    return dataclasses.replace(made, holds=holds, notices=notices)
 
 
 def find(data_dir: str | None, kind: str) -> TokenisedText:
@@ -175,74 +144,39 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
     Raises:
         InputError: when there is no text, or no suitable text.
     """
-    root = Path(data_dir).expanduser().absolute() if data_dir else paths.data_dir("text")
+    root = Path(data_dir).expanduser().absolute() if data_dir else paths.data_dir("english")
     notices: tuple[str, ...] = ()
-    if not _has_manifest(root):
+    if not mock_folder.is_made(root):
         if not data_dir:
             raise InputError(
                 f"There is no text to train on in {printable(root)}. Make it with: {MAKE_COMMAND}",
                 parameter="data_dir",
             )
-        prepared = prepare(root, threads=False)
-        root, notices = prepared.root, prepared.notices
-    entry = _read_manifest(root)["kinds"][kind]
+        made = prepare(root, threads=False)
+        root, notices = made.root, made.notices
+    about = _about(root / kind)
     return TokenisedText(
-        root / kind, KINDS[kind].specials, entry["pieces"], entry["tokens"], notices
+        root / kind, KINDS[kind].specials, about["pieces"], about["tokens"], notices
     )
 
 
-def _has_manifest(root: Path) -> bool:
-    """Return whether `root` has a manifest; a folder that may not be read has none."""
-    with contextlib.suppress(OSError):
-        return (root / MANIFEST).exists()
-    return False
-
-
-def _read_manifest(root: Path) -> dict[str, Any]:
-    """Return the manifest of a folder; refuse one that is damaged or of another format."""
-    path = root / MANIFEST
+def _about(folder: Path) -> dict[str, Any]:
+    """Return the source, the number of pieces and the tokens by split of one kind."""
+    path = folder / _ABOUT
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise damaged(path, "it is of another version of this package")
-        for kind in KINDS:
-            entry = manifest["kinds"][kind]
-            assert isinstance(entry["pieces"], int) and isinstance(entry["sha256"], dict)
-            assert all(isinstance(entry["tokens"][split], int) for split in SPLITS)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise damaged(path, f"it does not describe tokenised text, {error!r}") from None
-    return manifest
-
-
-def _holds(root: Path, key: str) -> bool:
-    """Return whether `root` holds the tokenised text of `key`; refuse anything else in it."""
-    if _has_manifest(root):
-        manifest = _read_manifest(root)
-        if manifest["key"] != key:
-            raise InputError(
-                f"{printable(root)} holds other text: {manifest['source']}. "
-                "Nothing was changed. Give another folder.",
-                parameter="out",
-            )
-        return True
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise InputError(
-            f"{printable(root)} is there and holds no tokenised text; nothing was changed. "
-            "Give an empty folder, or a new one.",
-            parameter="out",
-        )
-    return False
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from None
+    return about
 
 
 def damaged(path: Path, reason: str) -> InputError:
-    """Return the error about a damaged file, with what to do.
+    """Return the error about a damaged file in a folder of one kind, with what to do.
 
     Text in the gallery's cache is to be deleted and made again. Any other folder stays as it is,
     and the text is made again in a new folder.
     """
-    root = path.parent if path.name == MANIFEST else path.parent.parent
+    root = path.parent.parent
     again = f"Delete {printable(root)} and make it again: {MAKE_COMMAND}"
     if not root.is_relative_to(paths.cache_dir()):
         options = "--data_dir TEXT_FOLDER --out NEW_FOLDER"
@@ -252,35 +186,9 @@ def damaged(path: Path, reason: str) -> InputError:
     )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(root: Path, key: str, corpus: Corpus) -> None:
-    """Tokenise `corpus` and write it to `root` as the text of `key`; the caller holds a lock."""
-    for leftover in root.parent.glob(f".{root.name}.*.tmp"):  # left by a killed process
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = root.parent / f".{root.name}.{os.getpid()}.tmp"
-    try:
-        documents = dict(zip(SPLITS, corpus.split(), strict=True))
-        manifest = {
-            "format": FORMAT,
-            "key": key,
-            "source": corpus.source,
-            "characters": corpus.characters,
-            "kinds": {name: _write_kind(temporary / name, name, documents) for name in KINDS},
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        temporary.rename(root)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_kind(folder: Path, name: str, documents: dict[str, list[str]]) -> dict[str, Any]:
-    """Train a tokenizer, write it and the tokens of both splits, and return its manifest entry."""
-    folder.mkdir(parents=True)
-    kind = KINDS[name]
+def _write_kind(folder: Path, name: str, corpus: Corpus) -> None:
+    """Train a tokenizer, and write it, the tokens of both splits, and what they are."""
+    kind, documents = KINDS[name], dict(zip(SPLITS, corpus.split(), strict=True))
     tokenizer = kind.train(documents["train"])
     counts = {}
     for split, texts in documents.items():
@@ -288,5 +196,6 @@ def _write_kind(folder: Path, name: str, documents: dict[str, list[str]]) -> dic
         np.save(folder / f"{split}.npy", tokens)
         counts[split] = len(tokens)
     tokenizer.save(str(folder / "tokenizer.json"))
-    digests = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-    return {"pieces": tokenizer.get_vocab_size(), "tokens": counts, "sha256": digests}
+    about = {"source": corpus.source, "pieces": tokenizer.get_vocab_size(), "tokens": counts}
+    with atomic_write(folder / _ABOUT) as file:
+        json.dump(about, file)

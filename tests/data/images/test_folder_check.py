@@ -23,26 +23,28 @@ def test_a_good_folder_is_summarised(tiny_root: Path) -> None:
     assert "3 classes, 6 val images" in str(check_image_folder(tiny_root, split="val"))
 
 
-def test_a_missing_folder_suggests_the_command_that_makes_data(tmp_path: Path) -> None:
-    with refused("data_dir", tmp_path / "none", "data_prep/mock_imagenet.py"):
-        ImageFolder(tmp_path / "none", "train", 32, train=True, seed=0)
-
-
-def test_a_folder_without_train_says_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    with refused("data_dir", "train/", "pictures"):
-        check_image_folder(tmp_path)
-
-
-def test_giving_the_train_folder_itself_suggests_its_parent(tiny_root: Path) -> None:
-    with refused("data_dir", f"its parent, {tiny_root}"):
-        check_image_folder(tiny_root / "train")
-
-
-def test_a_split_without_classes_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    with refused("data_dir", f"{tmp_path}/train ", "train/CLASS"):
-        check_image_folder(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "given", "values"),
+    [
+        ("", "none", ["data_prep/mock_imagenet.py"]),
+        ("pictures/", ".", ["train/", "pictures"]),
+        ("train/", ".", ["/train ", "train/CLASS"]),
+        ("train/cat/", "train", ["Did you mean its parent"]),
+        ("file", "file", ["is a file"]),
+        ("", "x" * 300, ["File name too long"]),
+    ],
+)
+def test_a_folder_of_another_layout_is_refused_by_the_check_and_by_a_training(
+    tmp_path: Path, content: str, given: str, values: list[str]
+) -> None:
+    if content.endswith("/"):
+        (tmp_path / content).mkdir(parents=True)
+    elif content:
+        (tmp_path / content).touch()
+    with refused("data_dir", *values, given if given != "." else tmp_path):
+        check_image_folder(tmp_path / given)
+    with refused("data_dir", *values):
+        ImageFolder(tmp_path / given, "train", 32, train=True)
 
 
 def test_empty_class_folders_are_named(tiny_copy: Path) -> None:
@@ -146,11 +148,3 @@ def test_a_folder_that_may_not_be_read_ends_the_command_with_2(tiny_copy: Path) 
     result = run(str(tiny_copy), user=65534)
     values = f"data folder {tiny_copy}", "Permission denied"
     check_refused_command(result.returncode, result.stderr, *values)
-
-
-def test_a_file_and_a_name_that_is_too_long_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with refused("data_dir", tmp_path / "file", "is a file"):
-        check_image_folder(tmp_path / "file")
-    with refused("data_dir", "File name too long"):
-        check_image_folder(tmp_path / ("x" * 300))

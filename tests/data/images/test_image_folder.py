@@ -6,7 +6,6 @@ An error names its file.
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +33,8 @@ def test_items_and_batches_have_the_promised_shapes_and_labels(tiny_root: Path) 
         images.shape == (18, 64, 64, 3) and images.dtype == torch.uint8 and images.is_contiguous()
     )
     assert labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
-    assert (
-        dataset.classes == ["n00000001", "n00000002", "n00000003"]
-        and dataset.class_to_index["n00000003"] == 2
-    )
+    assert dataset.classes == ["n00000001", "n00000002", "n00000003"]
     assert dataset.path(17).is_file() and dataset.path(17).parent.name == "n00000003"
-
-
-def test_a_pickled_data_set_gives_the_same_items(tiny_root: Path) -> None:
-    dataset = ImageFolder(tiny_root, "train", 32, train=True, seed=3)
-    dataset.set_epoch(4)
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == 18 and torch.equal(copy[7][0], dataset[7][0])
 
 
 def jpeg(size: tuple[int, int], **options: object) -> bytes:
@@ -94,36 +83,6 @@ def test_a_sequential_jpeg_is_left_early() -> None:
         memoryview(bytearray(jpeg((301, 203), quality=90))), lambda h, w: (0, 0, 40, w)
     )
     assert pixels.shape == (48, 301, 3)
-
-
-@pytest.mark.parametrize(
-    "kind", ["PNG", "RGBA PNG", "palette PNG", "CMYK", "greyscale", "progressive", "tiny"]
-)
-def test_every_kind_of_file_found_in_imagenet_gives_the_same_shape(
-    tmp_path: Path, kind: str
-) -> None:
-    colour = Image.new("RGB", (3, 2) if kind == "tiny" else (120, 90), (200, 60, 20))
-    path = tmp_path / "image.JPEG"
-    match kind:
-        case "PNG":
-            colour.save(path, "PNG")
-        case "RGBA PNG":
-            colour.convert("RGBA").save(path, "PNG")
-        case "palette PNG":
-            colour.convert("P").save(path, "PNG")
-        case "CMYK":
-            colour.convert("CMYK").save(path, quality=95)
-        case "greyscale":
-            colour.convert("L").save(path, quality=95)
-        case _:
-            colour.save(path, quality=95, progressive=kind == "progressive")
-    image = load(path, lambda height, width: (0, 0, height, width), 48, mirror=True)
-    assert (image.shape, image.dtype, image.is_contiguous()) == ((48, 48, 3), torch.uint8, True)
-    expected = colour.convert("L").convert("RGB") if kind == "greyscale" else colour
-    tolerance = 30 if kind == "palette PNG" else 4
-    assert (
-        np.abs(image.numpy().astype(int) - np.array(expected.getpixel((0, 0)))).max() <= tolerance
-    )
 
 
 def test_mirroring_flips_left_and_right_alone(tiny_root: Path) -> None:

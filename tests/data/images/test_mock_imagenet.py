@@ -16,7 +16,6 @@ import pytest
 import simplejpeg
 from data_command import data_command
 from PIL import Image
-from refusal import refused
 
 from gallery_lib.data.images.mock_imagenet import (
     MAX_CLASSES,
@@ -167,12 +166,3 @@ def test_killing_the_parent_ends_the_workers_and_leftovers_are_removed(tmp_path:
     leftover.write_bytes(b"half an image")
     generate(root, PRESETS["small"], progress=False)
     assert not leftover.exists() and verify(root) == []
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("classes", 1), ("classes", 1001), ("train_per_class", 0), ("val_per_class", 0), ("seed", -1)],
-)
-def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int) -> None:
-    with refused(field, value):
-        MockSpec(**({"classes": 3, "train_per_class": 1, "val_per_class": 1} | {field: value}))

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from data.images.small_segmentation import SIZE, SPEC, half, training
-from PIL import Image
+from PIL import ExifTags, Image
+from refusal import check_refused_command, refused
 from torch.utils.data import DataLoader
 
 from gallery_lib.data.images.check import check_segmentation_folder
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION
-from gallery_lib.data.images.mock_segmentation import render
+from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate, render
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small mock set, which must not be changed."""
+    folder = tmp_path_factory.mktemp("segmentation") / "small"
+    generate(folder, SPEC)
+    return folder
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the mock set, to be damaged."""
+    return Path(shutil.copytree(root, tmp_path / "copy"))
+
+
+DATA_PREP = Path(__file__).resolve().parents[3] / "data_prep"
+SPEC = SegmentationSpec(train=5, val=2, seed=3)
+SIZE = (32, 47)
+
+
+def training(root: Path, seed: int = 0) -> SegmentationFolder:
+    return SegmentationFolder(root, "train", SIZE, train=True, seed=seed)
+
+
+def save_mask(path: Path, mode: str, values: np.ndarray) -> None:
+    Image.fromarray(values).convert(mode).save(path)
+
+
+def half(value: int, other: int = 0) -> np.ndarray:
+    values = np.full((640, 959), other, np.uint8)
+    values[:, :400] = value
+    return values
 
 
 def test_an_image_depends_on_seed_split_and_index_alone() -> None:
@@ -99,13 +136,6 @@ def test_flips_turn_image_and_mask_together_and_depend_on_seed_epoch_and_index(r
             assert difference < 3  # the fast DCT's rounding
             seen.add((epoch, index, matching[0]))
     assert {axes for _, _, axes in seen} == {(), (0,), (1,), (0, 1)}
-    data.set_epoch(0)
-    first = [data[i][1] for i in range(5)]
-    assert all(
-        torch.equal(a, b)
-        for a, (_, b) in zip(first, (training(root)[i] for i in range(5)), strict=True)
-    )
-    assert any(not torch.equal(a, training(root, seed=1)[i][1]) for i, a in enumerate(first))
 
 
 @pytest.mark.parametrize("values", [half(255), half(1), np.zeros((640, 959), np.uint8)])
@@ -116,3 +146,174 @@ def test_zero_is_background_and_any_one_other_value_the_object(
     mask = SegmentationFolder(copy, "train", (640, 959), train=False)[0][1]
     assert np.array_equal(mask.numpy(), values != 0)
     assert "7 read" in str(check_segmentation_folder(copy, full=True))
+
+
+def empty_all(folder: Path) -> None:
+    for mask in (folder / "val" / "masks").iterdir():
+        Image.fromarray(np.zeros((640, 959), np.uint8)).save(mask)
+
+
+DEFECTS: list[tuple[Callable[[Path], object], str, list[str]]] = [
+    (lambda folder: shutil.rmtree(folder), "data_dir", ["does not exist"]),
+    (lambda folder: shutil.rmtree(folder / "val"), "data_dir", ["no val/images/"]),
+    (lambda folder: shutil.rmtree(folder / "train" / "masks"), "data_dir", ["no train/masks/"]),
+    (
+        lambda folder: (folder / "train" / "masks" / "000002.png").unlink(),
+        "data_dir",
+        ["1 of 5 images", "000002.jpg needs", "train/masks/000002.png"],
+    ),
+    (
+        lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()],
+        "data_dir",
+        ["val/images holds no images"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]),
+        "data_dir",
+        ["000003.png: 640×958 pixels", "000003.jpg has 640×959"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)),
+        "data_dir",
+        ["000003.png: 3 channels"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)),
+        "data_dir",
+        ["000003.png: the values 1, 2"],
+    ),
+    (
+        lambda folder: save_mask(
+            folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]
+        ),
+        "data_dir",
+        ["000003.png: the values 0, 1, 127"],
+    ),
+    (
+        lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
+        "data_dir",
+        ["train/masks/000003.png: no mask"],
+    ),
+    (
+        lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
+        "data_dir",
+        ["train/images/000003.jpg: damaged", "1 bytes"],
+    ),
+    (empty_all, "data_dir", ["all 0"]),
+]
+
+
+def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Path) -> None:
+    images, masks = copy / "train" / "images", copy / "train" / "masks"
+    with Image.open(images / "000001.jpg") as image:
+        image.save(images / "000001.webp")
+    (images / "000001.jpg").unlink()
+    (masks / "000001.png").rename(masks / "000001.PNG")
+    for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
+        (copy / "train" / name).write_bytes(b"x")
+    for folder, ending in ((images, "jpg"), (masks, "png")):
+        (folder / "below").mkdir()
+        (folder / f"000004.{ending}").rename(folder / "below" / f"000004.{ending}")
+    shutil.copy(masks / "000002.png", masks / "alone.png")
+    data = training(copy)
+    assert (
+        len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    )
+    said = (
+        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), "
+        "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
+    )
+    assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
+
+
+def test_all_faults_are_named_in_one_run(copy: Path) -> None:
+    for name in ("000001", "000002"):
+        (copy / "train" / "masks" / f"{name}.png").unlink()
+    save_mask(copy / "train/masks/000003.png", "RGB", half(255))
+    shutil.rmtree(copy / "val" / "masks")
+    words = "000001.jpg, 000002.jpg", "000003.png: 3 channels", "no val/masks/"
+    for full in (False, True):
+        with refused("data_dir", "3 faults were found", *words):
+            check_segmentation_folder(copy, full=full)
+
+
+@pytest.mark.parametrize("turned", ["images", "masks", "both"])
+def test_pairs_that_exif_turns_apart_are_refused_by_the_check_and_in_training(
+    copy: Path, turned: str
+) -> None:
+    """By 180 degrees, so that the sizes agree."""
+    path = {"images": copy / "train/images/000003.jpg", "masks": copy / "train/masks/000003.png"}
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    for kind in path if turned == "both" else [turned]:
+        with Image.open(path[kind]) as image:
+            image.save(path[kind], exif=exif)
+    if turned == "both":
+        assert "7 read" in str(check_segmentation_folder(copy, full=True))
+        return
+    with refused(
+        "data_dir", "000003", "and 3 for its image" if turned == "images" else "orientation 3"
+    ):
+        check_segmentation_folder(copy, full=True)
+    with refused(path["masks"], "EXIF orientation"):
+        training(copy)[3]
+
+
+def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
+    shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
+    with refused("data_dir", "000001.jpeg", "000001.jpg"):
+        training(copy)
+
+
+@pytest.mark.parametrize("values", [half(2, 1), half(255) // 2 + half(1)[:, ::-1]])
+def test_a_mask_of_more_values_than_two_is_refused_in_training(
+    copy: Path, values: np.ndarray
+) -> None:
+    save_mask(copy / "train/masks/000003.png", "L", values)
+    with refused(copy / "train/masks/000003.png", "values"):
+        training(copy)[3]
+
+
+def test_the_full_check_finds_an_image_that_libjpeg_only_warns_about(copy: Path) -> None:
+    path = copy / "train/images/000003.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:90_000] + bytes(400) + data[90_400:])
+    training(copy)[3]
+    with refused("data_dir", copy / "train/images/000003.jpg", "Corrupt JPEG"):
+        check_segmentation_folder(copy, full=True)
+
+
+@pytest.mark.parametrize(("damage", "parameter", "values"), DEFECTS)
+def test_each_defect_has_its_message(
+    copy: Path, damage: Callable[[Path], object], parameter: str, values: list[str]
+) -> None:
+    damage(copy)
+    with refused(parameter, *values):
+        check_segmentation_folder(copy)
+
+
+def test_a_data_set_over_a_missing_folder_suggests_the_command_that_makes_one(
+    tmp_path: Path,
+) -> None:
+    with refused("data_dir", tmp_path / "none", "data_prep/mock_segmentation.py"):
+        training(tmp_path / "none")
+
+
+def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(DATA_PREP / command), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.slow
+def test_the_check_ends_with_0_or_2_and_one_message(root: Path, tmp_path: Path) -> None:
+    good = run("check_segmentation.py", str(root))
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
+    bad = run("check_segmentation.py", str(tmp_path))
+    check_refused_command(bad.returncode, bad.stderr, tmp_path, "no train/images/")

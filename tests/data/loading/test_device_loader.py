@@ -29,7 +29,7 @@ from torch.utils.data import (
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.early_start import EarlyWorkers
-from gallery_lib.data.loading.refilled import may_refill
+from gallery_lib.data.loading.sharding import may_refill
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

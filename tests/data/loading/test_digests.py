@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from gallery_lib.data.loading.digests import digest, of_data
+from gallery_lib.data.loading.comparison import digest, of_data
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ from refusal import refused
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from gallery_lib.data.loading.agreed_order import ShardedSampler
+from gallery_lib.data.loading.samplers import ShardedSampler
 from gallery_lib.data.loading.sharding import sharded
 from gallery_lib.data.loading.streams import share_of
 

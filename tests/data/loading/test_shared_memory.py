@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.loading.shared_memory import collate
@@ -225,18 +225,6 @@ def test_a_killed_worker_ends_the_pass_and_its_batches_stay_readable() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r"\w+Error\nTrue\n", ended.stdout)
-
-
-def test_a_batch_of_an_unknown_worker_is_refused() -> None:
-    message = shared_memory._Message(("nobody", os.getpid(), None, 0, None, [], []))
-    receive, content = message.__reduce__()
-    with pytest.raises(RuntimeError, match="has ended while a batch of it was on its way"):
-        receive(*content)
-
-
-def test_the_main_process_collates_as_torch_does() -> None:
-    items = [Numbered()[index] for index in range(3)]
-    assert str(collate(items)) == str(default_collate(items))
 
 
 SMALL = """

@@ -104,7 +104,7 @@ def trained_on(made: Made, share: float, monkeypatch: pytest.MonkeyPatch) -> Bac
     """Train on batches for two looks; in `share` of their waits the loading process ran."""
     background = Background(19, clock=lambda: made.now)
     steps = 0
-    monkeypatch.setattr(background, "seconds_run", lambda processes: share * made.wait * steps)
+    monkeypatch.setattr(worker_priority, "seconds_run", lambda processes: share * made.wait * steps)
     for _ in background.batches(made):
         made.now += made.step
         steps += 1

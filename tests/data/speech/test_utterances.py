@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from refusal import refused
-from torch.utils.data import DataLoader
 
 from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
 from gallery_lib.data.speech.features import list_utterances, load
 from gallery_lib.data.speech.utterances import (
     IGNORED,
-    SpeechBatch,
     SpeechFolder,
     collate,
     stack_frames,
@@ -58,19 +56,6 @@ def test_a_batch_is_padded_to_round_lengths() -> None:
     assert batch.features.sum(dim=(1, 2)).tolist() == [17 * 320, 3 * 320]
     assert batch.inputs.tolist() == [[BEGIN, 5, 6, 7, 8, END, END, END], [BEGIN, 9, *[END] * 6]]
     assert batch.labels.tolist() == [[5, 6, 7, 8, END, *[IGNORED] * 3], [9, END, *[IGNORED] * 6]]
-
-
-def test_workers_give_the_same_batches(root: Path) -> None:
-    data = SpeechFolder(root / "train", 40, 100)
-    here, there = (
-        list(DataLoader(data, 4, num_workers=n, collate_fn=data.collate)) for n in (0, 1)
-    )
-    assert isinstance(there[0], SpeechBatch) and len(here) == len(there)
-    assert all(
-        torch.equal(a, b)
-        for x, y in zip(here, there, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
 
 
 # Lengths

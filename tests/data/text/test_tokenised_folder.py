@@ -1,19 +1,27 @@
-"""A folder of text is tokenised once into the cache, whatever interrupts that."""
+"""Text is tokenised once, whatever interrupts that; what is unfit or damaged is refused."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
-from data_command import data_command
-from refusal import refused
+from data.text.vocabularies import byte_bpe, wordpiece
+from data_command import data_command, run_data_command
+from made_up_text import documents
+from refusal import check_refused_command, refused
 
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text import tokenizers as text_tokenizers
+from gallery_lib.data.text.masking import PackedText, infill, mask_tokens
 
 
 def test_a_folder_of_text_is_tokenised_once_into_the_cache(
@@ -47,24 +55,6 @@ def test_text_that_was_not_made_names_the_command(
         text.find(None, "wordpiece")
 
 
-def test_an_interrupted_preparation_leaves_nothing_behind(
-    text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(text_tokenizers, "encode", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        text.prepare(text_files, tmp_path / "made")
-    assert not list(tmp_path.iterdir())
-
-
-def test_leftovers_of_a_killed_process_are_removed(text_files: Path, tmp_path: Path) -> None:
-    (tmp_path / ".made.77.tmp").mkdir()
-    assert text.prepare(text_files, tmp_path / "made").made
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
-
-
 def test_the_process_may_fork_after_tokenising_a_folder(text_files: Path, tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom gallery_lib.data.text import tokenized as text\n"
@@ -96,3 +86,188 @@ def test_two_processes_that_need_the_same_text_make_it_once(
     said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sorted("made now" in line for line in said) == [False, True]
+
+
+run = partial(run_data_command, "text")
+
+
+def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
+    text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run("--data_dir", text_files, cache=tmp_path)
+    assert made.returncode == 0 and "made now" in made.stdout
+    assert all(line.startswith("reading the text") for line in made.stderr.splitlines())
+    again = run("--data_dir", text_files, cache=tmp_path)
+    assert again.returncode == 0 and "complete already" in again.stdout
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(text_corpus, "text_folder", None)
+    assert len(text.find(str(text_files), "wordpiece").tokens("train")) > 5000
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        (None, ["does not exist"]),
+        ({}, ["no .txt files", "It is empty."]),
+        ({"notes.md": b"words"}, ["no .txt files", "1 with another ending (notes.md)"]),
+        ({"a.txt": b"", "b.txt": b" \n\n "}, [" 0 characters", 20000]),
+        ({"a.txt": b"A few words only."}, [" 17 characters", 20000]),
+        (
+            {"a.txt": b"words " * 5000, "b.txt": b"na\xefve " * 5000},
+            ["b.txt: it is not UTF-8", "0xef", "position 2"],
+        ),
+        ({"a.txt": ("words " * 5000).encode("utf-16")}, ["0xff", "-f utf-16 "]),
+        ({"a.txt": ("words " * 5000).encode("utf-16-le")}, ["zero bytes", "-f utf-16 "]),
+    ],
+)
+def test_unfit_text_ends_the_command_with_code_2_and_one_message(
+    tmp_path: Path, content: dict[str, bytes] | None, values: list[object]
+) -> None:
+    folder = tmp_path / "texts"
+    if content is not None:
+        folder.mkdir()
+        for name, data in content.items():
+            (folder / name).write_bytes(data)
+    result = run("--data_dir", folder, cache=tmp_path / "cache")
+    check_refused_command(result.returncode, result.stderr, folder, *values)
+    assert result.stderr.count("\n") == 1 and not list((tmp_path / "cache").rglob("about.json"))
+
+
+def test_a_file_in_place_of_a_folder_is_refused(text_files: Path, tmp_path: Path) -> None:
+    with refused("data_dir", text_files / "0.txt", "is a file"):
+        text.prepare(text_files / "0.txt", tmp_path / "made")
+
+
+def with_an_id(path: Path, index: int, value: int) -> None:
+    tokens = np.load(path)
+    tokens[index] = value
+    np.save(path, tokens)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda made: (made / "wordpiece/train.npy").unlink(), "missing: wordpiece/train.npy"),
+        (
+            lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 4),
+            "altered: byte-bpe/train.npy",
+        ),
+        (
+            lambda made: (made / "wordpiece/tokenizer.json").write_text("{"),
+            "altered: wordpiece/tokenizer.json",
+        ),
+    ],
+)
+def test_damaged_tokens_are_not_complete_already(
+    text_files: Path,
+    prepared: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    problem: str,
+) -> None:
+    made = Path(shutil.copytree(prepared, tmp_path / "made"))
+    assert not text.prepare(text_files, made).now
+    damage(made)
+    with refused("out", made, "is damaged", problem):
+        text.prepare(text_files, made)
+
+
+def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(
+    prepared: Path, tmp_path: Path
+) -> None:
+    made = Path(shutil.copytree(prepared, tmp_path / "made"))
+    with_an_id(made / "byte-bpe" / "train.npy", 70, 60_000)
+    data = PackedText(byte_bpe(made), "train", 32, infill, train=True)
+    data[0]
+    with refused(made / "byte-bpe/train.npy", "token 70 is 60000"):
+        data[2]
+    os.truncate(made / "wordpiece" / "held_out.npy", 300)
+    with refused(made / "wordpiece/held_out.npy"):
+        PackedText(wordpiece(made), "held_out", 32, mask_tokens, train=False)
+
+
+def test_text_files_of_any_case_count_and_others_are_named(
+    text_files: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(text_files, tmp_path / "files"))
+    (copy / "0.txt").rename(copy / "0.TXT")
+    (copy / ".draft.txt").write_text("x")
+    (copy / "empty.txt").touch()
+    files, left_out = text_corpus.text_files(copy)
+    assert len(files) == 6 and copy / "0.TXT" in files
+    assert left_out.counts == {"hidden": 1, "empty": 1, "with another ending": 1}
+    done = text.prepare(copy, tmp_path / "made")
+    assert done.notices == (f"left out of {copy}: {left_out}",)
+
+
+def test_a_folder_that_holds_anything_else_is_left_alone(
+    text_files: Path, prepared: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with refused("out", tmp_path, "is not empty"):
+        text.prepare(text_files, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with refused("out", prepared, "holds other data"):
+        text.prepare(None, prepared)
+
+
+def test_a_folder_without_what_its_tokens_are_is_damaged(prepared: Path, tmp_path: Path) -> None:
+    made = Path(shutil.copytree(prepared, tmp_path / "made"))
+    (made / "wordpiece" / "about.json").write_text("{")
+    with refused(made / "wordpiece" / "about.json", "is damaged"):
+        text.find(str(made), "wordpiece")
+
+
+@pytest.mark.slow
+def test_the_default_text_is_english_of_some_size_made_in_seconds(tmp_path: Path) -> None:
+    made = run(cache=tmp_path)
+    assert made.returncode == 0, made.stderr
+    about = json.loads((tmp_path / "data" / "english" / "wordpiece" / "about.json").read_text())
+    assert about["tokens"]["train"] > 100_000
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 20e6
+    assert "complete already" in run(cache=tmp_path).stdout
+
+
+@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
+    text = documents(count=3)
+    trained = [text_tokenizers.KINDS[kind].train(text).to_str() for _ in range(3)]
+    assert trained[0] == trained[1] == trained[2]
+
+
+@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: str) -> None:
+    special = text_tokenizers.KINDS[kind].specials
+    tokenizer = text_tokenizers.KINDS[kind].train(documents(count=2))
+    assert [tokenizer.token_to_id(token) for token in special.tokens] == [0, 1, 2, 3, 4]
+    pad, start, end = (0, 2, 3) if kind == "wordpiece" else (1, 0, 2)
+    assert (special.pad, special.start, special.end) == (pad, start, end)
+    assert special.tokens[special.mask] in ("[MASK]", "<mask>") and special.tokens[special.pad] in (
+        "[PAD]",
+        "<pad>",
+    )
+
+
+@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+def test_a_special_token_in_the_text_is_text(kind: str) -> None:
+    special = text_tokenizers.KINDS[kind].specials
+    document = "the word " + " and ".join(special.tokens) + " is a word"
+    tokenizer = text_tokenizers.KINDS[kind].train([document] * 3)
+    ids = text_tokenizers.encode(tokenizer, [document], special.end)
+    assert not set(ids[:-1].tolist()) & set(range(5)) and ids[-1] == special.end
+
+
+def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared: Path) -> None:
+    train, held_out = text_corpus.text_folder(
+        text_files, text_corpus.text_files(text_files)[0]
+    ).split()
+    tokens = byte_bpe(prepared)
+    for split, texts in (("train", train), ("held_out", held_out)):
+        decoded = tokens.tokenizer().decode(
+            tokens.tokens(split).tolist(), skip_special_tokens=False
+        )
+        assert decoded == "".join(f"{document}</s>" for document in texts)
+    words = wordpiece(prepared)
+    decoded = words.tokenizer().decode(words.tokens("held_out").tolist(), skip_special_tokens=True)
+    assert decoded.replace(" ", "") == "".join(held_out).lower().replace(" ", "").replace("\n", "")
+    assert not np.isin(words.tokens("held_out"), words.specials.unknown).any()

@@ -1,40 +1,89 @@
-"""Agree on one order of samples: each rank takes its share of what a sampler yields.
+"""Find the samplers of a loader, and divide the order that they draw among the ranks.
 
-Every world_size-th index belongs to a rank. So the union of one step's batches is what a single
-process with the same global batch would see. All ranks draw the same order without a message:
-`accelerate()` agrees on a seed, and each pass is drawn from it and from the place in the training
-(`comm/averages.py`), or from the epoch that the caller has set. So a pass after a training step has
-a new order, and a rank that iterates alone takes nothing away from the others. Passes of a thread
-that reads ahead of a training are drawn from their number instead. A sampler without an end, or
-without a length, is read ahead in chunks.
+Some samplers know ranks: they divide the data themselves, as DistributedSampler does, or yield a
+part on each rank. Of all others, every world_size-th index belongs to a rank (`ShardedSampler`). So
+the union of one step's batches is what a single process with the same global batch would see.
+
+All ranks draw the same order without a message: `accelerate()` agrees on a seed, and each pass is
+drawn from it and from the place in the training (`comm/averages.py`), or from the epoch that the
+caller has set. So a pass after a training step has a new order, and a rank that iterates alone
+takes nothing away from the others. Passes of a thread that reads ahead of a training are drawn from
+their number instead. A sampler without an end, or without a length, is read ahead in chunks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from gallery_lib.comm import averages, process_group
 from gallery_lib.data.loading import random_states
-from gallery_lib.data.loading.digests import digest
-from gallery_lib.data.loading.length import length_of
+from gallery_lib.data.loading.comparison import digest, length_of, try_on_all_ranks
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
-from gallery_lib.data.loading.rank_samplers import below
-from gallery_lib.data.loading.trial import in_child
 from gallery_lib.errors import InputError
 
+_REPLICAS = ("num_replicas", "world_size", "_num_replicas", "_world_size")
+_RANK = ("rank", "_rank")
+_DEEPEST = 4
+"""Maximum depth of the search for samplers in samplers in batch samplers."""
 _FIRST_ROUNDS = 256
 """Rounds read ahead first of a sampler without a length; then twice as many each time."""
 _MOST_AHEAD = 2**22
 """Maximum number of items read ahead."""
-_MOST_COUNTED = 2**28
-"""Maximum length of a data set for which the ranks compare which rank has which sample."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank, and number of ranks, for which the sampler called `name` is made."""
+
+    name: str
+    rank: int
+    replicas: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.replicas}"
+
+
+def outermost(loader: Any) -> Any:
+    """Return the sampler that a loader's indices, or batches of them, come from."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def chain(loader: Any) -> list[Any]:
+    """Return the samplers of a loader, including nested ones, from the outside inwards."""
+    outer = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+    return list({id(sampler): sampler for one in outer for sampler in below(one)}.values())
+
+
+def below(sampler: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield a sampler and those in its attributes, from the outside inwards."""
+    if sampler is None or depth > _DEEPEST:
+        return
+    yield sampler
+    for value in list(getattr(sampler, "__dict__", {}).values()):
+        if isinstance(value, Sampler) or _place(value) is not None:
+            yield from below(value, depth + 1)
+
+
+def _place(sampler: Any) -> Place | None:
+    own = getattr(sampler, "__dict__", {})
+    replicas = next((own[name] for name in _REPLICAS if type(own.get(name)) is int), None)
+    rank = next((own[name] for name in _RANK if type(own.get(name)) is int), None)
+    if replicas is None or rank is None or not hasattr(type(sampler), "__iter__"):
+        return None
+    return Place(type(sampler).__name__, rank, replicas)
+
+
+def place_of(samplers: Iterator[Any] | list[Any]) -> Place | None:
+    """Return for which rank the first of `samplers` that knows ranks is made, or None."""
+    return next((place for sampler in samplers if (place := _place(sampler))), None)
 
 
 _loaders = itertools.count()
@@ -159,19 +208,12 @@ def divided_already(sampler: Any, samples: int | None, order: int) -> bool:
     Raises:
         InputError: on every rank where the orders can neither be divided nor are divided.
     """
-    if _draws_alike(sampler):
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(inner) in (SequentialSampler, RandomSampler, LengthBucketSampler):
         return False
     what = f"the sampler ({type(sampler).__name__})"
-    items, reason = in_child(lambda: _first_items(sampler, order))
-    views = process_group.all_ranks((reason, digest(items)))
-    if failed := [rank for rank, (reason, _) in enumerate(views) if reason]:
-        raise InputError(
-            f"{what} could not be tried on rank {', '.join(map(str, failed))} "
-            f"({views[failed[0]][0]}), so it is not known whether it divides the data by rank. Set "
-            "config.loader.shard = 'always' to have it divided, or 'never' if it is.",
-            parameter="loader",
-        )
-    if len({view for _, view in views}) == 1:
+    items, views = try_on_all_ranks(what, lambda: _first_items(sampler, order), digest)
+    if len(set(views)) == 1:
         return False
     if _parts_of_all(items, samples):
         return True
@@ -184,11 +226,6 @@ def divided_already(sampler: Any, samples: int | None, order: int) -> bool:
     )
 
 
-def _draws_alike(sampler: Any) -> bool:
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return type(inner) in (SequentialSampler, RandomSampler, LengthBucketSampler)
-
-
 def _first_items(sampler: Any, order: int) -> list[Any]:
     length = length_of(sampler)
     most = 2 * _FIRST_ROUNDS if length is None else min(length + 1, _MOST_AHEAD)
@@ -197,31 +234,19 @@ def _first_items(sampler: Any, order: int) -> list[Any]:
 
 
 def _parts_of_all(items: list[Any], samples: int | None) -> bool:
-    """Return whether the ranks' items are parts that together are the data set."""
-    indices = _flat(items)
-    flat = [] if indices is None else indices
-    usable = bool(samples and samples <= _MOST_COUNTED and all(0 <= i < samples for i in flat))
-    longest = max((len(item) for item in items if isinstance(item, (list, tuple))), default=1)
-    facts = process_group.all_ranks((indices is not None and usable, len(flat), longest))
-    if not all(fine for fine, _, _ in facts):
+    """Return whether the ranks' items are parts that together are the data set.
+
+    An item is an index or a batch of indices. Parts may be filled up to the same length.
+    """
+    batches = [item if isinstance(item, (list, tuple)) else (item,) for item in items]
+    try:
+        indices = [operator.index(index) for batch in batches for index in batch]
+    except TypeError:  # keys of another kind
+        indices = [-1]
+    parts = process_group.all_ranks((indices, max(map(len, batches), default=1)))
+    seen = [index for part, _ in parts for index in set(part)]
+    if not samples or min(seen, default=-1) < 0 or max(seen) >= samples:
         return False
-    assert samples is not None
-    counts = torch.zeros(samples, dtype=torch.int32)
-    counts[torch.tensor(flat, dtype=torch.int64).unique()] = 1
-    counts = process_group.sum_over_ranks(counts.to(process_group.device()))
-    total = sum(length for _, length, _ in facts)
-    padding = process_group.world_size() * max(longest for _, _, longest in facts)
-    return bool((counts > 0).all()) and total < samples + padding
-
-
-def _flat(items: Sequence[Any]) -> list[int] | None:
-    """Return the indices in `items`, or in batches of them; None if they are something else."""
-    flat: list[int] = []
-    for item in items:
-        for index in item if isinstance(item, (list, tuple)) else (item,):
-            if isinstance(index, Tensor) and index.numel() == 1:
-                index = index.item()
-            if not hasattr(type(index), "__index__") or isinstance(index, Tensor):
-                return None
-            flat.append(int(index))
-    return flat
+    padding = len(parts) * max(longest for _, longest in parts)
+    whole = bool((np.bincount(seen, minlength=samples) > 0).all())
+    return whole and sum(len(part) for part, _ in parts) < samples + padding

@@ -1,0 +1,364 @@
+"""Utterances from a manifest and from a Kaldi folder, what is unfit, and the check of both."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+from data_command import DATA_PREP, run_data_command
+from refusal import check_refused_command, refused
+
+from gallery_lib.data.speech import features
+from gallery_lib.data.speech.check import check_features
+from gallery_lib.data.speech.features import (
+    list_utterances,
+    load,
+    shape,
+    statistics,
+    with_frames,
+)
+from gallery_lib.data.speech.utterances import SpeechFolder, stacked_length
+from gallery_lib.tasks import speech_transformer
+
+ARRAYS = {
+    f"u{i}": np.random.default_rng(i).normal(size=(10 + i, 4)).astype(np.float32) for i in range(6)
+}
+SPEAKER = {name: f"s{i // 2}" for i, name in enumerate(ARRAYS)}
+
+
+def kaldi(folder: Path, **options: object) -> Path:
+    """Return the same six utterances as a Kaldi folder."""
+    folder.mkdir()
+    kaldiio.save_ark(str(folder / "feats.ark"), ARRAYS, scp=str(folder / "feats.scp"), **options)
+    (folder / "utt2spk").write_text(
+        "".join(f"{name} {speaker}\n" for name, speaker in SPEAKER.items())
+    )
+    (folder / "text").write_text("".join(f"{name}\tthe words of {name}\n" for name in ARRAYS))
+    return folder
+
+
+@pytest.fixture
+def tsv(tmp_path: Path) -> Path:
+    """Return a folder of six utterances of three speakers as .npy files with a manifest."""
+    folder = tmp_path / "tsv"
+    folder.mkdir()
+    for name, array in ARRAYS.items():
+        np.save(folder / f"{name}.npy", array)
+    features.write(
+        folder, [(f"{name}.npy", SPEAKER[name], len(array)) for name, array in ARRAYS.items()]
+    )
+    return folder
+
+
+def list_speakers(folder: Path) -> list[features.Utterance]:
+    return list_utterances(folder, "utt2spk", "make --it")
+
+
+def test_a_manifest_lists_its_utterances_in_order_with_labels_frames_and_features(
+    tsv: Path,
+) -> None:
+    utterances = list_speakers(tsv)
+    assert [u.label for u in utterances] == list(SPEAKER.values())
+    assert [u.frames for u in utterances] == [10, 11, 12, 13, 14, 15]
+    for utterance, array in zip(utterances, ARRAYS.values(), strict=True):
+        assert shape(utterance) == array.shape
+        assert np.array_equal(load(utterance), array) and load(utterance).dtype == np.float32
+
+
+def test_frames_that_are_not_listed_are_read_from_the_files(tsv: Path) -> None:
+    lines = (tsv / "manifest.tsv").read_text().splitlines()
+    (tsv / "manifest.tsv").write_text(
+        "\r\n".join(line.rpartition("\t")[0] for line in lines) + "\r\n\r\n"
+    )
+    utterances = list_speakers(tsv)
+    assert {u.frames for u in utterances} == {None}
+    assert [u.frames for u in with_frames(utterances)] == [10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("compression", [None, 2, 3, 5])
+def test_a_kaldi_folder_gives_the_same_utterances_also_compressed(
+    tmp_path: Path, compression: int
+) -> None:
+    folder = kaldi(
+        tmp_path / "kaldi", **({} if compression is None else {"compression_method": compression})
+    )
+    utterances = list_speakers(folder)
+    assert [(u.name, u.label) for u in utterances] == list(SPEAKER.items())
+    assert [u.frames for u in with_frames(utterances)] == [10, 11, 12, 13, 14, 15]
+    for utterance, array in zip(utterances, ARRAYS.values(), strict=True):
+        assert shape(utterance) == array.shape
+        assert (
+            np.allclose(load(utterance), array, atol=0.05 if compression else 0)
+            and load(utterance).dtype == np.float32
+        )
+
+
+def test_labels_of_a_kaldi_folder_are_the_transcripts_where_these_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    assert list_utterances(folder, "text", "")[2].label == "the words of u2"
+    (folder / "utt2num_frames").write_text(
+        "".join(f"{name} {len(array)}\n" for name, array in ARRAYS.items())
+    )
+    assert list_utterances(folder, "text", "")[2].frames == 12
+
+
+def test_archives_may_be_named_relative_to_the_folder_so_that_it_can_be_moved(
+    tmp_path: Path,
+) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    (folder / "feats.scp").write_text((folder / "feats.scp").read_text().replace(f"{folder}/", ""))
+    moved = Path(shutil.move(folder, tmp_path / "moved"))
+    assert np.array_equal(load(list_speakers(moved)[5]), ARRAYS["u5"])
+
+
+def test_statistics_are_those_of_the_frames(tsv: Path) -> None:
+    frames = np.concatenate(list(ARRAYS.values()))
+    mean, deviation = statistics(list_speakers(tsv))
+    assert np.allclose(mean, frames.mean(0), atol=1e-6) and np.allclose(
+        deviation, frames.std(0), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "values"),
+    [
+        ("u0.npy\ts0\n", ["columns path and label", "['u0.npy', 's0']"]),
+        ("", ["columns path and label", "[]"]),
+        ("path\tlabel\nu0.npy s0\n", ["line 2", "1 values", "2 columns"]),
+        ("path\tlabel\nu0.npy\t \n", ["line 2", "empty", r"'u0.npy\t '"]),
+        ("path\tlabel\tframes\nu0.npy\ts0\tten\n", ["line 2", "'ten'", "frames"]),
+    ],
+)
+def test_a_malformed_manifest_is_named_with_the_line(
+    tsv: Path, lines: str, values: list[str]
+) -> None:
+    (tsv / "manifest.tsv").write_text(lines)
+    with refused(tsv / "manifest.tsv", *values):
+        list_speakers(tsv)
+
+
+def test_a_manifest_without_utterances_is_refused(tsv: Path) -> None:
+    (tsv / "manifest.tsv").write_text("path\tlabel\n")
+    with refused("data_dir", tsv, "no utterances"):
+        list_speakers(tsv)
+
+
+def test_a_folder_that_is_missing_or_holds_neither_layout_suggests_mock_data(
+    tmp_path: Path,
+) -> None:
+    with refused("data_dir", tmp_path / "none", "make --it"):
+        list_speakers(tmp_path / "none")
+    (tmp_path / "notes.txt").write_text("")
+    with refused("data_dir", "manifest.tsv", "feats.scp", "notes.txt", "make --it"):
+        list_speakers(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["u0 cat feats.ark |", "u0 feats.ark", "u0 feats.ark:13[0:4]"])
+def test_commands_and_ranges_in_an_scp_file_are_refused(tmp_path: Path, entry: str) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    (folder / "feats.scp").write_text(entry + "\n")
+    with refused(folder / "feats.scp", "line 1", repr(entry.split(" ", 1)[1]), "`file.ark:offset`"):
+        list_speakers(folder)
+
+
+def test_kaldi_folders_without_labels_are_refused(tmp_path: Path) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    (folder / "utt2spk").write_text("u0 s0\n")
+    with refused(folder / "utt2spk", "utterance u1"):
+        list_speakers(folder)
+    (folder / "utt2spk").unlink()
+    with refused("data_dir", "utt2spk"):
+        list_speakers(folder)
+
+
+run = partial(run_data_command, "check_features")
+
+
+def pickled(folder: Path) -> None:
+    np.save(folder / "u3.npy", np.array([{}], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "values"),
+    [
+        (lambda folder: (folder / "u3.npy").unlink(), ["No such file"]),
+        (lambda folder: (folder / "u3.npy").write_bytes(b"no array"), []),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros(7, np.float32)),
+            ["[7]", "[frames, dims]"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros((13, 5), np.float32)),
+            ["5 values", "4"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros((9, 4), np.float32)),
+            ["9 frames", "13"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.full((13, 4), np.nan, np.float32)),
+            ["not finite"],
+        ),
+        (lambda folder: np.save(folder / "u3.npy", np.full((13, 4), "x")), ["<U1 [13, 4]"]),
+        (pickled, []),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be_is_named(
+    tsv: Path, damage: Callable[[Path], object], values: list[str]
+) -> None:
+    damage(tsv)
+    with refused(tsv / "u3.npy", *values):
+        load(list_speakers(tsv)[3], 4)
+
+
+def test_all_faults_are_named_in_one_run_and_twenty_at_most_in_words(copy: Path) -> None:
+    lines = (copy / "train" / "manifest.tsv").read_text().splitlines()
+    names = [line.split("\t")[0] for line in lines[1:]]
+    for name in names[2:]:
+        np.save(copy / "train" / name, np.zeros((80, 13), np.float32))
+    (copy / "train" / names[0]).unlink()
+    first = copy / "val" / (copy / "val" / "manifest.tsv").read_text().split()[3]
+    np.save(first, np.full_like(np.load(first), np.nan))
+    bad = run(copy, "--task", "speech_transformer", "--full")
+    assert bad.returncode == 2 and "1 feature file(s) that do not exist" in bad.stderr
+    assert f"{len(names)} faults were found" in bad.stderr  # one is fine, and one is in val/
+    assert "It seems transposed: it must be [frames, values]." in bad.stderr
+    assert f"… and {len(names) - 20} more" in bad.stderr
+    (copy / "train" / "manifest.tsv").write_text("\n".join([lines[0], "one", lines[1], "two"]))
+    bad = run(copy, "--task", "speech_transformer")
+    assert bad.returncode == 2
+    assert all(word in bad.stderr for word in ("line 2: 1 values", "line 4: 1 val", "not finite"))
+
+
+def test_training_names_the_utterance_that_is_transposed(copy: Path) -> None:
+    name = (copy / "train" / "manifest.tsv").read_text().splitlines()[2].split("\t")[0]
+    np.save(copy / "train" / name, np.load(copy / "train" / name).T)
+    with refused(copy / "train" / name, name, "transposed"):
+        SpeechFolder(copy / "train", 160, 100)
+
+
+def test_an_offset_that_is_no_matrix_is_refused_instead_of_read_as_something_else(
+    tmp_path: Path,
+) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    with (folder / "feats.ark").open("ab") as archive:
+        offset = archive.tell()
+        archive.write(b"PKL" + pickle.dumps({}))
+    (folder / "feats.scp").write_text(f"u0 {folder}/feats.ark:{offset}\n")
+    (utterance,) = list_speakers(folder)
+    for read in (shape, load):
+        with refused(folder / "feats.ark", f"offset {offset}"):
+            read(utterance)
+
+
+def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    kaldi_root = tmp_path / "kaldi"
+    kaldi_root.mkdir()
+    for split, rename in (("train", "s"), ("val", "t")):
+        shutil.copytree(tsv, root / split)
+        (root / split / "manifest.tsv").write_text(
+            (tsv / "manifest.tsv").read_text().replace("\ts", f"\t{rename}")
+        )
+        kaldi(kaldi_root / split)
+    good = run(root, "--task", "tts_angular", "--dims", "4", "--full")
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "val: 6 utterances, 3 different labels, 75 frames; 4 values a frame" in good.stdout
+    assert run(kaldi_root, "--task", "speech_transformer", "--dims", "4").returncode == 0
+
+    for arguments, values in (
+        ((root, "--task", "tts_angular"), ["4 values a frame", 40]),
+        ((kaldi_root, "--task", "tts_angular", "--dims", "4"), ["3 speakers", "train/", "val/"]),
+        (
+            (tmp_path / "none", "--task", "speech_transformer"),
+            [tmp_path / "none", "python3 data_prep/mock_speech.py"],
+        ),
+    ):
+        bad = run(*arguments)
+        check_refused_command(bad.returncode, bad.stderr, *values)
+    lines = (root / "val" / "manifest.tsv").read_text().splitlines(keepends=True)
+    (root / "val" / "manifest.tsv").write_text("".join(lines[:-1]))
+    single = run(root, "--task", "tts_angular", "--dims", "4")
+    check_refused_command(single.returncode, single.stderr, "1 of 3 speakers", "t2 has 1")
+
+
+@pytest.mark.parametrize("kind", ["npy", "ark", "compressed ark"])
+def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> None:
+    if kind == "npy":
+        np.save(tmp_path / "u.npy", ARRAYS["u5"])
+        utterance = features.Utterance("u", "s", tmp_path / "u.npy")
+    else:
+        options = {"compression_method": 2} if kind == "compressed ark" else {}
+        utterance = list_speakers(kaldi(tmp_path / "kaldi", **options))[-1]
+    assert shape(utterance) == ARRAYS["u5"].shape
+    data = utterance.path.read_bytes()
+    utterance.path.write_bytes(data[:-3])
+    with refused(utterance.path, f"{len(data) - 3} of {len(data)} bytes"):
+        shape(utterance)
+
+
+def test_a_matrix_without_frames_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "u.npy", np.zeros((0, 4), np.float32))
+    with refused(tmp_path / "u.npy", "[0, 4]"):
+        with_frames([features.Utterance("u", "s", tmp_path / "u.npy")])
+
+
+def test_the_check_names_a_pipe_instead_of_waiting_for_it(tsv: Path) -> None:
+    (tsv / "u3.npy").unlink()
+    os.mkfifo(tsv / "u3.npy")
+    (tsv.parent / "train").symlink_to(tsv)
+    (tsv.parent / "val").symlink_to(tsv)
+    result = run(tsv.parent, "--task", "tts_angular", "--dims", "4")
+    check_refused_command(result.returncode, result.stderr, "1 feature file", "u3.npy")
+
+
+# What is left out
+
+
+def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_named(
+    copy: Path,
+) -> None:
+    train = SpeechFolder(copy / "train", 160, 100)
+    assert train.notices == ()
+    (copy / "train" / "alignment.tsv").unlink(missing_ok=True)
+    lengths = sorted(
+        stacked_length(len(load(u))) for u in list_utterances(copy / "train", "text", "")
+    )
+    short = SpeechFolder(copy / "train", lengths[-1] // 2 - 1, 100)
+    (line,) = short.notices
+    left = sum(length > 2 * (lengths[-1] // 2 - 1) for length in lengths)
+    assert f"{left} of 24 utterances of more than" in line and 0 < left < 24
+    manifest = copy / "val" / "manifest.tsv"
+    lines = manifest.read_text().splitlines()
+    path, label, frames = lines[1].split("\t")
+    manifest.write_text("\n".join([lines[0], f"{path}\t{label}§§\t{frames}", *lines[2:]]) + "\n")
+    (line,) = SpeechFolder(copy / "val", 160, 100, train).notices
+    assert line.startswith("2 of ") and line.endswith("are not in train/, and count as unknown: §")
+    checked = run_data_command("check_features", copy, "--task", "speech_transformer")
+    assert checked.returncode == 0 and line in checked.stdout
+
+
+def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path) -> None:
+    assert check_features(copy, "text", 80, "", vocabulary_size=100).notices == ()
+    with refused("data_dir", "room for 2"):
+        check_features(copy, "text", 80, "", vocabulary_size=5)
+
+
+def test_the_check_knows_the_model_s_tokens() -> None:
+    spec = importlib.util.spec_from_file_location("check_features", DATA_PREP / "check_features.py")
+    assert spec and spec.loader
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+    assert command.TASKS["speech_transformer"][3] == speech_transformer.VOCABULARY
