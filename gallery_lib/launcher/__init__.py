@@ -7,7 +7,7 @@
 - `torchrun`: torchrun, started ahead, listening only where it is told to.
 - `forked`: processes of a comparison, forked from one that has imported torch.
 - `worker`: one training process. `script`: a training script of the reader's own.
-- `stopped_ranks`, `killed_ranks`: the watch over the processes of ranks.
+- `ranks`: the watch over the processes of ranks: who was killed, who is stopped.
 - `run_view`: the phase that a run is in, for who waits for it.
 
 Where there is no GPU, training processes are forked from torchrun, which has imported torch. CUDA

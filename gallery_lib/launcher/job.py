@@ -36,7 +36,6 @@ from gallery_lib.launcher.commands import (
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.launcher.run_view import RunView, first_phase
-from gallery_lib.launcher.stopped_ranks import StoppedStarters
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.exit_codes import shell_exit_code
@@ -91,7 +90,6 @@ class Job:
                 if ahead is None
                 else ahead.run(command[len(TORCHRUN) :], environment, self._torchrun_log)
             )
-        self._starters = StoppedStarters(self._process.pid, config.rank_timeout)
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
 
@@ -99,12 +97,11 @@ class Job:
         """Return whether the run has not ended yet.
 
         Raises:
-            RunFailed: if its folder is gone, or a process that starts the ranks was stopped.
+            RunFailed: if its folder is gone.
         """
         if self._process.poll() is not None:
             return False
         self._check_folder()
-        self._starters.look()
         return True
 
     def _check_folder(self) -> None:
@@ -146,7 +143,6 @@ class Job:
             Phase(first_phase(self.launch), self.began),
             name=name,
             part=part,
-            notes=self._starters.notes,
         )
 
     def stop(self) -> None:

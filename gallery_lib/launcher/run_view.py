@@ -31,7 +31,6 @@ class RunView:
         before: the phase until the run notes one.
         name: of the run, where there are several.
         part: name under which the times of all phases are added up; None: each under its own.
-        notes: lines to print once, which others append.
     """
 
     def __init__(
@@ -42,9 +41,7 @@ class RunView:
         *,
         name: str = "",
         part: str | None = None,
-        notes: list[str] | None = None,
     ) -> None:
-        self._notes = [] if notes is None else notes
         self._progress, self._run_dir = progress, run_dir
         self._prefix = f"{name}: " if name else ""
         self.go_on(before, part)
@@ -61,8 +58,6 @@ class RunView:
 
         Phases that were over at once are left out. Without a new phase the last one is shown again.
         """
-        while self._notes:
-            self._progress.say(self._notes.pop())
         new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [
             self._last
         ]

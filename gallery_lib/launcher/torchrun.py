@@ -19,18 +19,18 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.comm import rendezvous
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, switches
-from gallery_lib.launcher import description, killed_ranks, restarts
+from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.killed_ranks import Ending
-from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.launcher.ranks import Ending
 from gallery_lib.memory import allocator
+from gallery_lib.system.exit_codes import GO_ON_LATER
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
@@ -117,43 +117,6 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             end_supervised(self._process)
 
 
-def _report_killed_ranks() -> None:
-    """Make torchrun report a killed process before it looks at exit codes in the order of ranks."""
-    from torch.distributed.elastic.multiprocessing import api
-
-    run = description.of_this_run()
-    if run is None:
-        return
-    described: RunDescription = run
-
-    def reporting(poll: Callable[[Any], Any], endings: Callable[[Any], dict[int, Ending]]) -> Any:
-        def polled(context: Any) -> Any:
-            reported = killed_ranks.report(described, endings(context))
-            result = poll(context)
-            if result is not None and result.failures and not reported:  # it failed in between
-                first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-                killed_ranks.report(
-                    described, {first.local_rank: Ending(first.pid, first.exitcode)}
-                )
-            return result
-
-        return polled
-
-    def of_functions(context: Any) -> dict[int, Ending]:
-        processes = context._pc.processes if context._pc else []
-        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
-
-    def of_commands(context: Any) -> dict[int, Ending]:
-        return {
-            rank: Ending(one.proc.pid, one.proc.poll())
-            for rank, one in context.subprocess_handlers.items()
-        }
-
-    functions, commands = api.MultiprocessContext, api.SubprocessContext
-    functions._poll = reporting(functions._poll, of_functions)  # type: ignore[method-assign]
-    commands._poll = reporting(commands._poll, of_commands)  # type: ignore[method-assign]
-
-
 class _Finished:
     """An event across forked processes that no killed process can block.
 
@@ -176,32 +139,71 @@ class _Finished:
             time.sleep(self._LOOK_SECONDS)
 
 
-def _let_no_rank_block_the_others() -> None:
-    """Have torchrun watch its ranks for stopped ones, and tell forked ranks by `_Finished`.
+def _watch_ranks(run: RunDescription | None) -> None:
+    """Have torchrun report killed ranks, end stopped ones, and tell forked ranks by `_Finished`.
 
-    Torchrun may wait for its ranks without a limit, so the watch has a thread of its own.
+    A killed process is reported before torchrun looks at exit codes in the order of ranks.
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    start_functions, start_commands = api.MultiprocessContext._start, api.SubprocessContext._start
+    def endings(context: Any) -> dict[int, Ending]:
+        if isinstance(context, api.SubprocessContext):
+            commands = {rank: one.proc for rank, one in context.subprocess_handlers.items()}
+            return {rank: Ending(one.pid, one.poll()) for rank, one in commands.items()}
+        processes = context._pc.processes if context._pc else []
+        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
 
-    def watch(processes: Mapping[int, int]) -> None:
-        run = description.of_this_run()
-        if run is not None and (stopped_ranks := StoppedRanks.of(run)):
-            stopped_ranks.watch(processes)
+    def patch(kind: Any) -> None:
+        start, poll = kind._start, kind._poll
 
-    def started_functions(context: Any) -> None:
-        if context.start_method == "fork":
-            context._worker_finished_event = _Finished()
-        start_functions(context)
-        watch({rank: process.pid for rank, process in enumerate(context._pc.processes)})
+        def started(context: Any) -> None:
+            if kind is api.MultiprocessContext and context.start_method == "fork":
+                context._worker_finished_event = _Finished()
+            start(context)
+            if run is not None:
+                processes = {rank: ending.process for rank, ending in endings(context).items()}
+                ranks.watch_stopped(run, processes)
 
-    def started_commands(context: Any) -> None:
-        start_commands(context)
-        watch({rank: one.proc.pid for rank, one in context.subprocess_handlers.items()})
+        def polled(context: Any) -> Any:
+            if run is None:
+                return poll(context)
+            reported = ranks.report_killed(run, endings(context))
+            result = poll(context)
+            if result is not None and result.failures and not reported:  # it failed in between
+                first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+                ranks.report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
+            return result
 
-    api.MultiprocessContext._start = started_functions  # type: ignore[method-assign]
-    api.SubprocessContext._start = started_commands  # type: ignore[method-assign]
+        kind._start, kind._poll = started, polled
+
+    patch(api.MultiprocessContext)
+    patch(api.SubprocessContext)
+
+
+def _go_on_later_is_final(run: RunDescription | None) -> None:
+    """Have torchrun not start a process again that ended because it was told to go on later.
+
+    After any other failure of a run with checkpoints the ranks that are left are killed at once.
+    They would take SIGTERM for a notice to save a checkpoint, which they could not without those
+    that are gone.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    monitor = LocalElasticAgent._monitor_workers
+
+    def monitored(agent: Any, group: Any) -> Any:
+        result = monitor(agent, group)
+        if any(one.exitcode == GO_ON_LATER for one in (result.failures or {}).values()):
+            agent._remaining_restarts = 0
+        return result
+
+    LocalElasticAgent._monitor_workers = monitored  # type: ignore[method-assign]
+    if run is not None and run.config.checkpoint_every is not None:
+
+        def stopped(agent: Any, group: Any) -> None:
+            agent._shutdown(signal.SIGKILL)
+
+        LocalElasticAgent._stop_workers = stopped  # type: ignore[method-assign]
 
 
 def _leave_notices_to_the_ranks() -> None:
@@ -231,11 +233,17 @@ def main(arguments: Sequence[str]) -> None:
     logger = logging.getLogger("torch.distributed.elastic")
     logger.addHandler(logging.StreamHandler())
     logger.propagate = False
-    _report_killed_ranks()
-    _let_no_rank_block_the_others()
-    restarts.go_on_later_is_final()
-    with restarts.exit_code_told():
+    described = description.of_this_run()
+    _watch_ranks(described)
+    _go_on_later_is_final(described)
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
         run.main(list(arguments))
+    except ChildFailedError as error:
+        if any(one.exitcode == GO_ON_LATER for one in error.failures.values()):
+            sys.exit(GO_ON_LATER)
+        raise
 
 
 if __name__ == "__main__":

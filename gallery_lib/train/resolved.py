@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib.checkpoint.folders import AUTO
+from gallery_lib.checkpoint.folders import AUTO, places_of
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
@@ -82,10 +82,7 @@ def _check_checkpoints(config: TrainConfig) -> None:
     if config.resume is None:
         return
     if config.resume != AUTO:
-        # Before anything is started; the ranks look at what is in it.
-        from gallery_lib.checkpoint.choice import check_named  # imports torch
-
-        check_named(Path(config.resume).expanduser())
+        places_of(Path(config.resume).expanduser())  # the ranks look at what is in it
     elif not config.run_dir:
         raise InputError(
             "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",
