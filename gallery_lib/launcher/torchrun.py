@@ -1,120 +1,26 @@
-"""torchrun that listens only where it is told to, and can start before it knows what to run.
+"""torchrun that listens only where it is told to (`rendezvous.py`), and names the rank to blame.
 
-`rendezvous.py` says where it listens. `python -m gallery_lib.launcher.torchrun ARGUMENTS…` is
-torchrun. Without arguments it imports torch, while the command that started it does the same and
-checks its options. Then a line on its standard input has the arguments; if the input ends without a
-line, torchrun ends. `Torchrun` is its handle in the process that starts it. That process needs no
-torch.
+-m gallery_lib.launcher.torchrun ARGUMENTS…
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from gallery_lib.comm import rendezvous
-from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, switches
 from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.ranks import Ending
-from gallery_lib.memory import allocator
 from gallery_lib.system.exit_codes import GO_ON_LATER
-from gallery_lib.system.processes import (
-    HEARS_NOTICE_VARIABLE,
-    LAUNCHED_AT_VARIABLE,
-    PYTHON,
-    began_at,
-    end_supervised,
-    supervised,
-)
-from gallery_lib.train.resolved import threads_of
-
-
-def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
-    """Return the variables that a run's processes get on top of this process's environment."""
-    threads = threads_of(config, launch.nproc_per_node)
-    # Every rank imports torch's compiler, which would make a folder of its own.
-    variables = {
-        "OMP_NUM_THREADS": str(threads),
-        **switches.variables_of(config),
-        **cache.cache_variables(),
-    }
-    if launch.hosts == (1, 1):
-        variables |= rendezvous.loopback_interface()
-    if config.checkpoint_every is not None:
-        variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
-    if launch.dynamic:
-        # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
-        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if config.compiler_opt:
-        variables |= allocator.allocator_variables()
-    return variables
-
-
-class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
-    """Handle of a torchrun that has not been told yet what to run.
-
-    Its start-up counts from the beginning of this process. The end of the `with` block ends a
-    torchrun that was never told. After `run` it belongs to the caller of `run`.
-    """
-
-    def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
-        self.environment = environment_of(config, launch)
-        environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
-        self._process: subprocess.Popen[str] | None = supervised(
-            [*PYTHON, "-m", "gallery_lib.launcher.torchrun"],
-            environment,
-            stdin=subprocess.PIPE,
-            stderr=None,
-        )
-
-    def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path
-    ) -> subprocess.Popen[str]:
-        """Have torchrun run `arguments`; return the supervisor of what runs.
-
-        Args:
-            arguments: torchrun's arguments.
-            environment: variables for it, on top of those it has.
-            errors: the file for its standard error.
-        """
-        process, self._process = self._process, None
-        assert process is not None and process.stdin is not None
-        # If torchrun has ended, that shows as the end of the run, with the reason.
-        with (
-            contextlib.suppress(BrokenPipeError),
-            process.stdin as orders,
-        ):
-            orders.write(
-                json.dumps(
-                    {
-                        "arguments": list(arguments),
-                        "environment": dict(environment),
-                        "errors": str(errors),
-                    }
-                )
-                + "\n"
-            )
-        return process
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.stdout.close()
-            end_supervised(self._process)
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 
 
 class _Finished:
@@ -213,20 +119,10 @@ def _leave_notices_to_the_ranks() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run torchrun; without arguments import it first and wait for them on standard input."""
+    """Run torchrun."""
     rendezvous.listen_where_told()
     from torch.distributed import run
 
-    if not arguments:
-        line = sys.stdin.readline()
-        if not line:
-            return
-        order = json.loads(line)
-        os.environ.update(order["environment"])
-        with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
-            os.dup2(errors.fileno(), 2)
-            os.dup2(nothing.fileno(), 0)
-        arguments = order["arguments"]
     if HEARS_NOTICE_VARIABLE in os.environ:
         _leave_notices_to_the_ranks()
     # To print an exception, torch's own handler imports the compiler, which takes seconds.

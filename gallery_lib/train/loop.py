@@ -39,12 +39,12 @@ from gallery_lib.train import divergence, measurements, precision
 from gallery_lib.train.checkpoints import RunCheckpoints, Start, choose, notice_of_run
 from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.measurements import Trained
+from gallery_lib.train.pretrained import save_weights
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
 from gallery_lib.train.run_log import STEPS_FILE
 from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
-from gallery_lib.train.weights import save_weights
 
 
 def train(

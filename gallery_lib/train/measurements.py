@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import resource
@@ -18,7 +19,7 @@ from gallery_lib.config import options
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
-from gallery_lib.train import learning_rate, pretrained
+from gallery_lib.train import learning_rate
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
@@ -156,8 +157,8 @@ def results_of(
         techniques=techniques,
         data=data,
         learning_rate=learning_rate.facts(config, session.learning_rates, steps),
-        started_from=pretrained.facts(session.started_from),
-        diverged_at=trained.diverged.as_json() if trained.diverged else None,
+        started_from=dataclasses.asdict(session.started_from) if session.started_from else {},
+        diverged_at=dataclasses.asdict(trained.diverged) if trained.diverged else None,
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
         load=load,

@@ -183,7 +183,7 @@ def test_weights_of_a_run_are_those_of_its_end_or_its_newest_checkpoint(tmp_path
         pretrained.source(TrainConfig(init_from=str(tmp_path / "none")))
     with refused("init_from", tmp_path, "weights.pt", "save_weights"):
         pretrained.source(TrainConfig(init_from=str(tmp_path)))
-    for name in ("step-00000009", "step-00000010", "step-x", ".step-11.tmp"):
+    for name in ("step-00000009", "step-00000010", "step-x", ".step-00000011.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         save_file(trained().state_dict(), tmp_path / "checkpoints" / name / "weights.safetensors")
     model = Net(2)
