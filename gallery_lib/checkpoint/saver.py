@@ -148,14 +148,8 @@ class Saver:
         self._weights = _copies(weights, self._weights)
         self._optimizers = _copies(optimizers, self._optimizers)
         common = copied(state.common) if process_group.rank() == 0 else {}
-        staged = TrainingState(
-            self._weights,
-            self._optimizers,
-            common,
-            copied(state.of_rank),
-            state.facts,
-            state.copies,
-        )
+        rest = (copied(state.of_rank), state.facts, state.copies)
+        staged = TrainingState(self._weights, self._optimizers, common, *rest)
         self.copy_seconds = time.perf_counter() - began
         self._thread = threading.Thread(
             target=self._write_or_tell, args=(step, staged), name="checkpoint", daemon=True

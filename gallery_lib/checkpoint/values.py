@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import re
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +20,6 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -32,12 +33,14 @@ from gallery_lib.errors import InputError
 
 
 @functools.cache
-def _has_format(dtype: torch.dtype) -> bool:
+def _format_name(dtype: torch.dtype) -> str | None:
+    """Return the name that safetensors has for a dtype with whole bytes; None without one."""
     try:
-        safetensors.torch.save({"": torch.empty(0, dtype=dtype)})
+        content = safetensors.torch.save({"": torch.empty(1, dtype=dtype)})
     except Exception:  # each version of torch and safetensors refuses in its own way
-        return False
-    return True
+        return None
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])[""]
+    return str(header["dtype"]) if header["shape"] == [1] else None
 
 
 def is_plain(value: Any) -> bool:
@@ -53,25 +56,40 @@ def is_plain(value: Any) -> bool:
         or value.is_nested
         or value.is_meta
         or value.is_quantized
-        or not _has_format(value.dtype)
+        or _format_name(value.dtype) is None
         or any(not step and n > 1 for n, step in zip(value.shape, value.stride(), strict=True))
     )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous plain tensors on the CPU, each with memory of its own, to a new file.
+    """Write contiguous plain tensors on the CPU to a new safetensors file.
+
+    The library writes such a file, too, but holds Python's lock meanwhile, so that no training
+    would go on beside it.
 
     Raises:
         OSError: the disk is full, or fails.
     """
-    try:
-        safetensors.torch.save_file(dict(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    synchronize(path)
+    # Wide elements first, so that each tensor begins at a multiple of its element's size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _format_name(tensors[name].dtype),
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            if tensors[name].numel():
+                file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -52,6 +52,24 @@ def test_the_newest_is_used_and_older_ones_than_those_kept_are_gone(saved: Path)
     nn.Linear(4, 2).load_state_dict(weights)  # under the model's plain names
 
 
+def test_the_library_reads_every_dtype_name_and_size(tmp_path: Path) -> None:
+    dtypes = [one for one in vars(torch).values() if isinstance(one, torch.dtype)]
+    written = {
+        f"layers.{one}": tensor
+        for one in dict.fromkeys(dtypes)
+        if not str(one).startswith("torch.q")
+        and values.is_plain(tensor := torch.empty(3, 5, dtype=one))
+    } | {"a scalar": torch.tensor(2.5), "nothing": torch.empty(0, 4), "ü": torch.ones(1_500_000)}
+    assert len(written) > 18
+    values.write_tensors(tmp_path / "file", written)
+    read = safetensors.torch.load_file(tmp_path / "file")
+    assert read.keys() == written.keys()
+    for name, tensor in written.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        same = (one.reshape(-1).view(torch.uint8) for one in (read[name], tensor))
+        assert not tensor.numel() or torch.equal(*same)
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

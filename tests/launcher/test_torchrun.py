@@ -1,11 +1,14 @@
-"""torchrun as the launcher starts it, and the beginning of a process."""
+"""torchrun as the launcher starts it, and what a training process does before it begins."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from gallery_lib.launcher.torchrun import _Finished
 from gallery_lib.system.processes import began_at, now
@@ -61,3 +64,28 @@ def test_a_process_knows_when_it_began() -> None:
     )
     assert before - 0.05 < float(said.stdout) < before + 0.3
     assert abs(began_at() - began_at()) < 0.05
+
+
+IN_A_WORKER = """
+import gc, sys
+from gallery_lib.launcher import worker
+assert "torch" not in sys.modules
+worker.preload()
+print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.modules, \
+gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler_opt", [False, True])
+def test_preloading_imports_the_compiler_where_the_run_uses_it(compiler_opt: bool) -> None:
+    environment = {**os.environ, "GALLERY_COMPILER_OPT": str(int(compiler_opt))}
+    shown = subprocess.run(
+        [sys.executable, "-c", IN_A_WORKER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert shown.stdout.split() == ["True", str(compiler_opt), "True", "True"]
