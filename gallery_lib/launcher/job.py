@@ -225,7 +225,7 @@ def start(
 
     Args:
         config: the training options.
-        launch: the launch options; None: the defaults.
+        launch: the launch options.
         module: what each process runs with `python -m`; it trains as the run's description says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.

@@ -113,6 +113,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         ready_seconds = now() - launched_at
         with _compilations_shown(phases):
             trained = checkpoints.begin(saved, earlier)
+            del saved  # a copy of weights and optimizer states
             _run_steps(session, observer, trained, checkpoints, watch)
         checkpoints.finish()
         observer.after_training(session)

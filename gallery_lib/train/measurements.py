@@ -57,11 +57,7 @@ def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
 
 
 def data_facts(session: Session) -> dict[str, Any]:
-    """Return what the results say about the data.
-
-    The facts are the number of items, the size of one, what the data sets leave out, and the number
-    of outputs of a head that follows the data.
-    """
+    """Return number and size of items, what the data sets leave out, and classes and outputs."""
     splits: Any = session.splits
     facts: dict[str, Any] = {
         "train": len(splits.train),
@@ -78,9 +74,7 @@ def data_facts(session: Session) -> dict[str, Any]:
 def techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
     """Return what the accelerated backend did, or why it did not; empty for the baseline.
 
-    Args:
-        session: the run.
-        calls_before: calls of own kernels in this process before the run.
+    `calls_before` counts the calls of own kernels in this process before the run.
     """
     if not session.config.compiler_opt:
         return session.techniques
@@ -107,14 +101,8 @@ def results_of(
 ) -> Results:
     """Return the results of a run.
 
-    Args:
-        session: the run.
-        trained: what its training loop left.
-        metrics: held-out metrics by name.
-        data: `data_facts` of the run.
-        techniques: `techniques` of the run.
-        ready_seconds: time from launch to the first step.
-        load: what else wanted the machine; None: not looked at.
+    `ready_seconds` is the time from launch to the first step. `load` says what else wanted the
+    machine; None: not looked at.
     """
     config, clock, durations = session.config, session.clock, trained.step_seconds
     steps = len(trained.curve)

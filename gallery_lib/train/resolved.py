@@ -7,7 +7,6 @@ nobody has before. Needs no torch but in `resolve`.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,19 +59,16 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     pretrained.check(config)
     _check_checkpoints(config)
     default = task.optimizer
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return ResolvedConfig(
-        **values
-        | {
-            "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
-            "lr": default.lr if config.lr is None else config.lr,
-            "weight_decay": default.weight_decay
-            if config.weight_decay is None
-            else config.weight_decay,
-            "threads": threads_of(config, local_processes),
-            "run_dir": config.run_dir or run_dir,
-        }
-    )
+    completed = {
+        "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
+        "lr": default.lr if config.lr is None else config.lr,
+        "weight_decay": (
+            default.weight_decay if config.weight_decay is None else config.weight_decay
+        ),
+        "threads": threads_of(config, local_processes),
+        "run_dir": config.run_dir or run_dir,
+    }
+    return ResolvedConfig(**vars(config) | completed)
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
