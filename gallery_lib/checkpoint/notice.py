@@ -65,7 +65,7 @@ class Notice:
                 signal.signal(number, before[number])
                 os.kill(os.getpid(), number)
 
-        for number in _SIGNALS:
+        for number in before:
             signal.signal(number, note)
         try:
             yield

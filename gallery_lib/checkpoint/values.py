@@ -64,8 +64,8 @@ def is_plain(value: Any) -> bool:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous plain tensors on the CPU to a new safetensors file.
 
-    The library writes such a file, too, but holds Python's lock meanwhile, so that no training
-    would go on beside it.
+    The library would do it, too, but older versions copy all tensors to bytes first, and let
+    nothing of Python go on meanwhile.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -87,7 +87,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
             if tensors[name].numel():
-                file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())
+                file.write(memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()))
         file.flush()
         os.fsync(file.fileno())
 

@@ -70,10 +70,7 @@ class RunView:
         self.go_on(before, None)
 
     def go_on(self, before: Phase, part: str | None) -> None:
-        """Show `before` until the run notes a later phase.
-
-        From now on its phases are added up under `part`; None: each under its own name.
-        """
+        """Show `before` until the run notes a later phase; add the times up under `part`."""
         self._last, self._part = before, part
 
     def look(self) -> None:
@@ -162,10 +159,10 @@ class Job:
         """Return the number of steps logged so far."""
         return last_step(self.run_dir)
 
-    def view(self, progress: Progress, *, name: str = "") -> RunView:
-        """Return a view of this run's phases on a display; with several runs it has a name."""
+    def view(self, progress: Progress, *, name: str = "", part: str | None = None) -> RunView:
+        """Return a view of this run's phases on a display, see RunView."""
         before = Phase(_first_phase(self.launch), self.began)
-        return RunView(progress, self.run_dir, before, name=name)
+        return RunView(progress, self.run_dir, before, name=name, part=part)
 
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
