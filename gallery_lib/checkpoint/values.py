@@ -87,7 +87,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
             if tensors[name].numel():
-                file.write(memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()))
+                content: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()
+                file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -62,12 +62,21 @@ class RunView:
         run_dir: the run's directory.
         before: the phase until the run notes one.
         name: of the run, where there are several.
+        part: name under which the times of all phases are added up; None: each under its own.
     """
 
-    def __init__(self, progress: Progress, run_dir: Path, before: Phase, *, name: str = "") -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        run_dir: Path,
+        before: Phase,
+        *,
+        name: str = "",
+        part: str | None = None,
+    ) -> None:
         self._progress, self._run_dir = progress, run_dir
         self._prefix = f"{name}: " if name else ""
-        self.go_on(before, None)
+        self.go_on(before, part)
 
     def go_on(self, before: Phase, part: str | None) -> None:
         """Show `before` until the run notes a later phase; add the times up under `part`."""
