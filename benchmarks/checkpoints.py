@@ -24,6 +24,7 @@ import figures_file
 from one_option import open_training
 
 from gallery_lib.config import TrainConfig
+from gallery_lib.config.intervals import Interval
 from gallery_lib.console.table import seconds
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians, turn_order
@@ -42,13 +43,14 @@ def _batches(session: Any) -> Iterator[Any]:
 
 def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any]:
     """Return the seconds of each block's steps, by form, and of each copy and writing."""
-    from gallery_lib.checkpoint.saver import Outcome, Writer
+    from gallery_lib.checkpoint.notice import Notice
+    from gallery_lib.checkpoint.saver import Outcome, Saver
     from gallery_lib.train.checkpoints import parts_of
 
     with TemporaryDirectory() as folder:
         session = open_training(dataclasses.replace(config, run_dir=f"{folder}/run"))
         outcomes: list[Outcome] = []
-        writer = Writer(Path(folder) / "checkpoints", 2, outcomes.append)
+        saver = Saver(Path(folder) / "checkpoints", Interval(steps=1), 2, print, Notice())
         batches, parts, steps = _batches(session), parts_of(session), 0
         times: dict[str, list[float]] = {form: [] for form in FORMS}
         copies: list[float] = []
@@ -59,9 +61,12 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
                     session.step(next(batches))
                     steps += 1
                     if form == "with" and place == 0:
-                        writer.save(steps, parts.state())
-                        copies.append(writer.copy_seconds)
-                writer.wait()
+                        saver.save(steps, parts.state())
+                        copies.append(saver.copy_seconds)
+                saver.wait()
+                if form == "with":
+                    assert saver.outcome is not None
+                    outcomes.append(saver.outcome)
                 step_seconds = (time.perf_counter() - began) / block_steps
                 if number >= 0:
                     times[form].append(step_seconds)

@@ -1,11 +1,10 @@
 """Checkpoints of a training: saved in the background, found whole, gone on from exactly.
 
-- `training_state`: the parts of a training, taken apart and put back, with one format for every
+- `folders`: a checkpoint on the disk is whole or not there; which one to go on from.
+- `values`: what its files hold is data: tensors as safetensors, and plain values.
+- `state`: the parts of a training, taken apart and put back, with one format for every
   implementation of an optimizer.
-- `saver`: when to save, agreed by all ranks; torch.distributed.checkpoint writes, in a thread.
-  `staging`: the copy that is written.
-- `folders`, `manifest`: a checkpoint is whole or not there; each file has its digest (`digests`).
-- `choice`: the newest that is whole, or the one that was named. `reading`: files are data.
+- `saver`: when to save, agreed by all ranks; a thread writes a copy.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
 - `script`: `Checkpoint`, for a training script, in two lines.
 """

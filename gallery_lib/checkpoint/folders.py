@@ -1,22 +1,43 @@
-"""Folders of checkpoints: `checkpoints/step-00000120/`, complete or not there.
+"""Checkpoints on the disk: `checkpoints/step-00000120/`, whole or not there, and which to use.
 
 A checkpoint is written beside its name under a hidden one, and renamed last. It is deleted in the
 same way. So a folder of the name is a whole checkpoint, unless a disk or a person has damaged it.
+The manifest, written after all other files, has length and digest of each of them. Digests find
+damage, not forgery. Needs no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import json
 import os
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gallery_lib.console.exit_code import refusal
+from gallery_lib.errors import InputError
+from gallery_lib.system.json_files import read_json, write_json
 
 CHECKPOINTS = "checkpoints"
 AUTO = "auto"
 """Word of `--resume` for the newest checkpoint."""
+MANIFEST = "manifest.json"
+FORMAT = 3
+"""Format of checkpoints. It goes up when another version of this package could misread one."""
 _NAME = re.compile(r"step-(\d{8,})")
-DAMAGED, LEFT = "damaged", "left"
+_DAMAGED, _LEFT = "damaged", "left"
 """Words before the names of checkpoints that are kept and do not count."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Folders.
 
 
 def of_step(folder: Path, step: int) -> Path:
@@ -24,16 +45,11 @@ def of_step(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Return whether `path` is named as a checkpoint."""
-    return _NAME.fullmatch(path.name) is not None
-
-
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the one with the most steps first."""
     if not folder.is_dir():
         return []
-    named = [path for path in folder.iterdir() if is_checkpoint(path) and path.is_dir()]
+    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(named, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
@@ -42,38 +58,33 @@ def unfinished(folder: Path, step: int) -> Path:
     return folder / f".{of_step(folder, step).name}.tmp"
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Make an empty folder to write the checkpoint after `step` to; return its path.
+def begin(folder: Path, step: int) -> None:
+    """Make an empty folder to write the checkpoint after `step` to.
 
     What a killed process has left unfinished in `folder` is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
-    path = unfinished(folder, step)
-    path.mkdir()
-    return path
+    unfinished(folder, step).mkdir()
 
 
-def finish(folder: Path, step: int, keep: int) -> Path:
-    """Give the written checkpoint its name, delete all but the newest `keep`; return its path.
+def finish(folder: Path, manifest: Manifest, keep: int) -> Path:
+    """Write the manifest, give the checkpoint its name, delete all but the newest `keep`.
 
-    Everything in it is on the disk by then, so it also survives a power failure.
+    All other files are on the disk by then, so it also survives a power failure.
     """
-    path = of_step(folder, step)
-    _synchronize(unfinished(folder, step))
+    written, path = unfinished(folder, manifest.step), of_step(folder, manifest.step)
+    signed = dataclasses.replace(manifest, digest=_digest(manifest))
+    write_json(written / MANIFEST, dataclasses.asdict(signed))
+    synchronize(written)
     if path.exists():  # of a run that had come further
         remove(path)
-    unfinished(folder, step).rename(path)
-    _synchronize(folder)
+    written.rename(path)
+    synchronize(folder)
     for old in newest_first(folder)[keep:]:
         remove(old)
     return path
-
-
-def abandon(folder: Path, step: int) -> None:
-    """Remove a checkpoint that could not be written."""
-    shutil.rmtree(unfinished(folder, step), ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -83,7 +94,16 @@ def remove(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def set_aside(path: Path, why: str) -> Path:
+def synchronize(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _set_aside(path: Path, why: str) -> Path:
     """Rename a checkpoint, so that it does not count as one of those to keep."""
     aside = path.with_name(f"{why}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -98,12 +118,168 @@ def set_aside_later(path: Path) -> list[Path]:
     """
     folder = newest_first(path.parent)
     later = folder[: folder.index(path)] if path in folder else []
-    return [set_aside(one, LEFT) for one in later]
+    return [_set_aside(one, _LEFT) for one in later]
 
 
-def _synchronize(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+# --------------------------------------------------------------------------------------------------
+# The manifest.
+
+
+class Unusable(InputError):
+    """A checkpoint that cannot be used. `damaged`: its files are not what was written."""
+
+    def __init__(self, path: Path, reason: str, *, damaged: bool = False) -> None:
+        super().__init__(f"{path} {reason}", parameter="resume")
+        self.damaged = damaged
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Length of a file in bytes, and the XXH3 digest of its content in hexadecimal digits."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of, and of which training it is."""
+
+    step: int
+    world_size: int
+    files: dict[str, FileFacts]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the training says of itself: versions, its options where it is a run."""
+    format: int = FORMAT
+    digest: str = ""
+
+
+def facts_of(path: Path) -> FileFacts:
+    """Return length and digest of the file at `path`, which is read whole."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        return FileFacts(os.fstat(file.fileno()).st_size, digest)
+
+
+def _digest(manifest: Manifest) -> str:
+    values = dataclasses.asdict(dataclasses.replace(manifest, digest=""))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_whole(path: Path) -> Manifest:
+    """Return the manifest of the checkpoint at `path`, all of whose files are as they were written.
+
+    Raises:
+        Unusable: it is damaged, or of another version.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        number = read_json(path / MANIFEST, dict[str, Any], again="").get("format")
+        if isinstance(number, int) and number != FORMAT:
+            raise Unusable(
+                path,
+                f"has format {number}, and this version reads {FORMAT}: go on with the version "
+                "that wrote it, or load its weights.safetensors.",
+            )
+        manifest = read_json(path / MANIFEST, Manifest, again="")
+    except FileNotFoundError:
+        raise Unusable(path, f"is damaged: {MANIFEST} is missing.", damaged=True) from None
+    except Unusable:
+        raise
+    except InputError as error:
+        text = str(error).strip().rstrip(".")
+        raise Unusable(path, f"is damaged: {text}.", damaged=True) from None
+    if manifest.digest != _digest(manifest):
+        reason = f"{MANIFEST} does not have the digest it names"
+        raise Unusable(path, f"is damaged: {reason}.", damaged=True)
+    for name, facts in manifest.files.items():
+        try:
+            size = (path / name).stat().st_size
+            if size != facts.bytes:
+                reason = f"{name} has {size} bytes, and {facts.bytes} were written"
+            elif facts_of(path / name) != facts:
+                reason = f"{name} has another content than was written"
+            else:
+                continue
+        except OSError as error:
+            reason = f"{name}: {error.strerror}"
+        raise Unusable(path, f"is damaged: {reason}.", damaged=True)
+    return manifest
+
+
+# --------------------------------------------------------------------------------------------------
+# The checkpoint to go on from.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A whole checkpoint, and what was refused before it, in sentences."""
+
+    path: Path
+    manifest: Manifest
+    refused: list[str] = field(default_factory=list)
+
+
+def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
+    """Return the newest whole checkpoint in a folder; None where there is none at all.
+
+    Args:
+        folder: a folder of checkpoints.
+        set_aside: rename those that are damaged.
+
+    Raises:
+        InputError: all that are there are damaged, or the newest whole one is of another version.
+    """
+    refused: list[str] = []
+    for path in newest_first(folder):
+        try:
+            return Choice(path, read_whole(path), refused)
+        except Unusable as error:
+            if not error.damaged:
+                raise
+            reason = str(error)
+        if set_aside:
+            with contextlib.suppress(OSError):  # a folder that may only be read
+                reason += f" It is kept as {_set_aside(path, _DAMAGED).name}."
+        refused.append(reason)
+    if refused:
+        raise InputError(
+            f"{folder} has no whole checkpoint. {' '.join(refused)}", parameter="resume"
+        )
+    return None
+
+
+def places_of(path: Path) -> list[Path]:
+    """Return the checkpoint that `path` names, or else the folder of those in it or its run.
+
+    What is in a checkpoint is not looked at.
+
+    Raises:
+        InputError: the path names no checkpoint.
+    """
+    try:
+        if path.is_dir() and (_NAME.fullmatch(path.absolute().name) or (path / MANIFEST).exists()):
+            return [path]
+        places = [place for place in (path, path / CHECKPOINTS) if newest_first(place)]
+        what = "is a file" if path.is_file() else "holds no checkpoint"
+        what = what if path.exists() else "does not exist"
+    except OSError as error:
+        raise InputError(
+            f"resume={path} cannot be used. {refusal(error)}.", parameter="resume"
+        ) from None
+    if not places:
+        raise InputError(
+            f"resume={path} {what}. Name a checkpoint, such as "
+            "RUN_DIR/checkpoints/step-00000120, or the folder of its run.",
+            parameter="resume",
+        )
+    return places
+
+
+def named(path: Path) -> Choice:
+    """Return the checkpoint that a path names: itself, or the newest whole one in a folder.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    place = places_of(path)[0]
+    return newest_whole(place) or Choice(place, read_whole(place))

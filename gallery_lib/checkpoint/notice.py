@@ -24,7 +24,7 @@ lost asks nobody.
 """
 ENDED_FILE = "ended-early.json"
 """File in a run's folder that says why a run ended before its last step, and how it goes on."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ONE_NOTICE_SECONDS = 2.0
 
 
@@ -53,36 +53,25 @@ class Notice:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        for number in SIGNALS:
-            if (before := signal.getsignal(number)) is not _note:
-                _BEFORE[number] = before or signal.SIG_DFL
-            signal.signal(number, _note)
-        _LISTENING.append(self)
+        before: dict[int, Any] = {
+            number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
+        }
+
+        def note(number: int, frame: FrameType | None) -> None:
+            late = time.monotonic() - self._since > _ONE_NOTICE_SECONDS
+            if not self._signal:
+                self._signal, self._since = signal.Signals(number).name, time.monotonic()
+            elif late and number == signal.SIGTERM:
+                signal.signal(number, before[number])
+                os.kill(os.getpid(), number)
+
+        for number in before:
+            signal.signal(number, note)
         try:
             yield
         finally:
-            _LISTENING.remove(self)
-            for number in () if _LISTENING else SIGNALS:
-                signal.signal(number, _BEFORE[number])
-
-    def _note(self, number: int) -> bool:
-        """Note a signal; return whether an earlier one was noted long ago."""
-        again = self._signal and time.monotonic() - self._since > _ONE_NOTICE_SECONDS
-        if not self._signal:
-            self._signal, self._since = signal.Signals(number).name, time.monotonic()
-        return bool(again)
-
-
-_LISTENING: list[Notice] = []
-"""Several where a script has several Checkpoints: all of them hear of a signal."""
-_BEFORE: dict[int, Any] = {}
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    again = [notice._note(number) for notice in _LISTENING]
-    if any(again) and number == signal.SIGTERM:
-        signal.signal(number, _BEFORE[number])
-        os.kill(os.getpid(), number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def request(folder: Path, host: int, name: str) -> None:

@@ -6,12 +6,10 @@ loader's next pass leaves out what the interrupted one has had.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gallery_lib.checkpoint import choice, folders
+from gallery_lib.checkpoint import folders
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
-from gallery_lib.checkpoint.training_state import Parts, check_plain, plain
+from gallery_lib.checkpoint.saver import Saver
+from gallery_lib.checkpoint.state import Parts, choose, plain
+from gallery_lib.checkpoint.values import check_plain
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import compilations
 from gallery_lib.config.intervals import interval_of
@@ -39,10 +39,6 @@ _SEVERAL_GRAPHS = (
 )
 
 
-_OPEN: list[weakref.ref[Checkpoint]] = []
-"""The Checkpoints of this process that are not closed, in the order in which they were made."""
-
-
 class Checkpoint:
     """Checkpoints of a training, which goes on from the newest whole one. A collective call.
 
@@ -50,14 +46,14 @@ class Checkpoint:
     SIGTERM and SIGUSR1, by which schedulers announce the end, then save a checkpoint at the end of
     the step and end the script with exit code 75 (EX_TEMPFAIL: go on later).
 
-    Several in one script, for a generator and its critic say, save the same steps and go on from
-    the same step, if `step()` of all is called in each turn of the loop.
+    One Checkpoint holds all of a training. For a generator and its critic, say, `model` is an
+    `nn.ModuleDict` of both, and `optimizer` a list. Two Checkpoints would not keep step.
 
     Args:
         folder: the folder of this training's checkpoints. Several hosts share it.
         model: the module that is trained, also inside DistributedDataParallel or torch.compile.
-        optimizer: its optimizer.
-        scheduler: a learning-rate scheduler, or anything else with a state dict.
+        optimizer: its optimizer, or a list of several.
+        scheduler: a learning-rate scheduler, or anything else with a state dict; or a list.
         scaler: a GradScaler.
         loader: the loader of the training data: a DataLoader, accelerate()'s, or one with a state
             dict of its own.
@@ -95,7 +91,7 @@ class Checkpoint:
         folder: Path | str,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         scheduler: Any = None,
         scaler: Any = None,
         loader: Any = None,
@@ -104,33 +100,30 @@ class Checkpoint:
         resume: str | Path | None = AUTO,
         exit_on_notice: bool = True,
     ) -> None:
-        from gallery_lib.checkpoint.saver import Saver  # the import takes most of a second
-
         process_group.ensure_initialized()
         interval = interval_of(every, "every")
         if not isinstance(keep, int) or keep < 1:
             raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
         self.folder = Path(folder).expanduser()
         _make(self.folder)
-        self._parts = Parts(model, optimizer, scheduler, scaler, _followed(loader))
+        self._parts = Parts(
+            model, _listed(optimizer), _listed(scheduler), scaler, _followed(loader)
+        )
         self._exit_on_notice = exit_on_notice
         self.steps = 0
         """Number of steps done, those before a resume included."""
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
         self._ends = contextlib.ExitStack()
-        self._first_step, self._several_graphs = True, False
-        self._heard = Notice()
-        self._ending, self._awaited = False, -1
+        self._several_graphs, self._watching = False, False
         self._go_on(None if resume is None else str(resume))
         state = self._parts.state()
         check_plain({**state.common, **state.of_rank})
-        self._ends.enter_context(self._heard.listening())
-        self._saver = Saver(self.folder, interval, keep, say, self._heard)
-        # Python would end the thread in the middle of a write.
-        self._at_exit = _finishing(self)
-        atexit.register(self._at_exit)
-        _OPEN.append(weakref.ref(self))
+        notice = Notice()
+        self._ends.enter_context(notice.listening())
+        self._notice, self._saver = notice, Saver(self.folder, interval, keep, say, notice)
+        # At its end Python would stop the thread in the middle of a write.
+        self._finish = weakref.finalize(self, self._saver.finish)
 
     @property
     def epoch(self) -> int:
@@ -141,7 +134,7 @@ class Checkpoint:
     @property
     def notice(self) -> str:
         """Return the name of the signal that asks the script to end, or "" before one came."""
-        return self._heard.heard()
+        return self._notice.heard()
 
     def step(self) -> None:
         """Count a step, and save a checkpoint where one is due. Every rank calls it after a step.
@@ -150,38 +143,21 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
-        if self._first_step:
-            self._first_step = False
+        if not self._watching:  # the first step's graphs are those of a process that goes on, too
+            self._watching = True
             self._ends.enter_context(self._watching_compiler())
         save, end = self._saver.due(self.steps)
-        others = self._beside()
-        if save or self._awaited == self.steps:
+        if save:
             self.save()
-            for other in others:
-                if other.steps < self.steps:
-                    other._awaited = self.steps
-                elif other._saver.saved_at != other.steps:
-                    other.save()
-        # One that has not had this step yet is waited for, but not for longer than a step.
-        waits = any(other.steps < self.steps for other in others) and not self._ending
-        self._ending |= end and self._exit_on_notice
-        if self._ending and not waits:
+        if end and self._exit_on_notice:
             self._end()
 
-    def _beside(self) -> list[Checkpoint]:
-        """Return the other open Checkpoints of this script that keep step with this one."""
-        made = [reference() for reference in _OPEN]
-        others = [one for one in made if one is not None and one is not self]
-        return [other for other in others if other.steps in (self.steps, self.steps - 1)]
-
     def _end(self) -> None:
-        """Raise SystemExit once all checkpoints are whole."""
-        open_ones = [self, *self._beside()]
-        for one in open_ones:
-            one._saver.finish()
+        """Raise SystemExit once the last checkpoint is whole."""
+        self._saver.finish()
         reason = self.notice or "another process's notice"
-        failed = next(filter(None, (one._saver.failure for one in open_ones)), "")
-        how = f"without a new checkpoint ({failed})" if failed else "with a checkpoint"
+        failure = self._saver.outcome.failure if self._saver.outcome else ""
+        how = f"without a new checkpoint ({failure})" if failure else "with a checkpoint"
         say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
         if process_group.world_size() > 1:
             process_group.all_ranks(None)  # the first rank that ends has the others ended
@@ -191,18 +167,12 @@ class Checkpoint:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
         state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
         state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
-        if others := self._beside():
-            state.facts[choice.BESIDE] = [
-                os.path.relpath(other.folder, self.folder) for other in others
-            ]
         self._saver.save(self.steps, state)
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
-        self._saver.finish()
-        _OPEN[:] = [one for one in _OPEN if one() not in (self, None)]
+        self._finish()
         self._ends.close()
-        atexit.unregister(self._at_exit)
 
     def _go_on(self, resume: str | None) -> None:
         if resume is None:
@@ -213,18 +183,17 @@ class Checkpoint:
                     parameter="folder",
                 )
             return
-        chosen = choice.choose(AUTO, self.folder)
-        if chosen is None and resume != AUTO:
-            chosen = choice.choose(resume, None)
-        if chosen is None:
+        saved = choose(AUTO, self.folder)
+        if saved is None and resume != AUTO:
+            saved = choose(resume, None)
+        if saved is None:
             return
-        common = chosen.common()
-        self._parts.check(chosen.path, common)
-        said = self._parts.load(chosen.path, chosen.manifest, common)
-        self.steps, self.resumed_from = chosen.manifest.step, chosen.path
-        say(f"checkpoint  going on from {chosen.path}, step {self.steps}")
-        self._several_graphs = bool(common.get("several_graphs"))
-        for line in (*chosen.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
+        self._parts.check(saved)
+        said = self._parts.load(saved)
+        self.steps, self.resumed_from = saved.manifest.step, saved.path
+        say(f"checkpoint  going on from {saved.path}, step {self.steps}")
+        self._several_graphs = bool(saved.common.get("several_graphs"))
+        for line in (*saved.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
             say(f"checkpoint  {line}")
 
     def _watching_compiler(self) -> contextlib.AbstractContextManager[None]:
@@ -268,6 +237,10 @@ def _make(folder: Path) -> None:
         ) from None
 
 
+def _listed(parts: Any) -> list[Any]:
+    return [] if parts is None else list(parts) if isinstance(parts, list | tuple) else [parts]
+
+
 def _followed(loader: Any) -> Any:
     """Return what knows a loader's position in its data.
 
@@ -283,18 +256,3 @@ def _followed(loader: Any) -> Any:
         "DataLoader, what accelerate() returned, or a loader with state_dict().",
         parameter="loader",
     )
-
-
-def _finishing(checkpoint: Checkpoint) -> Callable[[], None]:
-    """Return a function that finishes the checkpoint under way, if the object is still there."""
-    reference = weakref.ref(checkpoint)
-
-    def finish() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._saver.finish()
-
-    return finish
-
-
-__all__ = ["Checkpoint"]

@@ -31,6 +31,7 @@ from gallery_lib.console.signals import importing
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
+from gallery_lib.system.processes import began_at
 from gallery_lib.system.version import version_text
 
 
@@ -72,17 +73,12 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             return
         _say_where_things_are_kept()
         from gallery_lib.console.progress import Progress
-        from gallery_lib.launcher.torchrun import Torchrun
 
-        # Torchrun imports torch while this process does.
-        with (
-            Progress() as progress,
-            Torchrun(config, launch_config) as ahead,
-        ):
+        with Progress() as progress:
             with progress.importing():
                 from gallery_lib.launcher import job
                 from gallery_lib.report import tables
-            results = job.launch(config, launch_config, progress=progress, ahead=ahead)
+            results = job.launch(config, launch_config, progress=progress, launched_at=began_at())
         if results is not None:
             print(tables.results_text(results))
             print(f"results: {results.config['run_dir']}/results.json")

@@ -4,11 +4,10 @@
 - `preflight`: what can be known to fail is refused before a process is started.
 - `description`: the resolved options of a run, as its processes read them. `commands`: what starts
   these processes.
-- `torchrun`: torchrun, started ahead, listening only where it is told to.
+- `torchrun`: torchrun, listening only where it is told to.
 - `forked`: processes of a comparison, forked from one that has imported torch.
 - `worker`: one training process. `script`: a training script of the reader's own.
-- `stopped_ranks`, `killed_ranks`: the watch over the processes of ranks.
-- `run_view`: the phase that a run is in, for who waits for it.
+- `ranks`: the watch over the processes of ranks: who was killed, who is stopped.
 
 Where there is no GPU, training processes are forked from torchrun, which has imported torch. CUDA
 does not survive a fork, so with a GPU each process starts anew.

@@ -1,30 +1,28 @@
-"""Command lines that start the processes of a run: torchrun's, and our own without torchrun."""
+"""Command lines and variables with which the processes of a run are started."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gallery_lib.checkpoint.folders import AUTO
-from gallery_lib.checkpoint.notice import ENDED_FILE
-from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host, own_address
-from gallery_lib.config import LaunchConfig, TrainConfig, command_line
-from gallery_lib.errors import InputError
+from gallery_lib.comm.rendezvous import (
+    loopback_interface,
+    meeting_arguments,
+    on_one_host,
+    own_address,
+)
+from gallery_lib.compiler import cache
+from gallery_lib.config import LaunchConfig, TrainConfig, command_line, switches
 from gallery_lib.launcher import preflight
-from gallery_lib.launcher.torchrun import environment_of
-from gallery_lib.system.json_files import read_json
-from gallery_lib.system.processes import PYTHON, can_fork
-from gallery_lib.train.resolved import resolve
+from gallery_lib.memory import allocator
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, PYTHON, can_fork
+from gallery_lib.train.resolved import resolve, threads_of
 
-TORCHRUN = [*PYTHON, "-m", "gallery_lib.launcher.torchrun"]
 WORKER = "gallery_lib.launcher.worker"
 """Module that each process of a training run executes."""
-RUN_ID = "gallery"
+_RUN_ID = "gallery"
 """Name of a run at the place where its hosts meet, unless told otherwise."""
 _ELASTIC_CONF = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=5"
 """Limits of torchrun's rendezvous in seconds. A host counts as lost after ten seconds of silence,
@@ -48,7 +46,8 @@ def torchrun_command(
         module: what each process executes.
         words: options for the module; none: it finds the run's description.
     """
-    command = [*TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
+    command = [*PYTHON, "-m", "gallery_lib.launcher.torchrun"]
+    command += [f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
         command += meeting_arguments(meeting)
     elif launch.dynamic:
@@ -58,7 +57,7 @@ def torchrun_command(
         command += [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={host}:{port}",
-            f"--rdzv-id={launch.rdzv_id or RUN_ID}",
+            f"--rdzv-id={launch.rdzv_id or _RUN_ID}",
             f"--rdzv-conf={_ELASTIC_CONF},is_host={is_host}",
             f"--local-addr={host if is_host else own_address(host, port)}",
         ]
@@ -80,10 +79,25 @@ def torchrun_command(
     return [*command, "--start-method=fork", "--run-path", spec.origin, *words]
 
 
-def direct_command(processes: int, run_dir: str, module: str = WORKER) -> list[str]:
-    """Return the command line of a run on this host without torchrun (forked.py)."""
-    forked = [*PYTHON, "-m", "gallery_lib.launcher.forked"]
-    return [*forked, str(processes), run_dir, module]
+def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """Return the variables that a run's processes get on top of this process's environment."""
+    threads = threads_of(config, launch.nproc_per_node)
+    # Every rank imports torch's compiler, which would make a folder of its own.
+    variables = {
+        "OMP_NUM_THREADS": str(threads),
+        **switches.variables_of(config),
+        **cache.cache_variables(),
+    }
+    if launch.hosts == (1, 1):
+        variables |= loopback_interface()
+    if config.checkpoint_every is not None:
+        variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
+    if launch.dynamic:
+        # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if config.compiler_opt:
+        variables |= allocator.allocator_variables()
+    return variables
 
 
 def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
@@ -106,13 +120,3 @@ def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
     model = f"--model={config.model}"  # named even where it is the default
     words = [word for word in command_line.words_of(launch, config) if word != model]
     return shlex.join(["python3", "launch_single_task.py", model, *words])
-
-
-def ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
-    """Return why a run has ended before its last step, with the command that goes on with it."""
-    reason = f"the run in {config.run_dir} has ended with a checkpoint"
-    with contextlib.suppress(FileNotFoundError, InputError):
-        file = Path(config.run_dir or "") / ENDED_FILE
-        reason = str(read_json(file, dict[str, Any], again="")["reason"])
-    command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return f"{reason}. Go on with: {command}"

@@ -27,7 +27,7 @@ class RunDescription:
     local_processes: int
     host: int = 0
     held: bool = False  # wait after the imports, see forked.py
-    restarts: bool = False  # the processes may be started again, see restarts.py
+    restarts: bool = False  # the processes may be started again, from their checkpoints
 
     @property
     def run_dir(self) -> Path:

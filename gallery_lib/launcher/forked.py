@@ -29,10 +29,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
-from gallery_lib.launcher import description, killed_ranks
+from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.killed_ranks import Ending
-from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.launcher.ranks import Ending
 from gallery_lib.system import sockets
 from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
@@ -116,8 +115,9 @@ def _end_resource_tracker() -> None:
 
 def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess]) -> int:
     """Wait until a process has failed or all have ended; return the exit code."""
-    if run is not None and (watch := StoppedRanks.of(run)):
-        watch.watch({rank: process.pid or 0 for rank, process in enumerate(processes)})
+    if run is not None:
+        pids = {rank: process.pid or 0 for rank, process in enumerate(processes)}
+        ranks.watch_stopped(run, pids)
     while True:
         endings = {
             rank: Ending(process.pid or 0, process.exitcode)
@@ -125,9 +125,9 @@ def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess])
         }
         failed = [ending.exit_code for ending in endings.values() if ending.exit_code]
         if failed:
-            killed = killed_ranks.killed_rank(endings)
+            killed = ranks.killed_rank(endings)
             if run is not None:
-                killed_ranks.report(run, endings)
+                ranks.report_killed(run, endings)
             code = failed[0] if killed is None else endings[killed].exit_code or 0
             return shell_exit_code(code)
         if all(ending.exit_code is not None for ending in endings.values()):

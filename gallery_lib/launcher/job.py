@@ -11,39 +11,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gallery_lib import tasks
 from gallery_lib.checkpoint import notice
+from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.comm.rendezvous import meeting_environment, on_one_host
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options
-from gallery_lib.console.phases import Phase
+from gallery_lib.console.phases import IMPORTS, Phase, read_phases
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.visible import visible
-from gallery_lib.errors import GoOnLater, RunFailed
+from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.launcher import preflight, run_folder
-from gallery_lib.launcher.commands import (
-    TORCHRUN,
-    WORKER,
-    direct_command,
-    ended_early,
-    shown_command,
-    torchrun_command,
-)
+from gallery_lib.launcher.commands import WORKER, environment_of, shown_command, torchrun_command
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.forked import HELD_FILE
-from gallery_lib.launcher.run_view import RunView, first_phase
-from gallery_lib.launcher.stopped_ranks import StoppedStarters
-from gallery_lib.launcher.torchrun import Torchrun, environment_of
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.exit_codes import shell_exit_code
+from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
+    PYTHON,
     Relay,
-    began_at,
     end_supervised,
     interruptible,
     now,
@@ -55,6 +49,63 @@ from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
 
 _LOOK_SECONDS = 0.2
+_SHORTEST_PHASE_SECONDS = 0.05
+
+
+class RunView:
+    """View of the phases of one run.
+
+    It reads only the run's directory, so it costs the run nothing.
+
+    Args:
+        progress: the display.
+        run_dir: the run's directory.
+        before: the phase until the run notes one.
+        name: of the run, where there are several.
+        part: name under which the times of all phases are added up; None: each under its own.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        run_dir: Path,
+        before: Phase,
+        *,
+        name: str = "",
+        part: str | None = None,
+    ) -> None:
+        self._progress, self._run_dir = progress, run_dir
+        self._prefix = f"{name}: " if name else ""
+        self.go_on(before, part)
+
+    def go_on(self, before: Phase, part: str | None) -> None:
+        """Show `before` until the run notes a later phase; add the times up under `part`."""
+        self._last, self._part = before, part
+
+    def look(self) -> None:
+        """Show the phases that have begun since the last look.
+
+        Phases that were over at once are left out. Without a new phase the last one is shown again.
+        """
+        new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [
+            self._last
+        ]
+        ends = [*(phase.began for phase in new[1:]), math.inf]
+        for phase, end in zip(new, ends, strict=True):
+            if end - phase.began >= _SHORTEST_PHASE_SECONDS:
+                self._show(phase)
+        self._last = new[-1]
+
+    def _show(self, phase: Phase) -> None:
+        counted = phase.total is not None
+        self._progress.show(
+            self._prefix + phase.label,
+            part=self._part or phase.name,
+            count=max(phase.count, last_step(self._run_dir)) if counted else phase.count,
+            total=phase.total,
+            first=phase.count,
+            began=phase.began,
+        )
 
 
 class Job:
@@ -72,26 +123,18 @@ class Job:
         environment: Mapping[str, str],
         *,
         say: Callable[[str], None] | None,
-        ahead: Torchrun | None,
         hold: run_folder.Hold,
         folders: contextlib.ExitStack,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
-        self.began = now() if ahead is None else began_at()
+        self.began = float(environment[LAUNCHED_AT_VARIABLE])
         self._hold, self._folders = hold, folders
         self._in_memory = Path(environment[sockets.VARIABLE])
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
-            self._process = (
-                supervised(
-                    command, {LAUNCHED_AT_VARIABLE: repr(now()), **environment}, stderr=errors
-                )
-                if ahead is None
-                else ahead.run(command[len(TORCHRUN) :], environment, self._torchrun_log)
-            )
-        self._starters = StoppedStarters(self._process.pid, config.rank_timeout)
+            self._process = supervised(command, environment, stderr=errors)
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
 
@@ -99,12 +142,11 @@ class Job:
         """Return whether the run has not ended yet.
 
         Raises:
-            RunFailed: if its folder is gone, or a process that starts the ranks was stopped.
+            RunFailed: if its folder is gone.
         """
         if self._process.poll() is not None:
             return False
         self._check_folder()
-        self._starters.look()
         return True
 
     def _check_folder(self) -> None:
@@ -126,28 +168,10 @@ class Job:
         """Return the number of steps logged so far."""
         return last_step(self.run_dir)
 
-    def view(
-        self,
-        progress: Progress,
-        *,
-        name: str = "",
-        part: str | None = None,
-    ) -> RunView:
-        """Return a view of the phases of this run, see RunView.
-
-        Args:
-            progress: the display.
-            name: of the run, where there are several.
-            part: name under which the times of all phases are added up; None: each under its own.
-        """
-        return RunView(
-            progress,
-            self.run_dir,
-            Phase(first_phase(self.launch), self.began),
-            name=name,
-            part=part,
-            notes=self._starters.notes,
-        )
+    def view(self, progress: Progress, *, name: str = "", part: str | None = None) -> RunView:
+        """Return a view of this run's phases on a display, see RunView."""
+        before = Phase(_first_phase(self.launch), self.began)
+        return RunView(progress, self.run_dir, before, name=name, part=part)
 
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
@@ -180,7 +204,7 @@ class Job:
             first = self.launch.node_rank == 0 or self.launch.dynamic
             return read_results(self.run_dir) if first else None
         if code == GoOnLater.exit_code:
-            raise GoOnLater(ended_early(self.config, self.launch))
+            raise GoOnLater(_ended_early(self.config, self.launch))
         raise failure.of_run(
             self.run_dir,
             code,
@@ -201,28 +225,26 @@ def start(
     say: Callable[[str], None] | None = None,
     torchrun: bool = True,
     held: bool = False,
-    ahead: Torchrun | None = None,
+    launched_at: float | None = None,
 ) -> Job:
     """Start a run and return its Job at once.
 
     Args:
         config: the training options.
-        launch: the launch options; None: the defaults.
+        launch: the launch options.
         module: what each process runs with `python -m`; it trains as the run's description says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds
             of torchrun's own start.
         held: such a run waits after its imports for `Job.release()`.
-        ahead: a torchrun, started for these very options, to use.
+        launched_at: when its start-up began, as `processes.now()` says it; None: now.
     """
     launch = options.checked(launch or LaunchConfig())
     resolved = resolve(config, local_processes=launch.nproc_per_node, run_dir="")
     preflight.check(resolved, launch)
     preflight.check_address(launch)
     variables = {**environment_of(resolved, launch), **(environment or {})}
-    if ahead is not None and (not torchrun or ahead.environment != variables):
-        raise ValueError("that torchrun was started for other options")
     goes_on = preflight.goes_on(resolved, launch)
     run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=goes_on))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
@@ -242,15 +264,16 @@ def start(
             held=held,
             restarts=launch.restarts,
         ).write()
+        variables[LAUNCHED_AT_VARIABLE] = repr(now() if launched_at is None else launched_at)
+        forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
         return Job(
             dataclasses.replace(config, run_dir=run_dir),
             launch,
             torchrun_command(launch, run_dir, meeting, module)
             if torchrun
-            else direct_command(launch.nproc_per_node, run_dir, module),
+            else [*forked, run_dir, module],
             variables,
             say=say,
-            ahead=ahead,
             hold=hold,
             folders=folders,
         )
@@ -266,7 +289,7 @@ def launch(
     *,
     show_log: bool = True,
     progress: bool | Progress = True,
-    ahead: Torchrun | None = None,
+    launched_at: float | None = None,
 ) -> Results | None:
     """Run to the end and return the results; show the command line, the phase and rank 0's log.
 
@@ -275,7 +298,7 @@ def launch(
         launch: the launch options; None: the defaults.
         show_log: whether to show rank 0's log.
         progress: whether to show progress, or an open display to use.
-        ahead: a torchrun, started for these very options, to use.
+        launched_at: when its start-up began, as `processes.now()` says it; None: now.
 
     Raises:
         RunFailed: a process fails.
@@ -294,19 +317,11 @@ def launch(
         progress_display(progress) as shown,
         heard.listening() if config.checkpoint_every else contextlib.nullcontext(),
     ):
-        unused = [ahead]  # a torchrun that was started ahead can be used once
+        say = shown.say if show_log else None
 
         def run() -> Results | None:
-            return _to_its_end(
-                start(
-                    config,
-                    launch,
-                    say=shown.say if show_log else None,
-                    ahead=unused.pop() if unused else None,
-                ),
-                shown,
-                heard,
-            )
+            job = start(config, launch, say=say, launched_at=launched_at)
+            return _to_its_end(job, shown, heard)
 
         return cache.without_damage(run)
 
@@ -330,3 +345,20 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
         return job.result()
     finally:
         job.stop()
+
+
+def _first_phase(launch: LaunchConfig) -> str:
+    """Return the name of the phase that is shown until the run notes one."""
+    if launch.node_rank == 0:
+        return IMPORTS
+    return f"running on host {launch.node_rank}, phases are shown on host 0"
+
+
+def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return why a run has ended before its last step, with the command that goes on with it."""
+    reason = f"the run in {config.run_dir} has ended with a checkpoint"
+    with contextlib.suppress(FileNotFoundError, InputError):
+        file = Path(config.run_dir or "") / notice.ENDED_FILE
+        reason = str(read_json(file, dict[str, Any], again="")["reason"])
+    command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
+    return f"{reason}. Go on with: {command}"

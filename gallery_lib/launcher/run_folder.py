@@ -18,7 +18,7 @@ from gallery_lib.launcher import description
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import paths
 from gallery_lib.train.failure import ERROR_FILES
-from gallery_lib.train.starts import FILE as STARTS_FILE
+from gallery_lib.train.run_log import STARTS_FILE
 
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = (

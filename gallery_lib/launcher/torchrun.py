@@ -1,157 +1,26 @@
-"""torchrun that listens only where it is told to, and can start before it knows what to run.
+"""torchrun that listens only where it is told to (`rendezvous.py`), and names the rank to blame.
 
-`rendezvous.py` says where it listens. `python -m gallery_lib.launcher.torchrun ARGUMENTS…` is
-torchrun. Without arguments it imports torch, while the command that started it does the same and
-checks its options. Then a line on its standard input has the arguments; if the input ends without a
-line, torchrun ends. `Torchrun` is its handle in the process that starts it. That process needs no
-torch.
+-m gallery_lib.launcher.torchrun ARGUMENTS…
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from gallery_lib.comm import rendezvous
-from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, switches
-from gallery_lib.launcher import description, killed_ranks, restarts
+from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.killed_ranks import Ending
-from gallery_lib.launcher.stopped_ranks import StoppedRanks
-from gallery_lib.memory import allocator
-from gallery_lib.system.processes import (
-    HEARS_NOTICE_VARIABLE,
-    LAUNCHED_AT_VARIABLE,
-    PYTHON,
-    began_at,
-    end_supervised,
-    supervised,
-)
-from gallery_lib.train.resolved import threads_of
-
-
-def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
-    """Return the variables that a run's processes get on top of this process's environment."""
-    threads = threads_of(config, launch.nproc_per_node)
-    # Every rank imports torch's compiler, which would make a folder of its own.
-    variables = {
-        "OMP_NUM_THREADS": str(threads),
-        **switches.variables_of(config),
-        **cache.cache_variables(),
-    }
-    if launch.hosts == (1, 1):
-        variables |= rendezvous.loopback_interface()
-    if config.checkpoint_every is not None:
-        variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
-    if launch.dynamic:
-        # torchrun's agents, which share a store otherwise, tell a host that joins later no address.
-        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if config.compiler_opt:
-        variables |= allocator.allocator_variables()
-    return variables
-
-
-class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
-    """Handle of a torchrun that has not been told yet what to run.
-
-    Its start-up counts from the beginning of this process. The end of the `with` block ends a
-    torchrun that was never told. After `run` it belongs to the caller of `run`.
-    """
-
-    def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
-        self.environment = environment_of(config, launch)
-        environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
-        self._process: subprocess.Popen[str] | None = supervised(
-            [*PYTHON, "-m", "gallery_lib.launcher.torchrun"],
-            environment,
-            stdin=subprocess.PIPE,
-            stderr=None,
-        )
-
-    def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path
-    ) -> subprocess.Popen[str]:
-        """Have torchrun run `arguments`; return the supervisor of what runs.
-
-        Args:
-            arguments: torchrun's arguments.
-            environment: variables for it, on top of those it has.
-            errors: the file for its standard error.
-        """
-        process, self._process = self._process, None
-        assert process is not None and process.stdin is not None
-        # If torchrun has ended, that shows as the end of the run, with the reason.
-        with (
-            contextlib.suppress(BrokenPipeError),
-            process.stdin as orders,
-        ):
-            orders.write(
-                json.dumps(
-                    {
-                        "arguments": list(arguments),
-                        "environment": dict(environment),
-                        "errors": str(errors),
-                    }
-                )
-                + "\n"
-            )
-        return process
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.stdout.close()
-            end_supervised(self._process)
-
-
-def _report_killed_ranks() -> None:
-    """Make torchrun report a killed process before it looks at exit codes in the order of ranks."""
-    from torch.distributed.elastic.multiprocessing import api
-
-    run = description.of_this_run()
-    if run is None:
-        return
-    described: RunDescription = run
-
-    def reporting(poll: Callable[[Any], Any], endings: Callable[[Any], dict[int, Ending]]) -> Any:
-        def polled(context: Any) -> Any:
-            reported = killed_ranks.report(described, endings(context))
-            result = poll(context)
-            if result is not None and result.failures and not reported:  # it failed in between
-                first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-                killed_ranks.report(
-                    described, {first.local_rank: Ending(first.pid, first.exitcode)}
-                )
-            return result
-
-        return polled
-
-    def of_functions(context: Any) -> dict[int, Ending]:
-        processes = context._pc.processes if context._pc else []
-        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
-
-    def of_commands(context: Any) -> dict[int, Ending]:
-        return {
-            rank: Ending(one.proc.pid, one.proc.poll())
-            for rank, one in context.subprocess_handlers.items()
-        }
-
-    functions, commands = api.MultiprocessContext, api.SubprocessContext
-    functions._poll = reporting(functions._poll, of_functions)  # type: ignore[method-assign]
-    commands._poll = reporting(commands._poll, of_commands)  # type: ignore[method-assign]
+from gallery_lib.launcher.ranks import Ending
+from gallery_lib.system.exit_codes import GO_ON_LATER
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 
 
 class _Finished:
@@ -176,32 +45,71 @@ class _Finished:
             time.sleep(self._LOOK_SECONDS)
 
 
-def _let_no_rank_block_the_others() -> None:
-    """Have torchrun watch its ranks for stopped ones, and tell forked ranks by `_Finished`.
+def _watch_ranks(run: RunDescription | None) -> None:
+    """Have torchrun report killed ranks, end stopped ones, and tell forked ranks by `_Finished`.
 
-    Torchrun may wait for its ranks without a limit, so the watch has a thread of its own.
+    A killed process is reported before torchrun looks at exit codes in the order of ranks.
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    start_functions, start_commands = api.MultiprocessContext._start, api.SubprocessContext._start
+    def endings(context: Any) -> dict[int, Ending]:
+        if isinstance(context, api.SubprocessContext):
+            commands = {rank: one.proc for rank, one in context.subprocess_handlers.items()}
+            return {rank: Ending(one.pid, one.poll()) for rank, one in commands.items()}
+        processes = context._pc.processes if context._pc else []
+        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
 
-    def watch(processes: Mapping[int, int]) -> None:
-        run = description.of_this_run()
-        if run is not None and (stopped_ranks := StoppedRanks.of(run)):
-            stopped_ranks.watch(processes)
+    def patch(kind: Any) -> None:
+        start, poll = kind._start, kind._poll
 
-    def started_functions(context: Any) -> None:
-        if context.start_method == "fork":
-            context._worker_finished_event = _Finished()
-        start_functions(context)
-        watch({rank: process.pid for rank, process in enumerate(context._pc.processes)})
+        def started(context: Any) -> None:
+            if kind is api.MultiprocessContext and context.start_method == "fork":
+                context._worker_finished_event = _Finished()
+            start(context)
+            if run is not None:
+                processes = {rank: ending.process for rank, ending in endings(context).items()}
+                ranks.watch_stopped(run, processes)
 
-    def started_commands(context: Any) -> None:
-        start_commands(context)
-        watch({rank: one.proc.pid for rank, one in context.subprocess_handlers.items()})
+        def polled(context: Any) -> Any:
+            if run is None:
+                return poll(context)
+            reported = ranks.report_killed(run, endings(context))
+            result = poll(context)
+            if result is not None and result.failures and not reported:  # it failed in between
+                first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+                ranks.report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
+            return result
 
-    api.MultiprocessContext._start = started_functions  # type: ignore[method-assign]
-    api.SubprocessContext._start = started_commands  # type: ignore[method-assign]
+        kind._start, kind._poll = started, polled
+
+    patch(api.MultiprocessContext)
+    patch(api.SubprocessContext)
+
+
+def _go_on_later_is_final(run: RunDescription | None) -> None:
+    """Have torchrun not start a process again that ended because it was told to go on later.
+
+    After any other failure of a run with checkpoints the ranks that are left are killed at once.
+    They would take SIGTERM for a notice to save a checkpoint, which they could not without those
+    that are gone.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    monitor = LocalElasticAgent._monitor_workers
+
+    def monitored(agent: Any, group: Any) -> Any:
+        result = monitor(agent, group)
+        if any(one.exitcode == GO_ON_LATER for one in (result.failures or {}).values()):
+            agent._remaining_restarts = 0
+        return result
+
+    LocalElasticAgent._monitor_workers = monitored  # type: ignore[method-assign]
+    if run is not None and run.config.checkpoint_every is not None:
+
+        def stopped(agent: Any, group: Any) -> None:
+            agent._shutdown(signal.SIGKILL)
+
+        LocalElasticAgent._stop_workers = stopped  # type: ignore[method-assign]
 
 
 def _leave_notices_to_the_ranks() -> None:
@@ -211,31 +119,27 @@ def _leave_notices_to_the_ranks() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run torchrun; without arguments import it first and wait for them on standard input."""
+    """Run torchrun."""
     rendezvous.listen_where_told()
     from torch.distributed import run
 
-    if not arguments:
-        line = sys.stdin.readline()
-        if not line:
-            return
-        order = json.loads(line)
-        os.environ.update(order["environment"])
-        with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
-            os.dup2(errors.fileno(), 2)
-            os.dup2(nothing.fileno(), 0)
-        arguments = order["arguments"]
     if HEARS_NOTICE_VARIABLE in os.environ:
         _leave_notices_to_the_ranks()
     # To print an exception, torch's own handler imports the compiler, which takes seconds.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.addHandler(logging.StreamHandler())
     logger.propagate = False
-    _report_killed_ranks()
-    _let_no_rank_block_the_others()
-    restarts.go_on_later_is_final()
-    with restarts.exit_code_told():
+    described = description.of_this_run()
+    _watch_ranks(described)
+    _go_on_later_is_final(described)
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
         run.main(list(arguments))
+    except ChildFailedError as error:
+        if any(one.exitcode == GO_ON_LATER for one in error.failures.values()):
+            sys.exit(GO_ON_LATER)
+        raise
 
 
 if __name__ == "__main__":

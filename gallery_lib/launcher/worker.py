@@ -8,6 +8,7 @@ native messages go to the rank's log file.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import multiprocessing
@@ -19,12 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.config import TrainConfig
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled, OutOfMemory
-from gallery_lib.launcher import description, restarts
+from gallery_lib.launcher import description
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
 from gallery_lib.train.failure import ErrorReport, killed_loader, what_ran_out
 
@@ -44,7 +46,9 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
     run = None if arguments else description.of_this_run()
     if run is not None:
         os.environ.pop(description.VARIABLE)  # what this process may start is no part of the run
-        return restarts.resumed(run.config) if run.restarts else run.config
+        if run.restarts and newest_first(run.run_dir / CHECKPOINTS):
+            return dataclasses.replace(run.config, resume=AUTO)
+        return run.config
     (config,) = parse_command_line(
         arguments,
         TrainConfig,

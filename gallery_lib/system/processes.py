@@ -43,12 +43,6 @@ HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
 Slurm sends SIGTERM or SIGUSR1 to every process of a job; launcher and ranks alone heed them.
 """
 
-HEARS_STDIN = "--stdin"
-"""Option before a supervisor's command: the command gets the supervisor's standard input.
-
-Without it the command has none.
-"""
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -142,29 +136,21 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
 def start_supervised(
     command: Sequence[str],
     environment: Mapping[str, str],
-    *,
-    stdin: int = subprocess.DEVNULL,
     **arguments: Any,
 ) -> subprocess.Popen[Any]:
     """Start a command below a supervisor, in a session of its own; return the supervisor.
 
+    The command has no input.
+
     Args:
         command: the words of the command.
         environment: variables on top of this process's own.
-        stdin: `subprocess.PIPE` for a pipe to the command; otherwise the command has no input.
         **arguments: other arguments of `subprocess.Popen`.
     """
     return subprocess.Popen(
-        [
-            *PYTHON,
-            "-m",
-            "gallery_lib.system.supervisor",
-            str(os.getpid()),
-            *([HEARS_STDIN] if stdin == subprocess.PIPE else []),
-            *command,
-        ],
+        [*PYTHON, "-m", "gallery_lib.system.supervisor", str(os.getpid()), *command],
         env={**os.environ, "PYTHONPATH": search_path(), **environment},
-        stdin=stdin,
+        stdin=subprocess.DEVNULL,
         start_new_session=True,
         **arguments,
     )
@@ -174,14 +160,12 @@ def supervised(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,
-    stdin: int = subprocess.DEVNULL,
     stderr: int | TextIO | None,
 ) -> subprocess.Popen[str]:
     """Start a command as `start_supervised` does; its output is the `stdout` of the result."""
     return start_supervised(
         command,
         environment,
-        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
         encoding="utf-8",

@@ -5,8 +5,8 @@
 The supervisor runs in a session of its own. It adopts every orphan below it, so that a killed
 torchrun cannot leave workers behind. It ends all of them when the command ends, when it is
 terminated, or when PARENT, the process that started it, is gone. Its exit code is the command's.
-After `--stdin` the command has this process's standard input, else none. With
-`HEARS_NOTICE_VARIABLE` it is terminated by the process that started it alone.
+The command has no input. With `HEARS_NOTICE_VARIABLE` it is terminated by the process that started
+it alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from types import FrameType
 from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
-    HEARS_STDIN,
     adopt_orphans,
     die_with_parent,
     end_descendants,
@@ -63,8 +62,6 @@ def _begin() -> None:
 
 def main(parent: int, command: list[str]) -> int:
     """Run `command` to its end and return its exit code, as shells tell it."""
-    heard = command[0] == HEARS_STDIN
-    command = command[heard:]
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
@@ -74,9 +71,7 @@ def main(parent: int, command: list[str]) -> int:
     code = exit_code_of_signal(signal.SIGTERM)
     child: subprocess.Popen[bytes] | None = None
     try:
-        child = subprocess.Popen(
-            command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=_begin
-        )
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_begin)
         while child.poll() is None and os.getppid() == parent:
             try:
                 child.wait(timeout=0.2)

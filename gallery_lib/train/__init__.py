@@ -5,8 +5,8 @@
 - `loop`: the one loop for baseline and backend, and held-out metrics after it.
 - `precision`: fp32 or autocast, and gradient scaling.
 - `measurements`: the figures of a run. `results`: `results.json`, written last.
-- `run_log`: `config.json`, `steps.jsonl`, a log per rank. `weights`: `weights.pt`.
-- `checkpoints`: saved at the end of steps. `interruptions`: how a run goes on, with `starts` (what
-  has interrupted it) and `compiled_graphs` (what the compiler has to make again).
+- `run_log`: `config.json`, `steps.jsonl`, a log per rank.
+- `pretrained`: weights that a run starts from, and those that it leaves.
+- `checkpoints`: what a run goes on from, and what is saved of it at the end of steps.
 - `divergence`: where a loss stopped being finite. `failure`: why a run failed, and who first.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +25,6 @@ class Divergence:
     step: int
     rank: int
     what: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the value of `diverged_at` in `results.json`."""
-        return dataclasses.asdict(self)
 
 
 def find(

@@ -35,15 +35,16 @@ from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import paths
 from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
-from gallery_lib.train import divergence, interruptions, measurements, precision, starts
-from gallery_lib.train.checkpoints import RunCheckpoints, notice_of_run, parts_of
+from gallery_lib.train import divergence, measurements, precision
+from gallery_lib.train.checkpoints import RunCheckpoints, Start, choose, notice_of_run
 from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.measurements import Trained
+from gallery_lib.train.pretrained import save_weights
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
+from gallery_lib.train.run_log import STEPS_FILE
 from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
-from gallery_lib.train.weights import save_weights
 
 
 def train(
@@ -92,9 +93,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             watch = Watch(os.getppid() if process_group.world_size() > 1 else None)
         ends.enter_context(_silent_ranks_end_the_run(config))
         notice = ends.enter_context(notice_of_run(config))
-        resumed, earlier = interruptions.choose(config), starts.earlier(Path(config.run_dir))
-        if process_group.rank() == 0:
-            earlier.keep(Path(config.run_dir))
+        saved, earlier = choose(config), Start.before(Path(config.run_dir))
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         with _compilations_shown(phases):
             session = open_session(
@@ -102,19 +101,19 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 phases,
                 observer,
                 recipe,
-                earlier=resumed.steps_file if resumed else None,
-                after_step=resumed.step if resumed else 0,
+                earlier=saved.path / STEPS_FILE if saved else None,
+                after_step=saved.manifest.step if saved else 0,
             )
         ends.callback(session.watch.stop)
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
         session.model.train()
-        parts = parts_of(session)
-        checkpoints = RunCheckpoints(session, parts, notice)
+        checkpoints = RunCheckpoints(session, notice)
         ready_seconds = now() - launched_at
         with _compilations_shown(phases):
-            trained = interruptions.begin(session, parts, checkpoints.graphs, resumed, earlier)
+            trained = checkpoints.begin(saved, earlier)
+            del saved  # a copy of weights and optimizer states
             _run_steps(session, observer, trained, checkpoints, watch)
         checkpoints.finish()
         observer.after_training(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import resource
@@ -18,7 +19,7 @@ from gallery_lib.config import options
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
-from gallery_lib.train import learning_rate, pretrained
+from gallery_lib.train import learning_rate
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
@@ -56,11 +57,7 @@ def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
 
 
 def data_facts(session: Session) -> dict[str, Any]:
-    """Return what the results say about the data.
-
-    The facts are the number of items, the size of one, what the data sets leave out, and the number
-    of outputs of a head that follows the data.
-    """
+    """Return number and size of items, what the data sets leave out, and classes and outputs."""
     splits: Any = session.splits
     facts: dict[str, Any] = {
         "train": len(splits.train),
@@ -77,9 +74,7 @@ def data_facts(session: Session) -> dict[str, Any]:
 def techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
     """Return what the accelerated backend did, or why it did not; empty for the baseline.
 
-    Args:
-        session: the run.
-        calls_before: calls of own kernels in this process before the run.
+    `calls_before` counts the calls of own kernels in this process before the run.
     """
     if not session.config.compiler_opt:
         return session.techniques
@@ -106,14 +101,8 @@ def results_of(
 ) -> Results:
     """Return the results of a run.
 
-    Args:
-        session: the run.
-        trained: what its training loop left.
-        metrics: held-out metrics by name.
-        data: `data_facts` of the run.
-        techniques: `techniques` of the run.
-        ready_seconds: time from launch to the first step.
-        load: what else wanted the machine; None: not looked at.
+    `ready_seconds` is the time from launch to the first step. `load` says what else wanted the
+    machine; None: not looked at.
     """
     config, clock, durations = session.config, session.clock, trained.step_seconds
     steps = len(trained.curve)
@@ -156,8 +145,8 @@ def results_of(
         techniques=techniques,
         data=data,
         learning_rate=learning_rate.facts(config, session.learning_rates, steps),
-        started_from=pretrained.facts(session.started_from),
-        diverged_at=trained.diverged.as_json() if trained.diverged else None,
+        started_from=dataclasses.asdict(session.started_from) if session.started_from else {},
+        diverged_at=dataclasses.asdict(trained.diverged) if trained.diverged else None,
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
         load=load,

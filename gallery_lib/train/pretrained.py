@@ -1,4 +1,4 @@
-"""Weights that a run starts from: those of a file (`pretrained`) or of a run (`init_from`).
+"""Weights that a run starts from, of a file (`pretrained`) or a run (`init_from`), and leaves.
 
 A tensor is taken where name and shape are those of the model. All others stay as they were drawn,
 and the report names them: the head for another number of classes, say. Rank 0 reads the file and
@@ -7,7 +7,6 @@ the other ranks get its weights, so the file need not be on every host.
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import re
 import warnings
@@ -19,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.train.weights import WEIGHTS_FILE
+from gallery_lib.system.files import atomic_write
 
-_CHECKPOINTS = "checkpoints/step-*/"
-_WEIGHTS_OF_A_CHECKPOINT = ("weights.safetensors", "model.safetensors")
+WEIGHTS_FILE = "weights.pt"
+_OF_A_CHECKPOINT = "weights.safetensors"
 # Names that wrappers put into the middle of keys: torch.compile, FSDP, activation checkpoints.
 _WRAPPER = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Attributes in which DataParallel and trainers keep the model.
@@ -89,25 +89,15 @@ def _of_run(run_dir: Path) -> Path:
         )
     if (weights := run_dir / WEIGHTS_FILE).exists():
         return weights
-    checkpoints = [
-        path
-        for name in _WEIGHTS_OF_A_CHECKPOINT
-        for path in run_dir.glob(_CHECKPOINTS + name)
-        if _step_of(path) is not None
-    ]
-    if not checkpoints:
-        raise InputError(
-            f"init_from={run_dir} holds no weights: it has neither {WEIGHTS_FILE}, which "
-            f"save_weights writes, nor {_CHECKPOINTS}{_WEIGHTS_OF_A_CHECKPOINT[0]}. Give the "
-            "folder of a run with weights.",
-            parameter="init_from",
-        )
-    return max(checkpoints, key=lambda path: _step_of(path) or 0)
-
-
-def _step_of(checkpoint: Path) -> int | None:
-    number = checkpoint.parent.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else None
+    for checkpoint in newest_first(run_dir / CHECKPOINTS):
+        if (weights := checkpoint / _OF_A_CHECKPOINT).exists():
+            return weights
+    raise InputError(
+        f"init_from={run_dir} holds no weights: it has neither {WEIGHTS_FILE}, which save_weights "
+        f"writes, nor {CHECKPOINTS}/step-*/{_OF_A_CHECKPOINT}. Give the folder of a run with "
+        "weights.",
+        parameter="init_from",
+    )
 
 
 def check(config: TrainConfig) -> None:
@@ -190,14 +180,19 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], file: Path, parameter:
     )
 
 
+def save_weights(model: nn.Module, run_dir: Path) -> None:
+    """Write the plain model's state dict, on the CPU, to `weights.pt`.
+
+    `torch.load(…, weights_only=True)` reads it.
+    """
+    state = {name: value.cpu() for name, value in model.state_dict().items()}
+    with atomic_write(run_dir / WEIGHTS_FILE, "wb") as file:
+        torch.save(state, file)
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the model's state dict, which are the model's own storage."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def facts(fit: Fit | None) -> dict[str, Any]:
-    """Return what the results say about the weights that a run started from; empty: drawn ones."""
-    return {} if fit is None else dataclasses.asdict(fit)
 
 
 def _renamed(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

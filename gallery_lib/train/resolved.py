@@ -7,12 +7,11 @@ nobody has before. Needs no torch but in `resolve`.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib.checkpoint.folders import AUTO
+from gallery_lib.checkpoint.folders import AUTO, places_of
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
@@ -60,19 +59,16 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     pretrained.check(config)
     _check_checkpoints(config)
     default = task.optimizer
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return ResolvedConfig(
-        **values
-        | {
-            "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
-            "lr": default.lr if config.lr is None else config.lr,
-            "weight_decay": default.weight_decay
-            if config.weight_decay is None
-            else config.weight_decay,
-            "threads": threads_of(config, local_processes),
-            "run_dir": config.run_dir or run_dir,
-        }
-    )
+    completed = {
+        "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
+        "lr": default.lr if config.lr is None else config.lr,
+        "weight_decay": (
+            default.weight_decay if config.weight_decay is None else config.weight_decay
+        ),
+        "threads": threads_of(config, local_processes),
+        "run_dir": config.run_dir or run_dir,
+    }
+    return ResolvedConfig(**vars(config) | completed)
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
@@ -82,10 +78,7 @@ def _check_checkpoints(config: TrainConfig) -> None:
     if config.resume is None:
         return
     if config.resume != AUTO:
-        # Before anything is started; the ranks look at what is in it.
-        from gallery_lib.checkpoint.choice import check_named  # imports torch
-
-        check_named(Path(config.resume).expanduser())
+        places_of(Path(config.resume).expanduser())  # the ranks look at what is in it
     elif not config.run_dir:
         raise InputError(
             "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",

@@ -19,6 +19,8 @@ from gallery_lib.system.files import written_if_possible
 from gallery_lib.system.json_files import Misfit, converted, parsed, write_json
 
 STEPS_FILE = "steps.jsonl"
+STARTS_FILE = "interruptions.json"
+"""What has interrupted a run before its latest start (checkpoints.py)."""
 
 
 class RunLog:

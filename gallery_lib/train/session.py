@@ -290,8 +290,6 @@ class StepClock:
     def _mark(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
-        import torch
-
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -151,7 +151,7 @@ SCRIPT = """
         if checkpoint.steps == 9 and len(sys.argv) > 1:
             exec(sys.argv[1])
         checkpoint.step()
-        checkpoint._saver._writer.wait()  # else several are due before one is written
+        checkpoint._saver.wait()  # else several are due before one is written
     print("steps", checkpoint.steps)
 """
 

@@ -24,7 +24,7 @@ from gallery_lib.console.phases import (
 )
 from gallery_lib.console.progress import Progress
 from gallery_lib.kernels.runtime import kept_code
-from gallery_lib.launcher.run_view import RunView
+from gallery_lib.launcher.job import RunView
 from gallery_lib.system.processes import now as clock_now
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gallery_lib.checkpoint import folders, manifest
+from gallery_lib.checkpoint import folders
 from gallery_lib.errors import InputError
 
 from .commands import Words, train
@@ -36,8 +36,7 @@ def _whole(workspace: Workspace, *names: str, folder: Path | None = None) -> str
     """Return what is wrong with the checkpoints of these names, or ""."""
     try:
         for name in names:
-            path = (folder or _checkpoints(workspace)) / name
-            manifest.check_files(path, manifest.read(path))
+            folders.read_whole((folder or _checkpoints(workspace)) / name)
     except InputError as error:
         return str(error)
     return ""
@@ -113,8 +112,8 @@ def _damaged(*names: str) -> Callable[[Workspace], None]:
 
 def _of_a_newer_version(workspace: Workspace) -> None:
     _interrupted(workspace)
-    path = _checkpoints(workspace) / _SECOND / manifest.FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": manifest.FORMAT + 1}))
+    path = _checkpoints(workspace) / _SECOND / folders.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": folders.FORMAT + 1}))
 
 
 def _killed_in_a_write(workspace: Workspace) -> None:
@@ -204,7 +203,7 @@ def checkpoints() -> Iterator[Row]:
         _saving("--resume", "auto"),
         prepare=_of_a_newer_version,
         codes=(2,),
-        says=f"has format {manifest.FORMAT + 1}",
+        says=f"has format {folders.FORMAT + 1}",
         lines=1,
         absent=("results.json",),
         check=_survived(_FIRST),

@@ -1,44 +1,17 @@
-"""A torchrun that is started before it is known what it has to run.
-
-Real processes are told what to run, not told, and left alone.
-"""
+"""torchrun as the launcher starts it, and what a training process does before it begins."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-import psutil
 import pytest
-from refusal import refused
-from tiny_task import config
 
-from gallery_lib.config import LaunchConfig
-from gallery_lib.launcher.job import launch
-from gallery_lib.launcher.torchrun import Torchrun, _Finished
+from gallery_lib.launcher.torchrun import _Finished
 from gallery_lib.system.processes import began_at, now
-
-ONE = LaunchConfig()
-
-
-def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
-
-
-def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the supervisor and its torchrun, once they are there; `others` were there before."""
-    deadline = time.monotonic() + 30
-    while (
-        len(started := [child for child in process.children(recursive=True) if child not in others])
-        < 2
-    ):
-        assert time.monotonic() < deadline, "did not start"
-        time.sleep(0.02)
-    return started
 
 
 def test_a_rank_that_is_killed_while_it_waits_for_the_others_does_not_block_torchrun() -> None:
@@ -93,55 +66,26 @@ def test_a_process_knows_when_it_began() -> None:
     assert abs(began_at() - began_at()) < 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("waiting", [0.0, 4.0], ids=["while it imports", "while it waits"])
-def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
-    others = psutil.Process().children(recursive=True)
-    with refused("model", "resnet51", "`resnet50`"), Torchrun(config(), ONE) as ahead:
-        started = below(psutil.Process(), others)
-        time.sleep(waiting)
-        assert all(process.is_running() for process in started)
-        launch(config(model="resnet51"), ahead=ahead)
-    assert gone(started)
+IN_A_WORKER = """
+import gc, sys
+from gallery_lib.launcher import worker
+assert "torch" not in sys.modules
+worker.preload()
+print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.modules, \
+gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
 
 
 @pytest.mark.slow
-def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
-    starts_one = (
-        "import time; from gallery_lib.config import *; "
-        "from gallery_lib.launcher.torchrun import Torchrun\n"
+@pytest.mark.parametrize("compiler_opt", [False, True])
+def test_preloading_imports_the_compiler_where_the_run_uses_it(compiler_opt: bool) -> None:
+    environment = {**os.environ, "GALLERY_COMPILER_OPT": str(int(compiler_opt))}
+    shown = subprocess.run(
+        [sys.executable, "-c", IN_A_WORKER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
-    starts_one += "ahead = Torchrun(TrainConfig(), LaunchConfig()); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", starts_one]) as starting:
-        started = below(psutil.Process(starting.pid), [])
-        starting.send_signal(signal.SIGKILL)
-    assert gone(started)
-
-
-@pytest.mark.slow
-def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(  # noqa: E501
-    tmp_path: Path,
-) -> None:
-    expected = launch(
-        config(max_steps=3, run_dir=str(tmp_path / "plain")), show_log=False, progress=False
-    )
-    chosen = config(max_steps=3, run_dir=str(tmp_path / "ahead"))
-    with Torchrun(chosen, ONE) as ahead:
-        told_after = now() - began_at()
-        results = launch(chosen, ONE, show_log=False, progress=False, ahead=ahead)
-    assert expected is not None and results is not None
-    assert results.loss == expected.loss
-    assert results.startup_seconds["total"] > told_after
-    assert (tmp_path / "ahead" / "torchrun-host0.txt").exists()
-
-
-@pytest.mark.slow
-def test_it_is_not_used_for_other_options(tmp_path: Path) -> None:
-    with (
-        Torchrun(config(threads=1), ONE) as ahead,
-        pytest.raises(ValueError, match="other options"),
-    ):
-        launch(
-            config(threads=1, compiler_opt=True, run_dir=str(tmp_path / "run")), ONE, ahead=ahead
-        )
-    assert not any((tmp_path / "run").glob("log-*"))
+    assert shown.stdout.split() == ["True", str(compiler_opt), "True", "True"]

@@ -12,8 +12,7 @@ import torch
 from refusal import refused
 
 from gallery_lib import tasks
-from gallery_lib.checkpoint.staging import Staging
-from gallery_lib.checkpoint.training_state import Parts
+from gallery_lib.checkpoint.state import Parts
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher.commands import dry_run
 from gallery_lib.system import hardware
@@ -58,8 +57,9 @@ def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    staged = Staging().copy(Parts(model, optimizer).state().tensors)
-    copy_bytes = sum(tensor.nbytes for tensor in staged.values())
+    state = Parts(model, [optimizer]).state()
+    copied = {**state.weights, **state.optimizers}
+    copy_bytes = sum(tensor.nbytes for tensor in copied.values())
     without, saving = TrainConfig(name), TrainConfig(name, checkpoint_every="10")
     for processes in (1, 2):  # which divide the copy
         more = memory_estimate.needed_bytes(saving, processes) - memory_estimate.needed_bytes(

@@ -183,7 +183,7 @@ def test_weights_of_a_run_are_those_of_its_end_or_its_newest_checkpoint(tmp_path
         pretrained.source(TrainConfig(init_from=str(tmp_path / "none")))
     with refused("init_from", tmp_path, "weights.pt", "save_weights"):
         pretrained.source(TrainConfig(init_from=str(tmp_path)))
-    for name in ("step-00000009", "step-00000010", "step-x", ".step-11.tmp"):
+    for name in ("step-00000009", "step-00000010", "step-x", ".step-00000011.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         save_file(trained().state_dict(), tmp_path / "checkpoints" / name / "weights.safetensors")
     model = Net(2)
@@ -261,3 +261,44 @@ def test_both_variants_start_from_the_file_s_weights_and_keep_its_names(
         assert torch.equal(saved["layer1.0.bn1.weight"], given["layer1.0.bn1.weight"])
     assert results[True].started_from == results[False].started_from
     assert results[True].loss["first"] == pytest.approx(results[False].loss["first"], rel=1e-5)
+
+
+class Trap:
+    """An object whose loading would create a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_file_that_holds_code_is_refused_and_nothing_of_it_runs(tmp_path: Path) -> None:
+    content = {"state_dict": nn.Linear(2, 2).state_dict(), "args": Trap(tmp_path / "sprung")}
+    for value, shown in ((content, tmp_path / "weights.pt"), (nn.Linear(2, 2), "Linear")):
+        torch.save(value, tmp_path / "weights.pt")
+        with refused("pretrained", shown, "would execute its code"):
+            pretrained.read_weights(tmp_path / "weights.pt", "pretrained")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_no_file_of_weights_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "whole.pt")
+    cut = (tmp_path / "whole.pt").read_bytes()[:-200]
+    save_file(nn.Linear(2, 2).state_dict(), tmp_path / "whole.safetensors")
+    contents = {
+        "junk": b"junk, and more junk",
+        "empty": b"",
+        "cut": cut,
+        "cut.safetensors": (tmp_path / "whole.safetensors").read_bytes()[:-200],
+        "index.json": b'{"weight_map": {}}',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name in (*contents, "none", "."):
+        path = tmp_path / name
+        with refused("pretrained", path):
+            pretrained.check_file(TrainConfig(pretrained=str(path)))
+    torch.save({"epoch": 3, "names": ["a"]}, tmp_path / "tensorless.pt")
+    with refused("pretrained", "'epoch', 'names'"):
+        pretrained.read_weights(tmp_path / "tensorless.pt", "pretrained")

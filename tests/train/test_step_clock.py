@@ -1,10 +1,22 @@
-"""The step clock times steps and their phases, but nothing while it is paused."""
+"""The step clock times steps and their phases, but nothing while it is paused.
+
+Two numbers of a step are the median one, and the sustained one, in which no slow loader hides.
+"""
+
+from __future__ import annotations
 
 import mmap
 import time
+from pathlib import Path
 
 import pytest
+from tiny_task import config
 
+from gallery_lib.config import CompareConfig
+from gallery_lib.measure.comparison.compare import compare
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import hidden_wait, read_results
+from gallery_lib.train.run_log import each_step_seconds
 from gallery_lib.train.session import StepClock
 
 
@@ -85,3 +97,52 @@ def test_page_faults_are_those_of_the_step_and_not_of_a_pause() -> None:
     clock.resume()
     clock.step_done()
     assert clock.page_faults[0] >= pages > clock.page_faults[1]
+
+
+WORKERS = 4
+BATCH_SECONDS = 8 * 0.05 / WORKERS
+"""Time of a batch of `BURSTS`: one of its four loading processes sleeps for each of 8 items."""
+
+
+def clock(durations: list[float], inputs: list[float]) -> StepClock:
+    made = StepClock("cpu")
+    made.durations, made.phases = durations, {"input": inputs}
+    return made
+
+
+def test_the_sustained_step_leaves_out_what_lay_ready_and_needs_ten_times_as_many_steps() -> None:
+    bursts = [0.08, 0.001, 0.001, 0.001] * 20
+    made = clock([9.0] + [0.001] * 8 + [wait + 0.004 for wait in bursts], [0.0] * 9 + bursts)
+    sustained = made.sustained(1, 8)
+    assert sustained["step_seconds"] == pytest.approx(0.083 / 4 + 0.004)
+    assert hidden_wait(0.005, sustained) == pytest.approx(0.083 / 4, rel=0.1)
+    assert clock([0.005] * 88, [0.0] * 88).sustained(1, 8) == {"steps": 79, "steps_needed": 89}
+
+
+def test_slow_steps_that_wait_for_no_data_are_not_the_loaders() -> None:
+    sustained = clock([0.005, 0.02] * 50, [0.001] * 100).sustained(0, 4)
+    assert sustained["step_seconds"] == pytest.approx(0.0125)
+    assert hidden_wait(0.005, sustained) == 0
+
+
+@pytest.mark.slow
+def test_a_slow_loader_shows_in_a_single_training(tmp_path: Path) -> None:
+    train(config("BURSTS", workers=WORKERS, max_steps=100, run_dir=str(tmp_path / "run")))
+    results = read_results(tmp_path / "run")
+    sustained, durations = results.sustained, each_step_seconds(tmp_path / "run")
+    assert sustained["steps"] == 100 - 3 - 8
+    assert sustained["step_seconds"] == pytest.approx(sum(durations[11:]) / 89)
+    assert sustained["step_seconds"] > sustained["input_seconds"] > 0.6 * BATCH_SECONDS
+    assert results.samples_per_second["sustained"] == 8 / sustained["step_seconds"]
+
+
+@pytest.mark.slow
+def test_waiting_for_a_turn_does_not_hide_a_slow_loader(tmp_path: Path) -> None:
+    outcome = compare(
+        {name: config("BURSTS", workers=WORKERS) for name in ("one", "other")},
+        options_=CompareConfig(rounds=24, block_steps=4),
+        folder=tmp_path,
+        progress=False,
+    )
+    for results in outcome.variants.values():
+        assert results.sustained["step_seconds"] > 0.7 * BATCH_SECONDS

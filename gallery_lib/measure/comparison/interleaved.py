@@ -18,8 +18,7 @@ from gallery_lib.config import LaunchConfig
 from gallery_lib.console.phases import ENDING, IMPORTS, TURNS, Phase
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import GalleryError, RunFailed
-from gallery_lib.launcher.job import Job, start
-from gallery_lib.launcher.run_view import RunView
+from gallery_lib.launcher.job import Job, RunView, start
 from gallery_lib.measure.comparison import gradient_probe as probe
 from gallery_lib.measure.comparison.measurement import Measurement, rounds_of
 from gallery_lib.measure.comparison.plan import Turns, Variant, configuration

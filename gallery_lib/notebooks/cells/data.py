@@ -81,7 +81,7 @@ def show_learned(settings: Settings, comparison: Comparison) -> None:
     import torch
 
     from gallery_lib import tasks
-    from gallery_lib.train.weights import WEIGHTS_FILE
+    from gallery_lib.train.pretrained import WEIGHTS_FILE
 
     folder = Path(comparison.folder)
     path, kept = folder / list(comparison.variants)[1] / WEIGHTS_FILE, folder / "learned.json"
