@@ -20,10 +20,20 @@ from typing import Any
 from gallery_lib import tasks
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig, options
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.measure.bench.result import EAGER, OURS, AmpLevel
+from gallery_lib.measure.bench.result import (
+    BEST,
+    EAGER,
+    EAGER_BEST,
+    GROUPS,
+    OURS,
+    PEERS,
+    TURN_ORDER,
+    VARIANTS,
+    AmpLevel,
+    plain_name,
+)
 from gallery_lib.measure.comparison.plan import Variant
-from gallery_lib.measure.variants import by_hand, forms, peers, recipes
-from gallery_lib.measure.variants.forms import BEST, EAGER_BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS
+from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
@@ -105,7 +115,7 @@ def compile_modes(config: BenchConfig) -> tuple[str, ...]:
     Raises:
         InputError: for an unknown mode, or none at all.
     """
-    known = by_hand.MODES[hardware.device_type()]
+    known = peers.MODES[hardware.device_type()]
     if config.peer_modes is None:
         return known
     names = _words(config.peer_modes)
@@ -192,7 +202,7 @@ def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:
         for level, name in EAGER.items()
     }
     as_they_come = {peer: _variant(train, [peer]) for peer in PEERS}
-    best = {name: _variant(train, recipes.best_form(forms.plain_name(name), mode)) for name in BEST}
+    best = {name: _variant(train, recipes.best_form(plain_name(name), mode)) for name in BEST}
     ours = _variant(dataclasses.replace(train, compiler_opt=True), [])
     return {**eager, **as_they_come, **best, OURS: ours}
 
@@ -204,7 +214,7 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     absent = {
         variant: why
         for variant in (*PEERS, *BEST)
-        if variant in names and (why := peers.missing(forms.plain_name(variant)))
+        if variant in names and (why := peers.missing(plain_name(variant)))
     }
     baseline, *others = [variant for variant in names if variant not in absent]
     pairs = [(baseline, variant) for variant in others]

@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from gallery_lib.measure.comparison.gradient_parity import check_gradient_scale, check_gradients
 from gallery_lib.measure.comparison.pair import check_curves
 from gallery_lib.measure.comparison.parity import (
     check_baseline,
     check_finite,
+    check_gradient_scale,
+    check_gradients,
     check_losses,
     check_start,
     judge,

@@ -13,11 +13,11 @@ import synthetic_sweep
 from measure.replay.test_timeline import TIMELINE
 from refusal import refused
 
-from gallery_lib.measure.replay.sweep import Cell
-from gallery_lib.measure.replay.sweep_table import (
+from gallery_lib.measure.replay.sweep import (
     COLUMNS,
     SETTINGS,
     TABLE,
+    Cell,
     find_sweep,
     read_sweep,
     write_sweep,
@@ -204,5 +204,5 @@ def test_the_newest_of_all_machines_is_found_and_none_is_none(tmp_path: Path) ->
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, gallery_lib.measure.replay.sweep_table; assert 'torch' not in sys.modules"
+    code = "import sys, gallery_lib.measure.replay.sweep; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
