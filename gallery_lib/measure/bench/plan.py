@@ -94,18 +94,10 @@ def variant_names(config: BenchConfig) -> list[str]:
     """
     baseline = EAGER[amp_level(config)]
     # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
-    if config.variants is None:
-        return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
-    known = (*GROUPS, *VARIANTS)
-    names: list[str] = []
-    for name in _words(config.variants):
-        if name not in known:
-            raise InputError(
-                f"variants: unknown `{name}`.{did_you_mean(name, known)} "
-                f"Known: {', '.join(known)}.",
-                parameter="variants",
-            )
-        names += GROUPS.get(name, (name,))
+    names = [name for name in VARIANTS if name != EAGER["O1"]]
+    if config.variants is not None:
+        words = _words("variants", config.variants, (*GROUPS, *VARIANTS))
+        names = [name for word in words for name in GROUPS.get(word, (word,))]
     return [baseline, *(name for name in VARIANTS if name in names and name != baseline)]
 
 
@@ -118,14 +110,7 @@ def compile_modes(config: BenchConfig) -> tuple[str, ...]:
     known = peers.MODES[hardware.device_type()]
     if config.peer_modes is None:
         return known
-    names = _words(config.peer_modes)
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} "
-                f"Known on this device: {', '.join(known)}.",
-                parameter="peer_modes",
-            )
+    names = _words("peer_modes", config.peer_modes, known)
     if not names:
         raise InputError(
             f"peer_modes names no mode. Known on this device: {', '.join(known)}.",
@@ -134,9 +119,17 @@ def compile_modes(config: BenchConfig) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
-def _words(text: str) -> list[str]:
+def _words(option: str, text: str, known: Sequence[str]) -> list[str]:
     """Return the words of an option that takes several, with commas between."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise InputError(
+                f"{option}: unknown `{word}`.{did_you_mean(word, known)} "
+                f"Known: {', '.join(known)}.",
+                parameter=option,
+            )
+    return words
 
 
 def _large(task: tasks.Task) -> dict[str, Any]:

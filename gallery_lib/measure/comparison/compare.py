@@ -23,11 +23,11 @@ from gallery_lib.errors import InputError, Interrupted
 from gallery_lib.measure.comparison import interleaved
 from gallery_lib.measure.comparison.pair import Group
 from gallery_lib.measure.comparison.plan import Turns, Variant, configuration, folders_of_starts
-from gallery_lib.measure.comparison.result import Comparison, break_even_steps
+from gallery_lib.measure.comparison.result import Comparison, Parity, break_even_steps
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import write_json
-from gallery_lib.system.machine_load import Watch
+from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import resolve
@@ -101,6 +101,38 @@ def _so_far(variants: Mapping[str, TrainConfig], turns: Turns, confidence: float
     )
 
 
+def _measured(
+    variants: Mapping[str, TrainConfig],
+    launch: LaunchConfig,
+    options_: CompareConfig,
+    folder: Path,
+    progress: Progress,
+) -> tuple[Group, Parity, MachineLoad]:
+    """Run the reference, all starts of the variants, and second runs where parity needs them."""
+    watch = Watch()
+    before, after = variants
+    turns, label = Turns.of(variants[before], options_), short_name(variants[before].model)
+    runs = {name: Variant(config) for name, config in variants.items()}
+    untimed = UntimedRuns(runs, launch, options_, folder, progress, label)
+    untimed.reference()
+
+    def take_turns(run_folder: Path) -> dict[str, interleaved.Measurement]:
+        return interleaved.take_turns(
+            runs, launch, turns, run_folder, progress, label, at_pause=watch.at_pause
+        )
+
+    group = Group(
+        [
+            cache.without_damage(functools.partial(take_turns, run_folder))
+            for run_folder in folders_of_starts(folder, options_.starts)
+        ]
+    )
+    load = watch.seen({name: group.first(name).rounds for name in variants})
+    exact = untimed.reference(group.first(before).probe)
+    parity = group.parity(before, after, exact, options_.parity_steps, untimed.again)
+    return group, parity, load
+
+
 def compare(
     variants: dict[str, TrainConfig],
     launch: LaunchConfig | None = None,
@@ -144,28 +176,11 @@ def compare(
     config = variants[before]
     turns = Turns.of(config, options_)
     _check_comparable(variants, launch, turns)
-    watch, name = Watch(), short_name(config.model)
-    folder = folder or paths.new_run_dir(f"compare-{name}-{launch.nproc_per_node}p")
-    runs = {name: Variant(config) for name, config in variants.items()}
+    label = short_name(config.model)
+    folder = folder or paths.new_run_dir(f"compare-{label}-{launch.nproc_per_node}p")
     try:
         with progress_display(progress) as shown:
-            untimed = UntimedRuns(runs, launch, options_, folder, shown, name)
-            untimed.reference()
-
-            def take_turns(run_folder: Path) -> dict[str, interleaved.Measurement]:
-                return interleaved.take_turns(
-                    runs, launch, turns, run_folder, shown, name, at_pause=watch.at_pause
-                )
-
-            group = Group(
-                [
-                    cache.without_damage(functools.partial(take_turns, run_folder))
-                    for run_folder in folders_of_starts(folder, options_.starts)
-                ]
-            )
-            load = watch.seen({name: group.first(name).rounds for name in variants})
-            exact = untimed.reference(group.first(before).probe)
-            parity = group.parity(before, after, exact, options_.parity_steps, untimed.again)
+            group, parity, load = _measured(variants, launch, options_, folder, shown)
     except (KeyboardInterrupt, SystemExit):
         stopped = Interrupted(
             "the comparison was stopped before its end, and all its processes have been ended. "
