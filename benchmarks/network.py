@@ -54,7 +54,7 @@ from gallery_lib.config.options import check_value, option
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
-from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
+from gallery_lib.measure.replay.timeline import Timeline, read_timeline, write_timeline
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json
 
@@ -135,14 +135,7 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
 
 
 def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
-    if config.times != 1 and not config.reason:
-        raise InputError(
-            "--times makes a timeline of a device that was not recorded: say which with --reason.",
-            parameter="reason",
-        )
     timeline = record(tasks.with_sizes(train, "quick"), config.steps)
-    if config.times != 1:
-        timeline = derived(timeline, config.times, config.reason)
     write_timeline(words.out, timeline)
     print(f"{words.out}: {timeline.described()}")
     return 0

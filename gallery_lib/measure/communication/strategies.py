@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -197,18 +198,8 @@ def _bytes_sent() -> int | None:
 
     None where gloo was not told which card to use.
     """
-    card = os.environ.get("GLOO_SOCKET_IFNAME")
-    if card is None:
-        return None
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(
-        (
-            int(line.split(":")[1].split()[8])
-            for line in lines
-            if line.strip().startswith(f"{card}:")
-        ),
-        None,
-    )
+    card = psutil.net_io_counters(pernic=True).get(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+    return None if card is None else card.bytes_sent
 
 
 class _Training:

@@ -165,7 +165,7 @@ class TakingTurns(Probing):
             )
 
 
-class Untimed(Probing):
+class WithoutTurns(Probing):
     """Observer of a run without turns: in float64 (REFERENCE), or from moved weights (SECOND)."""
 
     def model_built(self, model: nn.Module) -> None:
@@ -199,7 +199,7 @@ def body(config: TrainConfig) -> None:
     if role.name == REFERENCE and ".py:" in config.model and process_group.rank() == 0:
         # The reference comes first, and is not timed.
         first_pass.try_once(config, process_group.device())
-    observer = (TakingTurns if role.address else Untimed)(role, config)
+    observer = (TakingTurns if role.address else WithoutTurns)(role, config)
     train(config, observer, recipes.recipe(role.recipe))
 
 

@@ -137,18 +137,21 @@ class Measuring(Observer):
         work = self.counted(session)
         names = {operation.name for operation in work}
         dtypes = {done.dtype for done in work.values() if done.dtype}
-        probe = LimitProbe(session.loader.device, dtypes)
+        device = session.loader.device
+        prepared = prepared_limits(device, dtypes)
+        rates: dict[str, list[float]] = {name: [] for name in prepared}
         seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
         new_pages: list[int] = []
         for _ in range(self.rounds):
-            probe.measure()
+            for name, (run, work_of_run) in prepared.items():
+                rates[name].append(work_of_run / best_seconds(run, device, _REPEATS))
             steps.append(self.step(session))
             before = _pages_touched()
             profiled.append(seconds_of_step(lambda: self.step(session), names))
             new_pages.append(_pages_touched() - before)
             looks.append(machine_load.look())
-        limits = probe.limits()
+        limits = limits_of(rates)
         counting = middle_of(settled(profiled, new_pages))
         parts = operations(work, counting, limits)
         roofline = Roofline(
@@ -222,34 +225,20 @@ def main(arguments: Sequence[str]) -> None:
 
 
 _REPEATS = 3
+_COPY = "copy"
 
 
-class LimitProbe:
-    """Products and a copy, prepared to be measured again and again."""
+def prepared_limits(device: torch.device, dtypes: Iterable[str]) -> dict[str, Any]:
+    """Return a product for each dtype, such as `bfloat16`, and a copy, ready to be run."""
+    products = {name: prepared_product(device, getattr(torch, name)) for name in sorted(dtypes)}
+    return {**products, _COPY: prepared_copy(device)}
 
-    def __init__(self, device: torch.device, dtypes: Iterable[str]) -> None:
-        """Prepare a product for each dtype, such as `bfloat16`, and the copy."""
-        self._device = device
-        self._bodies = {
-            dtype: prepared_product(device, getattr(torch, dtype)) for dtype in sorted(dtypes)
-        }
-        self._copy = prepared_copy(device)
-        self._rates: dict[str, list[float]] = {dtype: [] for dtype in self._bodies}
-        self._copies: list[float] = []
 
-    def measure(self) -> None:
-        """Measure each once more; the best of three counts."""
-        for dtype, (product, flops) in self._bodies.items():
-            self._rates[dtype].append(flops / best_seconds(product, self._device, _REPEATS))
-        copy, moved = self._copy
-        self._copies.append(moved / best_seconds(copy, self._device, _REPEATS))
-
-    def limits(self) -> Limits:
-        """Return the medians of what was measured, with the lowest and the highest."""
-        return Limits(
-            {dtype: Spread.of(rates) for dtype, rates in self._rates.items()},
-            Spread.of(self._copies),
-        )
+def limits_of(rates: Mapping[str, Sequence[float]]) -> Limits:
+    """Return the medians of the rates of products and of the copy, with lowest and highest."""
+    spreads = {name: Spread.of(measured) for name, measured in rates.items()}
+    copy = spreads.pop(_COPY)
+    return Limits(spreads, copy)
 
 
 # --------------------------------------------------------------------------------------------------
