@@ -13,7 +13,8 @@ from gallery_lib.measure.comparison.turns import TurnClient, TurnServer
 
 
 def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
-    server, taken = TurnServer(), []
+    server = TurnServer()
+    taken: list[str] = []
 
     def train(name: str) -> None:
         client = TurnClient(server.address, name)
@@ -24,12 +25,18 @@ def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
     ranks = [threading.Thread(target=train, args=[name]) for name in ("a", "b", "b")]
     for rank in ranks:
         rank.start()
-    for name, count in (("b", 2), ("a", 1)) * 2:
+    counts = {"a": 1, "b": 2}
+    for name, count in counts.items():
         server.wait_idle(name, count, lambda: None)
+    for name, expected in (("b", ["b", "b"]), ("a", ["b", "b", "a"])):
+        server.go(name)
+        server.wait_idle(name, counts[name], lambda: None)
+        assert taken == expected
+    for name in counts:
         server.go(name)
     for rank in ranks:
         rank.join(5)
-    assert sorted(taken) == ["a"] * 2 + ["b"] * 4 and taken[:2] == ["b", "b"]
+    assert sorted(taken[3:]) == ["a", "b", "b"]
     server.close()
 
 

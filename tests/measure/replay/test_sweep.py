@@ -51,24 +51,19 @@ def test_what_is_missing_is_named_with_its_reason_where_that_is_known(tmp_path: 
     )
 
 
-def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path) -> None:
+def test_a_sweep_may_have_been_gone_on_with_on_another_machine_with_a_larger_stretch(
+    tmp_path: Path,
+) -> None:
+    later = {"stretch": 32.0, "replayed_on": "B"}
     table = [
-        synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0)
-        for hosts in (1, 2, 8)
+        synthetic_sweep.cell("small", 1, replayed_on="A"),
+        synthetic_sweep.cell("small", 2, replayed_on="A"),
+        synthetic_sweep.cell("small", 8, **later),
     ]
     folder = synthetic_sweep.write(tmp_path, table, stretches={"1": 8, "2": 8, "8": 32})
-    assert read_sweep(folder / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
-
-
-def test_a_sweep_may_have_been_gone_on_with_on_another_machine(tmp_path: Path) -> None:
-    table = [
-        synthetic_sweep.cell("small", hosts, replayed_on="B" if hosts == 8 else "A")
-        for hosts in (1, 2, 8)
-    ]
-    assert (
-        read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).machines
-        == "A (hosts: 1, 2); B (hosts: 8)"
-    )
+    sweep = read_sweep(folder / TABLE)
+    assert sweep.stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
+    assert sweep.machines == "A (hosts: 1, 2); B (hosts: 8)"
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
