@@ -53,10 +53,8 @@ from gallery_lib.config.command_line import CommandLine, words_of
 from gallery_lib.config.options import check_value, option
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
-from gallery_lib.measure.replay.repeated_memory import PIECE_BYTES
-from gallery_lib.measure.replay.sweep import Cell
-from gallery_lib.measure.replay.sweep_table import SETTINGS, TABLE, write_sweep
-from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
+from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
+from gallery_lib.measure.replay.timeline import Timeline, read_timeline, write_timeline
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json
 
@@ -117,14 +115,15 @@ def replayed(
 def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str:
     """Return why this machine cannot replay the timeline, or "".
 
-    A rank holds its buckets, a piece of what is being made and, with other wire formats than exact,
-    what error feedback keeps and the largest bucket as it is sent. A host of several ranks shares a
+    A rank holds its buckets, the largest gradient and, with other wire formats than exact, what
+    error feedback keeps and the largest bucket as it is sent. A host of several ranks shares a
     piece of a bucket for each rank, and one more.
     """
     largest = max(max(gradient.bytes for gradient in timeline.gradients), 25 * 2**20)
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
-    of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + min(largest, PIECE_BYTES)
-    of_rank += 0 if wires == "exact" else largest
+    of_rank = (
+        _PROCESS_BYTES + kept * timeline.gradient_bytes + largest * (1 if wires == "exact" else 2)
+    )
     shared = (processes + 1 if processes > 1 else 0) * _SHARED_PIECES_BYTES
     needed = _SYSTEM_BYTES + hosts * (processes * of_rank + _TORCHRUN_BYTES + shared)
     there = hardware.memory_bytes()
@@ -136,14 +135,7 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
 
 
 def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
-    if config.times != 1 and not config.reason:
-        raise InputError(
-            "--times makes a timeline of a device that was not recorded: say which with --reason.",
-            parameter="reason",
-        )
     timeline = record(tasks.with_sizes(train, "quick"), config.steps)
-    if config.times != 1:
-        timeline = derived(timeline, config.times, config.reason)
     write_timeline(words.out, timeline)
     print(f"{words.out}: {timeline.described()}")
     return 0

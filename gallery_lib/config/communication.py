@@ -78,14 +78,6 @@ class RecordConfig:
         unit="steps",
         minimum=3,
     )
-    times: float = option(
-        1.0,
-        "Multiply all times, for a device that is not recorded. The file says that it is derived.",
-        minimum=1e-6,
-    )
-    reason: str = option(
-        "", "With times: which device that is meant to be, and where the factor is from."
-    )
 
 
 @dataclass(frozen=True)

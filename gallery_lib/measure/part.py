@@ -15,23 +15,16 @@ _LOOK_SECONDS = 0.2
 def run_part(
     config: TrainConfig,
     launch: LaunchConfig,
-    *,
     module: str,
     environment: Mapping[str, str],
     progress: Progress,
-    name: str,
+    *,
+    label: str,
     part: str,
 ) -> None:
-    """Run a part to its end; what it has measured is in its run's folder.
+    """Run `module` in each process to its end, in the folder of `config`.
 
-    Args:
-        config: options of the run, with its folder.
-        launch: its processes.
-        module: Python module that each process runs.
-        environment: variables for them on top of this process's own.
-        progress: display of the run's phases.
-        name: of the run, on the display.
-        part: name under which the times of all phases are added up.
+    Progress shows `label: part` and adds up the times of all phases under `part`.
 
     Raises:
         InputError: the request makes no sense.
@@ -39,7 +32,7 @@ def run_part(
     """
     job = start(config, launch, module=module, environment=environment, torchrun=False)
     try:
-        view = job.view(progress, name=name, part=part)
+        view = job.view(progress, name=f"{label}, {part}", part=part)
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)

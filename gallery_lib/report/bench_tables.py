@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from gallery_lib import stats
 from gallery_lib.console.table import Rows, number, seconds
-from gallery_lib.measure.bench.result import OURS, Bench, Outcome, Row
-from gallery_lib.measure.variants.forms import BEST, PEERS, best_of_others
+from gallery_lib.measure.bench.result import (
+    BEST,
+    OURS,
+    PEERS,
+    Bench,
+    Outcome,
+    Row,
+    best_of_others,
+)
 from gallery_lib.stats import Ratio
 
 

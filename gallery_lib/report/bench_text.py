@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gallery_lib.console.table import Rows, markdown_table, seconds, text_table
-from gallery_lib.measure.bench.result import OURS, Bench, Outcome
-from gallery_lib.measure.variants.forms import BEST
+from gallery_lib.measure.bench.result import BEST, OURS, Bench, Outcome
 from gallery_lib.report import bench_chart, roofline
 from gallery_lib.report.bench_tables import compared_with, summary_rows, task_rows
 from gallery_lib.system import hardware

@@ -14,9 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gallery_lib.console.table import Rows, seconds
-from gallery_lib.measure.communication.bucket_times import Timeline
 from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
 from gallery_lib.report import style
 from gallery_lib.report.chart import Chart, listed, one_panel
 from gallery_lib.report.style import OURS, fitted

@@ -121,7 +121,7 @@ def reached(*arguments: Any) -> None:
 def test_gallery_compare_begins_with_each_option_in_its_help(
     spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure.float64_reference, "reference_for", reached)
+    monkeypatch.setattr(measure.UntimedRuns, "reference", reached)
     monkeypatch.setattr(measure.pretrained, "check_file", lambda config: None)
     others = TOGETHER_WITH.get(spelling.strip("-").replace("-", "_"), [])
     with pytest.raises(Reached):

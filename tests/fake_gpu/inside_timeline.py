@@ -14,21 +14,10 @@ from fake_gpu import plugin, work
 
 from gallery_lib.compiler import backend
 from gallery_lib.measure.replay.record import Recorder
-from gallery_lib.measure.replay.timeline import Timeline, write_timeline
+from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.train.loop import train
-from gallery_lib.train.session import Session
 
 FIRST, STEPS = 2, 3
-
-
-class Whole(Recorder):
-    """Recorder of a run that is recorded to its end."""
-
-    timeline_of_run: Timeline
-
-    def after_training(self, session: Session) -> None:
-        """Keep the timeline."""
-        self.timeline_of_run = self.timeline(session)
 
 
 def eager(model, options, device, channels_last):
@@ -42,13 +31,13 @@ def main(file: Path, run_dir: Path) -> int:
     plugin.install()
     backend.register_backend("inductor", eager)
     os.environ["GALLERY_COMPILER_OPT"] = "1"
-    recorder = Whole(FIRST, STEPS)
+    recorder = Recorder(FIRST)
     config = tiny_task.config(
         max_steps=FIRST + STEPS, compiler_opt=True, evaluate=False, run_dir=str(run_dir)
     )
     results = train(config, recorder)
     if os.environ["RANK"] == "0":
-        write_timeline(file, recorder.timeline_of_run)
+        write_timeline(file, recorder.timeline)
         print(f"world size {results.world_size}, {results.environment['device']}")
     return len(work.failures())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -56,8 +55,10 @@ def damaged_library(workspace: Workspace) -> None:
 
 def damaged_reference(workspace: Workspace) -> None:
     own_cache(workspace)
-    for file in (workspace.cache / "references").rglob("losses.json"):
-        file.write_text(json.dumps([9.0] * 3))
+    for file in (workspace.cache / "references").glob("*.pt"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
 
 
 def damaged_inductor(workspace: Workspace) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gallery_lib.config import Comm
-from gallery_lib.measure.communication.bucket_times import Timeline
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
 from gallery_lib.stats import ratio_of_medians
 
 BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.measure.replay.sweep import Cell
-from gallery_lib.measure.replay.sweep_table import SETTINGS, TABLE, write_sweep
+from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
 
 MODELS = ("alexnet", "resnet50", "hf_Bert")
 CONDITIONS: dict[str, Any] = {

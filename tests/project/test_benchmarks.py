@@ -101,7 +101,6 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
         (("on_a_gpu.py",), "CUDA device"),
         (("network.py", "run", "missing.json"), "missing.json"),
         (("network.py", "record", "--model", "resnet51", "--out", "x.json"), "`resnet50`"),
-        (("network.py", "record", "--times", "0.1", "--out", "x.json"), "--reason"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

@@ -18,7 +18,7 @@ from refusal import check_refused_command, refused
 from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm, LabConfig, ReplayConfig
-from gallery_lib.measure.replay.sweep_table import TABLE, find_sweep
+from gallery_lib.measure.replay.sweep import TABLE, find_sweep
 from gallery_lib.measure.replay.timeline import write_timeline
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))

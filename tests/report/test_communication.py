@@ -8,9 +8,8 @@ import made_effects
 import pytest
 from made_effects import effect
 
-from gallery_lib.measure.communication.bucket_times import Timeline
 from gallery_lib.measure.communication.convergence import FP32, WITHOUT_FEEDBACK, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects, Timeline
 from gallery_lib.report.communication import (
     BytesSent,
     buckets,

@@ -9,8 +9,7 @@ import pytest
 import synthetic_sweep
 from matplotlib.colors import to_hex
 
-from gallery_lib.measure.replay.sweep import Cell, Sweep
-from gallery_lib.measure.replay.sweep_table import TABLE, read_sweep
+from gallery_lib.measure.replay.sweep import TABLE, Cell, Sweep, read_sweep
 from gallery_lib.report import style
 from gallery_lib.report.replay import REPLAY, cell_rows, model_rows, scatter, throughput
 

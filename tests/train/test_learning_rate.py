@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.measure.comparison import float64_reference
+from gallery_lib.measure.comparison.untimed import reference_config
 from gallery_lib.train import learning_rate
 from gallery_lib.train.loop import train
 from gallery_lib.train.resolved import resolve
@@ -172,12 +172,12 @@ def test_a_warm_up_as_long_as_the_epochs_is_refused() -> None:
 
 def test_the_reference_of_a_comparison_has_the_rates_of_the_variants() -> None:
     variant = TrainConfig(lr_schedule="cosine", lr_warmup_steps=5, max_steps=70)
-    reference = float64_reference.configuration(variant, 3, 1)
+    reference = reference_config(variant, 3, 1)
     assert (reference.max_steps, reference.lr_schedule_steps) == (3, 70)
     given = dataclasses.replace(variant, lr_schedule_steps=500)
-    assert float64_reference.configuration(given, 3, 1).lr_schedule_steps == 500
+    assert reference_config(given, 3, 1).lr_schedule_steps == 500
     constant = dataclasses.replace(variant, lr_schedule="task")
-    assert float64_reference.configuration(constant, 3, 1).lr_schedule_steps is None
+    assert reference_config(constant, 3, 1).lr_schedule_steps is None
 
 
 def test_a_run_that_was_continued_tells_the_rates_from_where_it_went_on() -> None:

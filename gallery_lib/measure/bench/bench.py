@@ -7,8 +7,6 @@ an interrupted bench goes on where it was.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +19,7 @@ from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench import task as task_bench
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import OURS, Bench, Outcome, read_bench, write_bench
-from gallery_lib.measure.comparison import float64_reference
+from gallery_lib.measure.comparison.untimed import measured_key
 from gallery_lib.measure.profile.roofline import measure as roofline_of
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
@@ -48,13 +46,9 @@ def digest_of(plan: Plan, alive: int | None) -> str:
     These are the options, the package's sources, the versions and the machine.
     """
     variants = {name: dataclasses.asdict(variant) for name, variant in plan.variants.items()}
-    facts = [
-        float64_reference.key(plan.config, 1),
-        *(dataclasses.asdict(plan.compare), variants, list(plan.modes), dict(plan.absent), alive),
-        *(versions(), hardware.cores()),
-        *(["roofline"] if plan.roofline else []),
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    options_of_turns = dataclasses.asdict(plan.compare)
+    facts = [list(plan.modes), dict(plan.absent), alive, versions(), plan.roofline]
+    return measured_key(plan.config, options_of_turns, variants, *facts)
 
 
 def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:

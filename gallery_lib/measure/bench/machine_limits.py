@@ -11,21 +11,12 @@ import functools
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gallery_lib.system import hardware
 from gallery_lib.system.short_process import printed_by
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Rates reached by torch's own matrix product and copy: the ceilings of a training step."""
-
-    matmul_flops_per_second: dict[str, float]  # by dtype
-    copy_bytes_per_second: float  # bytes read plus bytes written
 
 
 def best_seconds(body: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
@@ -79,25 +70,24 @@ def prepared_copy(device: torch.device) -> tuple[Callable[[], Any], float]:
 
 def measure_limits(
     device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
-) -> Limits:
-    """Measure a square matrix product of random numbers, and a copy; return the best of five.
+) -> dict[str, float]:
+    """Return the FLOP/s of square matrix products by dtype, and as `copy` the bytes/s of a copy.
 
+    They are the best of five: the ceilings of a training step. Numbers are random.
     The product's size is 8192 on CUDA and 2048 on the CPU, or smaller where that takes over a
     second. The copy moves 2 GiB on CUDA, or an eighth of what is free there, and 256 MiB on the
     CPU.
     """
-    products = {}
+    limits = {}
     for dtype in dtypes:
         product, flops = prepared_product(device, dtype)
-        products[str(dtype).removeprefix("torch.")] = flops / best_seconds(product, device)
-    copy, moved = prepared_copy(device)
-    return Limits(products, moved / best_seconds(copy, device))
+        limits[str(dtype).removeprefix("torch.")] = flops / best_seconds(product, device)
+    copy, moved = prepared_copy(device)  # bytes read plus bytes written
+    return {**limits, "copy": moved / best_seconds(copy, device)}
 
 
 def limits_of_whole_machine() -> dict[str, float]:
     """Measure the limits of all cores, or of the first GPU, now.
-
-    The result holds the FLOP/s of matrix products by dtype, and as `copy` the bytes/s.
 
     Raises:
         RunFailed: where a GPU has no memory left, for instance.
@@ -109,14 +99,10 @@ def limits_of_whole_machine() -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(hardware.cores())
     try:
-        return _as_mapping(measure_limits(torch.device("cpu")))
+        return measure_limits(torch.device("cpu"))
     finally:
         torch.set_num_threads(before)
 
 
-def _as_mapping(limits: Limits) -> dict[str, float]:
-    return {**limits.matmul_flops_per_second, "copy": limits.copy_bytes_per_second}
-
-
 if __name__ == "__main__":
-    print(json.dumps(_as_mapping(measure_limits(torch.device("cuda")))))
+    print(json.dumps(measure_limits(torch.device("cuda"))))

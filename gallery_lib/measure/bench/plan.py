@@ -20,10 +20,20 @@ from typing import Any
 from gallery_lib import tasks
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig, options
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.measure.bench.result import EAGER, OURS, AmpLevel
+from gallery_lib.measure.bench.result import (
+    BEST,
+    EAGER,
+    EAGER_BEST,
+    GROUPS,
+    OURS,
+    PEERS,
+    TURN_ORDER,
+    VARIANTS,
+    AmpLevel,
+    plain_name,
+)
 from gallery_lib.measure.comparison.plan import Variant
-from gallery_lib.measure.variants import by_hand, forms, peers, recipes
-from gallery_lib.measure.variants.forms import BEST, EAGER_BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS
+from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
@@ -84,18 +94,10 @@ def variant_names(config: BenchConfig) -> list[str]:
     """
     baseline = EAGER[amp_level(config)]
     # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
-    if config.variants is None:
-        return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
-    known = (*GROUPS, *VARIANTS)
-    names: list[str] = []
-    for name in _words(config.variants):
-        if name not in known:
-            raise InputError(
-                f"variants: unknown `{name}`.{did_you_mean(name, known)} "
-                f"Known: {', '.join(known)}.",
-                parameter="variants",
-            )
-        names += GROUPS.get(name, (name,))
+    names = [name for name in VARIANTS if name != EAGER["O1"]]
+    if config.variants is not None:
+        words = _words("variants", config.variants, (*GROUPS, *VARIANTS))
+        names = [name for word in words for name in GROUPS.get(word, (word,))]
     return [baseline, *(name for name in VARIANTS if name in names and name != baseline)]
 
 
@@ -105,17 +107,10 @@ def compile_modes(config: BenchConfig) -> tuple[str, ...]:
     Raises:
         InputError: for an unknown mode, or none at all.
     """
-    known = by_hand.MODES[hardware.device_type()]
+    known = peers.MODES[hardware.device_type()]
     if config.peer_modes is None:
         return known
-    names = _words(config.peer_modes)
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} "
-                f"Known on this device: {', '.join(known)}.",
-                parameter="peer_modes",
-            )
+    names = _words("peer_modes", config.peer_modes, known)
     if not names:
         raise InputError(
             f"peer_modes names no mode. Known on this device: {', '.join(known)}.",
@@ -124,9 +119,17 @@ def compile_modes(config: BenchConfig) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
-def _words(text: str) -> list[str]:
+def _words(option: str, text: str, known: Sequence[str]) -> list[str]:
     """Return the words of an option that takes several, with commas between."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise InputError(
+                f"{option}: unknown `{word}`.{did_you_mean(word, known)} "
+                f"Known: {', '.join(known)}.",
+                parameter=option,
+            )
+    return words
 
 
 def _large(task: tasks.Task) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:
         for level, name in EAGER.items()
     }
     as_they_come = {peer: _variant(train, [peer]) for peer in PEERS}
-    best = {name: _variant(train, recipes.best_form(forms.plain_name(name), mode)) for name in BEST}
+    best = {name: _variant(train, recipes.best_form(plain_name(name), mode)) for name in BEST}
     ours = _variant(dataclasses.replace(train, compiler_opt=True), [])
     return {**eager, **as_they_come, **best, OURS: ours}
 
@@ -204,7 +207,7 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     absent = {
         variant: why
         for variant in (*PEERS, *BEST)
-        if variant in names and (why := peers.missing(forms.plain_name(variant)))
+        if variant in names and (why := peers.missing(plain_name(variant)))
     }
     baseline, *others = [variant for variant in names if variant not in absent]
     pairs = [(baseline, variant) for variant in others]

@@ -23,6 +23,26 @@ AmpLevel = Literal["O0", "O1"]
 EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
 """The baseline, by the precision of a bench."""
 OURS = "ours"
+PEERS = ("torch.compile", "accelerate", "fabric")
+"""What a user could pick instead, as it comes."""
+_BEST = "-best"
+EAGER_BEST = f"eager{_BEST}"
+BEST = (*(f"{peer}{_BEST}" for peer in PEERS), EAGER_BEST)
+"""The peers, and eager PyTorch, as somebody who tunes by hand uses them (peers.py)."""
+VARIANTS = (
+    *EAGER.values(),
+    EAGER_BEST,
+    *(name for peer in PEERS for name in (peer, f"{peer}{_BEST}")),
+    OURS,
+)
+"""All variants, in the order of tables."""
+TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
+"""All variants, in the order in which they get a place beside the baseline.
+
+What a headline compares is alive at the same time if memory allows.
+"""
+GROUPS = {"as-it-comes": PEERS, "best": BEST}
+"""Words that stand for several variants."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class Row:
     startup_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     peak_memory_bytes: dict[str, int | None] = dataclasses.field(default_factory=dict)
     flops_per_second: float | None = None
-    bytes_per_second: float | None = None  # as work_per_step.py counts them; None: not counted
+    bytes_per_second: float | None = None  # of eager operators; None: not counted
     techniques: dict[str, str] = dataclasses.field(default_factory=dict)
     parity: dict[str, Any] | None = None  # passed and checks; None for the baseline
     # As in `train.results`; samples_per_second has `sustained` where there is one.
@@ -103,6 +123,23 @@ class Bench:
     def amp_level(self) -> AmpLevel:
         """Return the precision of the variants that are compared. There must be a task."""
         return next(level for level, eager in EAGER.items() if eager == self.baseline)
+
+
+def plain_name(name: str) -> str:
+    """Return a variant's name without the mark of its best form: `fabric` for `fabric-best`."""
+    return name.removesuffix(_BEST)
+
+
+def best_of_others(outcome: Outcome, among: tuple[str, ...] = BEST) -> str | None:
+    """Return the variant of `among` that ours has the smallest lead over.
+
+    None comes back if ours has a ratio over none of them. The ratios are those of the turns, in
+    which drift of the machine cancels. So no other ratio of ours in the table is smaller.
+    """
+    ratios = {
+        name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS)) is not None
+    }
+    return min(ratios, key=lambda name: ratios[name]) if ratios else None
 
 
 def write_bench(path: Path, bench: Bench) -> None:

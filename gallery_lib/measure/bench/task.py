@@ -1,21 +1,18 @@
 """Measurement of one task in many variants: machine limits, reference, turns, parity, ratios.
 
-The reference is in float64. As many variants as fit into memory are alive at a time, and the
-baseline is always among them. Variants of different groups are compared through their ratios to the
-baseline, which were measured independently. A variant that fails stays, with its reason. Before the
-turns, the mode of torch.compile is found that the best forms of the peers are compiled in.
+As many variants as fit into memory are alive at a time, and the baseline is always among them.
+Variants of different groups are compared through their ratios to the baseline, which were measured
+independently. A variant that fails stays, with its reason. Before all that, the mode of
+torch.compile is found that the best forms of the peers are compiled in.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gallery_lib import stats, tasks
 from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig
@@ -24,13 +21,12 @@ from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.measure.bench.machine_limits import limits_of_whole_machine
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import OURS, Outcome, Row
-from gallery_lib.measure.comparison import float64_reference, interleaved, second_run
-from gallery_lib.measure.comparison.float64_reference import Reference
-from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
-from gallery_lib.measure.comparison.measurement import Measurement
-from gallery_lib.measure.comparison.pair import parity_of_all, speedup_of_all
-from gallery_lib.measure.comparison.plan import Turns, configuration, folders_of_starts
+from gallery_lib.measure.comparison import interleaved
+from gallery_lib.measure.comparison.interleaved import Measurement
+from gallery_lib.measure.comparison.pair import Group
+from gallery_lib.measure.comparison.plan import Turns, folders_of_starts
 from gallery_lib.measure.comparison.result import Parity
+from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.measure.comparison.worker import TRAFFIC_FILE
 from gallery_lib.measure.profile.roofline import measure as roofline
 from gallery_lib.measure.profile.roofline.result import Roofline
@@ -44,17 +40,13 @@ _LIMITS = "limits of this machine"
 def _row(measurement: Measurement, parity: Parity | None, flops: float, traffic: int | None) -> Row:
     results = measurement.results
     seconds = stats.percentiles([step for block in measurement.rounds for step in block])
-    samples = results.config["batch_size"] * results.world_size
+    rates = results.samples_per_second
     return Row(
         reason=None,
         step_seconds=seconds,
         samples_per_second={
-            "global": samples / seconds["p50"],
-            **{
-                name: rate
-                for name, rate in results.samples_per_second.items()
-                if name in ("sustained", "whole_run")
-            },
+            "global": results.config["batch_size"] * results.world_size / seconds["p50"],
+            **{name: rates[name] for name in ("sustained", "whole_run") if name in rates},
         },
         sustained=results.sustained,
         startup_seconds=results.startup_seconds,
@@ -74,15 +66,12 @@ class _TaskMeasurement:
         self.sizes: dict[str, int] = {}
         self.limits: dict[str, float] = {}
         self.rows: dict[str, Row] = {name: Row(reason) for name, reason in plan.absent.items()}
-        self.of_group: dict[str, int] = {}
-        self.groups: list[Group] = []
+        self.group_of: dict[str, Group] = {}  # the last one that has the variant
         self.traffic: dict[str, int] = {}  # by amp level
-        self.tried_modes: str | None = None
         self.roofline: Roofline | None = None
         self.ratios: list[tuple[str, str, float, float, float]] = []
-        self.second_runs: dict[str, Reference] = {}
 
-    def run(self, alive: int | None, *, progress: bool) -> None:
+    def run(self, alive: int | None, progress: Progress) -> None:
         """Run the reference and all variants, and make a row of each."""
         config, compare = self.plan.config, self.plan.compare
         sized = tasks.with_sizes(config)
@@ -93,129 +82,100 @@ class _TaskMeasurement:
         }
         others = [name for name in self.plan.variants if name != self.plan.baseline]
         together = list(groups(others, alive_at_a_time(config, alive)))
-        warmup = max(config.warmup_steps, compare.parity_steps, PROBE_BATCHES)
-        turns = Turns(warmup, compare.rounds, compare.block_steps, PROBE_BATCHES)
-        exact_config = float64_reference.configuration(
-            configuration(config, turns, self.folder / "reference"),
-            compare.parity_steps,
-            PROBE_BATCHES,
+        with progress.ticking(f"{self.label}: {_LIMITS}", part=_LIMITS):
+            self.limits = limits_of_whole_machine()
+        tried_modes = self._find_mode(progress)
+        untimed = UntimedRuns(
+            self.plan.variants, LaunchConfig(), compare, self.folder, progress, self.label
         )
-        of_reference = f"{self.label}, {float64_reference.PART}"
-        with Progress(enabled=progress) as shown:
-            with shown.ticking(f"{self.label}: {_LIMITS}", part=_LIMITS):
-                self.limits = limits_of_whole_machine()
-            launch = LaunchConfig()
-            exact = float64_reference.reference_for(exact_config, launch, shown, of_reference)
-            self.find_mode(shown)
-            for names in together:
-                self.run_group(names, turns, shown)
-            if (probe := self.first_probe()) is not None:
-                exact = float64_reference.rerun_if_stale(
-                    exact, probe, exact_config, launch, shown, of_reference
-                )
-            again = functools.partial(self.again, turns=turns, progress=shown)
-            self.judge(exact, again)
-            self.ratios = [
-                (slower, faster, ratio.ratio, ratio.low, ratio.high)
-                for slower, faster in self.plan.pairs
-                if self.comparable(slower, faster, exact, again)
-                for ratio in [self.ratio(slower, faster)]
-            ]
-            if self.plan.roofline and self.rows[OURS].reason is None:
-                self.measure_roofline(shown)
+        untimed.reference()
+        for number, names in enumerate(together, 1):
+            self._run_group(names, self.folder / f"group{number}", progress)
+        ran = next(iter(self.group_of.items()), None)
+        exact = untimed.reference(ran[1].first(ran[0]).probe if ran else None)
 
-    def measure_roofline(self, progress: Progress) -> None:
-        """Hold ours against the machine's limits; say so where that fails."""
-        asked = RooflineConfig(out=str(self.folder / "roofline"))
-        try:
-            _, whole = roofline.measure(self.plan.variants[OURS].config, asked, progress=progress)
-        except (InputError, RunFailed) as error:
-            reason = interleaved.reason_of(error)
-            progress.say(f"{self.label}: no roofline. {reason}")
-            return
-        self.roofline = dataclasses.replace(whole, operations=[])
+        def parity(group: Group, one: str, other: str) -> Parity:
+            return group.parity(one, other, exact, compare.parity_steps, untimed.again)
 
-    def find_mode(self, progress: Progress) -> None:
-        """Find the mode of torch.compile for the best forms, where there is a choice."""
+        self._judge(parity, float(exact.probe["flops"]) / exact.probe["batches"], tried_modes)
+        for slower, faster in self.plan.pairs:
+            if self._comparable(slower, faster, parity):
+                ratio = self._ratio(slower, faster)
+                self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
+        if self.plan.roofline and self.rows[OURS].reason is None:
+            self._measure_roofline(progress)
+
+    def _find_mode(self, progress: Progress) -> str | None:
+        """Find the mode of torch.compile for the best forms; return what was tried, if anything."""
         if not self.plan.modes:
-            return
+            return None
         label = f"{self.label}: torch.compile's modes"
         choice = compile_mode.choose(
             self.plan.config, self.plan.modes, self.folder / "modes", progress, label
         )
-        self.plan, self.tried_modes = self.plan.with_mode(choice.mode), choice.comparison
+        self.plan = self.plan.with_mode(choice.mode)
+        return choice.comparison
 
-    def run_group(self, names: list[str], turns: Turns, progress: Progress) -> None:
+    def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
         """Run the baseline and the variants `names` in turns, started as often as is asked."""
-        number = len(self.groups)
-        folder = self.folder / f"group{number + 1}"
-        variants = {name: self.plan.variants[name] for name in [self.plan.baseline, *names]}
-        starts: list[dict[str, Measurement]] = []
-        for run_folder in folders_of_starts(folder, self.plan.compare.starts):
+        plan = self.plan
+        variants = {name: plan.variants[name] for name in [plan.baseline, *names]}
+        turns = Turns.of(plan.config, plan.compare)
+        group = Group([])
+        for run_folder in folders_of_starts(folder, plan.compare.starts):
             failed: dict[str, GalleryError] = {}
-            starts.append(
-                interleaved.take_turns(
-                    variants,
-                    LaunchConfig(),
-                    turns,
-                    run_folder,
-                    progress,
-                    self.label,
-                    dropped=failed,
-                )
+            measured = interleaved.take_turns(
+                variants,
+                LaunchConfig(),
+                turns,
+                run_folder,
+                progress,
+                self.label,
+                dropped=failed,
             )
+            group = Group([*group.starts, measured])
             for name, error in failed.items():
                 (run_folder / name).mkdir(parents=True, exist_ok=True)
                 (run_folder / name / "failure.txt").write_text(f"{error}\n")
                 self.rows[name] = Row(interleaved.reason_of(error))
                 del variants[name]
-            if self.plan.baseline not in variants:
+            if plan.baseline not in variants:
                 break
-        self.groups.append(Group(starts))
         for name in variants:
-            self.of_group[name] = number
+            self.group_of[name] = group
             if (file := folder / name / TRAFFIC_FILE).exists():
                 self.traffic[variants[name].config.amp_level] = json.loads(file.read_text())
 
-    def first_probe(self) -> dict[str, Any] | None:
-        """Return the probe of the first variant that ran, or None if none did."""
-        measurements = (m for group in self.groups for m in group.starts[0].values())
-        return next((measurement.probe for measurement in measurements), None)
-
-    def again(self, name: str, *, turns: Turns, progress: Progress) -> Reference:
-        """Train a variant a second time, once; return its losses and its probe."""
-        if name not in self.second_runs:
-            folder, label = self.folder / f"{name}-again", f"{self.label}, {name}"
-            self.second_runs[name] = second_run.run(
-                self.plan.variants[name], LaunchConfig(), turns, folder, progress, label
-            )
-        return self.second_runs[name]
-
-    def judge(self, exact: Reference, again: Callable[[str], Reference]) -> None:
+    def _judge(
+        self,
+        parity: Callable[[Group, str, str], Parity],
+        flops: float,
+        tried_modes: str | None,
+    ) -> None:
         """Make a row for each variant that ran."""
-        flops = float(exact.probe["flops"]) / exact.probe["batches"]
         baseline = self.plan.baseline
-        for name, number in self.of_group.items():
-            group = self.groups[number]
+        for name, group in self.group_of.items():
             if baseline not in group:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
-            steps = self.plan.compare.parity_steps
-            parity = None if name == baseline else group.parity(baseline, name, exact, steps, again)
-            traffic = self.traffic.get(self.plan.variants[name].config.amp_level)
-            row = _row(group.first(name), parity, flops, traffic)
-            if self.tried_modes is not None and name in self.plan.in_best_mode:
+            row = _row(
+                group.first(name),
+                None if name == baseline else parity(group, baseline, name),
+                flops,
+                self.traffic.get(self.plan.variants[name].config.amp_level),
+            )
+            if tried_modes is not None and name in self.plan.in_best_mode:
                 row = dataclasses.replace(
-                    row, techniques={**row.techniques, "modes tried": self.tried_modes}
+                    row, techniques={**row.techniques, "modes tried": tried_modes}
                 )
             self.rows[name] = row
 
-    def ratio(self, slower: str, faster: str) -> stats.Ratio:
+    def _ratio(self, slower: str, faster: str) -> stats.Ratio:
         """Return how many times as fast `faster` is as `slower`.
 
         The ratio is direct where both took turns with one another, otherwise through the baseline.
         """
-        a, b = (self.groups[self.of_group[name]] for name in (slower, faster))
+        a, b = self.group_of[slower], self.group_of[faster]
         baseline, confidence = self.plan.baseline, self.plan.compare.confidence
         if slower == baseline or a is b:
             return b.ratio(slower, faster, confidence)
@@ -223,27 +183,34 @@ class _TaskMeasurement:
             a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence)
         )
 
-    def comparable(
-        self, slower: str, faster: str, exact: Reference, again: Callable[[str], Reference]
+    def _comparable(
+        self, slower: str, faster: str, parity: Callable[[Group, str, str], Parity]
     ) -> bool:
         """Return whether both variants ran and compute the same training.
 
         They compute it as the baseline does, or as one another do where the baseline is the odd one
         out.
         """
-        if not all(
-            name in self.of_group and self.rows[name].reason is None for name in (slower, faster)
-        ):
+        pair = (slower, faster)
+        if not all(name in self.group_of and self.rows[name].reason is None for name in pair):
             return False
-        if all(self.rows[name].comparable for name in (slower, faster)):
+        if all(self.rows[name].comparable for name in pair):
             return True
-        if self.plan.baseline in (slower, faster):
+        if self.plan.baseline in pair:
             return False
-        a, b = (self.groups[self.of_group[name]].starts for name in (slower, faster))
-        both = Group(
-            [{slower: one[slower], faster: other[faster]} for one, other in zip(a, b, strict=True)]
-        )
-        return both.parity(slower, faster, exact, self.plan.compare.parity_steps, again).passed
+        starts = zip(*(self.group_of[name].starts for name in pair), strict=True)
+        both = Group([{slower: one[slower], faster: other[faster]} for one, other in starts])
+        return parity(both, slower, faster).passed
+
+    def _measure_roofline(self, progress: Progress) -> None:
+        """Hold ours against the machine's limits; say so where that fails."""
+        asked = RooflineConfig(out=str(self.folder / "roofline"))
+        try:
+            _, whole = roofline.measure(self.plan.variants[OURS].config, asked, progress=progress)
+        except (InputError, RunFailed) as error:
+            progress.say(f"{self.label}: no roofline. {interleaved.reason_of(error)}")
+            return
+        self.roofline = dataclasses.replace(whole, operations=[])
 
 
 def measure(
@@ -263,15 +230,22 @@ def measure(
     task = _TaskMeasurement(plan, folder, label or plan.config.model.rsplit(":", 1)[-1])
     reason: str | None = None
     try:
-        task.run(alive, progress=progress)
+        with Progress(enabled=progress) as shown:
+            task.run(alive, shown)
     except GalleryError as error:
         reason = interleaved.reason_of(error)
         task.rows = {**{name: Row(reason) for name in plan.variants}, **task.rows}
-    rows = {name: task.rows[name] for name in plan.order}
-    ratios = task.ratios if reason is None else []
-    seconds = round(time.monotonic() - began, 1)
-    sizes, limits = task.sizes, task.limits
-    return Outcome(digest, date, seconds, reason, sizes, limits, rows, ratios, task.roofline)
+    return Outcome(
+        digest,
+        date,
+        seconds=round(time.monotonic() - began, 1),
+        reason=reason,
+        sizes=task.sizes,
+        limits=task.limits,
+        rows={name: task.rows[name] for name in plan.order},
+        ratios=task.ratios if reason is None else [],
+        roofline=task.roofline,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -297,45 +271,3 @@ def alive_at_a_time(config: TrainConfig, wanted: int | None) -> int:
         return 2
     memory_estimate.check(config, 1, compared=2)
     return int(memory_estimate.free_bytes() // memory_estimate.needed_bytes(config, compared=True))
-
-
-@dataclass(frozen=True)
-class Group:
-    """Measurements of variants that took turns: once, or, started anew, more often.
-
-    Of a variant that failed, nothing is kept.
-    """
-
-    starts: Sequence[Mapping[str, Measurement]]
-
-    def __contains__(self, name: str) -> bool:
-        return all(name in start for start in self.starts)
-
-    def first(self, name: str) -> Measurement:
-        """Return the variant, as it was started first."""
-        return self.starts[0][name]
-
-    def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
-        """Return how many times as fast `faster` is as `slower`."""
-        return speedup_of_all([(start[slower], start[faster]) for start in self.starts], confidence)
-
-    def parity(
-        self,
-        one: str,
-        other: str,
-        exact: Reference,
-        steps: int,
-        again: Callable[[str], Reference],
-    ) -> Parity:
-        """Return the parity of two variants; `again` trains one of them a second time.
-
-        Half precision is compared with fp32, not the other way round.
-        """
-        if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
-            one, other = other, one
-        return parity_of_all(
-            [(start[one], start[other]) for start in self.starts],
-            exact,
-            steps,
-            (functools.partial(again, one), functools.partial(again, other)),
-        )

@@ -1,7 +1,6 @@
 """Measurements of gradient communication: bytes sent, gain on a slow network, and convergence.
 
 `strategies` lets other ways of averaging gradients take turns in the same processes. On a lab,
-`launch` starts these processes. `bucket_times` notes the buckets of a step. `bytes_sent` computes
-what is sent. `convergence` trains on digits with every wire format, to see whether training still
-learns.
+`launch` starts these processes. `bytes_sent` computes what is sent. `convergence` trains on digits
+with every wire format, to see whether training still learns.
 """

@@ -123,20 +123,15 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
     return (process_group.sum_over_ranks(last) / process_group.world_size()).item()
 
 
-def _trainings(
-    config: ConvergenceConfig,
-) -> list[tuple[str, str, bool, Callable[[Comm, int], float]]]:
+def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable[..., float]]]:
     """Return a tuple for each training: title, quantity, whether more is better, and a function.
 
-    The function takes a strategy and a seed, and returns the quantity.
+    The function takes a strategy and a `seed`, and returns the quantity.
     """
-    trainings: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
+    trainings: list[tuple[str, str, bool, Callable[..., float]]] = []
     if config.digits:
         for title, unit in (("digits", 1.0), ("digits, mixed units", MIXED_UNITS)):
-
-            def learn(way: Comm, seed: int, unit: float = unit) -> float:
-                return accuracy(way, seed=seed, epochs=config.epochs, bias_unit=unit)
-
+            learn = functools.partial(accuracy, epochs=config.epochs, bias_unit=unit)
             trainings.append((title, "held-out accuracy", True, learn))
     if config.task is not None:
         sizes = {name: getattr(config, name) for name in tasks.SIZES}
@@ -162,7 +157,7 @@ def measure(config: ConvergenceConfig) -> int:
         for name, way in FORMATS.items():
             if name == WITHOUT_FEEDBACK and title == config.task:
                 continue  # the control, which only the digits serve
-            by_format[name] = [score(way, seed) for seed in range(config.seeds)]
+            by_format[name] = [score(way, seed=seed) for seed in range(config.seeds)]
             if process_group.rank() == 0:
                 print(
                     f"{title}, {name}: {quantity} "

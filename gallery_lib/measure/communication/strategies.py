@@ -22,20 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.rebuild import SETTLING_STEPS
+from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.config import Comm, WaysConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure.communication import bucket_times, bytes_sent
-from gallery_lib.measure.communication.bucket_times import Timeline
+from gallery_lib.measure.communication import bytes_sent
 from gallery_lib.measure.communication.launch import end_after
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.json_files import converted, write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"
@@ -50,6 +52,8 @@ It comes from rounding in fp32, or in the format, when the gradient is sent and 
 on. PowerSGD has no limit: what it leaves out of one step is sent later.
 """
 LAYERS, BATCH_SIZE = 4, 64
+_NOTED_STEPS = 3
+"""Number of steps; the last one is noted, since DDP orders its buckets anew after the first."""
 
 
 def ways(hosts: topology.Topology) -> dict[str, Comm]:
@@ -67,6 +71,18 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
     strategies["int8"] = dataclasses.replace(last, wire="int8")
     strategies["PowerSGD"] = dataclasses.replace(small, wire="powersgd")
     return strategies
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Times of one step, in seconds from its beginning.
+
+    `forward` and `backward` are the ends of the passes. `buckets` are in the order of being ready.
+    """
+
+    forward: float
+    backward: float
+    buckets: list[tuple[float, float, float]]  # MiB of gradients, ready, mean arrived
 
 
 @dataclass(frozen=True)
@@ -119,14 +135,7 @@ class Effects:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Effects:
         """Return the effects from the plain values that `dataclasses.asdict` made of them."""
-        effects = {}
-        for name, way in values["ways"].items():
-            timeline = way["timeline"] and Timeline(
-                **{**way["timeline"], "buckets": [tuple(row) for row in way["timeline"]["buckets"]]}
-            )
-            ratio = way["ratio"] and stats.Ratio(**way["ratio"])
-            effects[name] = Effect(**{**way, "timeline": timeline, "ratio": ratio})
-        return cls(**{**values, "ways": effects})
+        return converted(values, cls)
 
 
 def build_model(width: int) -> nn.Module:
@@ -141,23 +150,56 @@ def _loss(outputs: Tensor) -> Tensor:
     return outputs.pow(2).mean()
 
 
+def timeline_of(net: nn.Module, way: Comm, inputs: Tensor) -> Timeline:
+    """Return the times of the last of three steps of `net`, whose gradients `way` averages.
+
+    The steps have no optimizer. DDP's own strategy has no hook, so torch's hook that does the same
+    stands in for it. A collective call.
+    """
+    model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
+    # Of each bucket: its bytes, when it was handed over, and when its mean was there.
+    noted: list[list[float]] = []
+
+    def handed_over(size: int, future: torch.futures.Future[Tensor]) -> None:
+        moments = [size, time.perf_counter()]
+        noted.append(moments)
+        future.add_done_callback(lambda _: moments.append(time.perf_counter()))
+
+    # Without annotations, since torch looks at those of a hook.
+    def plain(state, bucket):  # type: ignore[no-untyped-def]
+        future = allreduce_hook(state, bucket)
+        handed_over(bucket.buffer().nbytes, future)
+        return future
+
+    if (reducer := gradient_reducer(model)) is not None:
+        reducer.handed_over = handed_over
+    else:
+        model.register_comm_hook(None, plain)
+    for _ in range(_NOTED_STEPS):
+        dist.barrier()
+        noted.clear()
+        net.zero_grad()
+        began = time.perf_counter()
+        error = _loss(model(inputs))
+        forward = time.perf_counter()
+        error.backward()
+        backward = time.perf_counter()
+    # A thread takes the time of the last bucket's mean, and may still be at it.
+    while any(len(moments) < 3 for moments in noted):
+        time.sleep(0.001)
+    buckets = [(size / 2**20, ready - began, arrived - began) for size, ready, arrived in noted]
+    if reducer is not None:
+        accelerate_ddp(model, Comm())  # ends its threads
+    return Timeline(forward - began, backward - began, buckets)
+
+
 def _bytes_sent() -> int | None:
     """Return the bytes that this host's network card has sent, as the kernel counts them.
 
     None where gloo was not told which card to use.
     """
-    card = os.environ.get("GLOO_SOCKET_IFNAME")
-    if card is None:
-        return None
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(
-        (
-            int(line.split(":")[1].split()[8])
-            for line in lines
-            if line.strip().startswith(f"{card}:")
-        ),
-        None,
-    )
+    card = psutil.net_io_counters(pernic=True).get(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+    return None if card is None else card.bytes_sent
 
 
 class _Training:
@@ -274,7 +316,7 @@ def measure(config: WaysConfig) -> int:
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,
-            timeline=bucket_times.note(training.net, way, training.inputs, _loss) if way else None,
+            timeline=timeline_of(training.net, way, training.inputs) if way else None,
         )
         if process_group.rank() == 0:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)

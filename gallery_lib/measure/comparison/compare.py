@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gallery_lib import stats, tasks
@@ -20,50 +20,31 @@ from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.table import seconds
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError, Interrupted
-from gallery_lib.measure.comparison import float64_reference, interleaved, pair, second_run
-from gallery_lib.measure.comparison.float64_reference import Reference
-from gallery_lib.measure.comparison.gradient_parity import PROBE_BATCHES
-from gallery_lib.measure.comparison.measurement import Measurement, rounds_of
+from gallery_lib.measure.comparison import interleaved
+from gallery_lib.measure.comparison.pair import Group
 from gallery_lib.measure.comparison.plan import Turns, Variant, configuration, folders_of_starts
-from gallery_lib.measure.comparison.result import Comparison, break_even_steps
+from gallery_lib.measure.comparison.result import Comparison, Parity, break_even_steps
+from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import write_json
-from gallery_lib.system.machine_load import Watch
+from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import resolve
 from gallery_lib.train.run_log import each_step_seconds
 
 _EQUAL_OPTIONS = (
-    "batch_size",
-    "image_size",
-    "sequence_length",
-    "seed",
-    "data_dir",
-    "lr",
-    "weight_decay",
-    "lr_schedule",
-    "lr_warmup_steps",
-    "lr_step_size",
-    "lr_schedule_steps",
-    "label_smoothing",
-    "pretrained",
-    "init_from",
-    "warmup_steps",
+    *("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay"),
+    *("lr_schedule", "lr_warmup_steps", "lr_step_size", "lr_schedule_steps", "label_smoothing"),
+    *("pretrained", "init_from", "warmup_steps"),
 )
 """Options that both variants must have in common."""
 
 
 def _check_comparable(
-    variants: Mapping[str, TrainConfig], launch: LaunchConfig, options_: CompareConfig
+    variants: Mapping[str, TrainConfig], launch: LaunchConfig, turns: Turns
 ) -> None:
-    """Raise InputError where these variants cannot be compared here."""
-    if len(variants) != 2:
-        raise InputError(
-            f"a comparison takes two variants, baseline first; got {len(variants)}: "
-            f"{', '.join(variants)}.",
-            parameter="variants",
-        )
+    """Raise InputError where the two variants cannot be compared here."""
     if launch.hosts != (1, 1):
         raise InputError(
             f"nnodes={launch.nnodes}: a comparison runs on one host, "
@@ -74,13 +55,13 @@ def _check_comparable(
         )
     first, second = variants.values()
     for variant in (first, second):
-        if variant.checkpoint_every is not None or variant.resume is not None:
-            name = "resume" if variant.checkpoint_every is None else "checkpoint_every"
-            raise InputError(
-                f"{name}={getattr(variant, name)}: a comparison is of undisturbed steps, and a run "
-                "that was resumed or saves checkpoints has others. Leave it out.",
-                parameter=name,
-            )
+        for name in ("checkpoint_every", "resume"):
+            if getattr(variant, name) is not None:
+                raise InputError(
+                    f"{name}={getattr(variant, name)}: a comparison is of undisturbed steps, and a "
+                    "run that was resumed or saves checkpoints has others. Leave it out.",
+                    parameter=name,
+                )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(
@@ -88,8 +69,7 @@ def _check_comparable(
                 f"{getattr(second, name)}.",
                 parameter=name,
             )
-    turns = _turns(variants, options_)
-    for config in variants.values():
+    for config in (first, second):
         run_dir = config.run_dir or "."
         resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
     pretrained.check_file(first)
@@ -97,73 +77,60 @@ def _check_comparable(
     memory_estimate.check(first, launch.nproc_per_node, compared=2)
 
 
-def _turns(variants: Mapping[str, TrainConfig], options_: CompareConfig) -> Turns:
-    first = next(iter(variants.values()))
-    # The probe has the batch of the first step after the warm-up as well.
-    warmup = max(first.warmup_steps, options_.parity_steps, PROBE_BATCHES - 1)
-    return Turns(warmup, options_.rounds, options_.block_steps, PROBE_BATCHES)
+def _so_far(variants: Mapping[str, TrainConfig], turns: Turns, confidence: float, out: Path) -> str:
+    """Return what a comparison that was stopped has measured: step times over whole rounds."""
+    rounds: dict[str, list[list[float]]] = {name: [] for name in variants}
+    for name in variants:
+        with contextlib.suppress(InputError):  # it has not done a step
+            rounds[name] = interleaved.rounds_of(each_step_seconds(out / name), turns)
+    whole = min(map(len, rounds.values()))
+    if whole < 2:
+        return f"Incomplete: stopped before its second of {turns.rounds} rounds of turns."
+    before, after = (blocks[:whole] for blocks in rounds.values())
+    ratio = stats.ratio_of_medians(before, after, confidence=confidence)
+    medians = [
+        f"{seconds(stats.percentiles([step for block in blocks for step in block])['p50'])} "
+        f"({name})"
+        for name, blocks in zip(variants, (before, after), strict=True)
+    ]
+    return (
+        f"Incomplete: stopped after {whole} of {turns.rounds} rounds of turns. Until then a step "
+        f"took {' and '.join(medians)}: {ratio.ratio:.2f}×, {100 * confidence:.4g} % "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}. Parity was not judged yet, so this is no "
+        f"verdict.\nwhat was measured: {out}"
+    )
 
 
-def _train(
+def _measured(
     variants: Mapping[str, TrainConfig],
     launch: LaunchConfig,
     options_: CompareConfig,
     folder: Path,
     progress: Progress,
-    watch: Watch,
-) -> tuple[Reference, list[dict[str, Measurement]]]:
-    """Run the reference, then all starts of the variants; return what was measured of each."""
-    first = next(iter(variants.values()))
-    turns = _turns(variants, options_)
-    label = short_name(first.model)
-    of_reference = f"{label}, {float64_reference.PART}"
-    exact_config = float64_reference.configuration(
-        configuration(first, turns, folder / "reference"),
-        options_.parity_steps,
-        turns.probe_batches,
-    )
+) -> tuple[Group, Parity, MachineLoad]:
+    """Run the reference, all starts of the variants, and second runs where parity needs them."""
+    watch = Watch()
+    before, after = variants
+    turns, label = Turns.of(variants[before], options_), short_name(variants[before].model)
     runs = {name: Variant(config) for name, config in variants.items()}
+    untimed = UntimedRuns(runs, launch, options_, folder, progress, label)
+    untimed.reference()
 
-    def take_turns(run_folder: Path) -> dict[str, Measurement]:
+    def take_turns(run_folder: Path) -> dict[str, interleaved.Measurement]:
         return interleaved.take_turns(
             runs, launch, turns, run_folder, progress, label, at_pause=watch.at_pause
         )
 
-    exact = float64_reference.reference_for(exact_config, launch, progress, of_reference)
-    starts = [
-        cache.without_damage(functools.partial(take_turns, run_folder))
-        for run_folder in folders_of_starts(folder, options_.starts)
-    ]
-    probe = next(iter(starts[0].values())).probe
-    exact = float64_reference.rerun_if_stale(
-        exact, probe, exact_config, launch, progress, of_reference
+    group = Group(
+        [
+            cache.without_damage(functools.partial(take_turns, run_folder))
+            for run_folder in folders_of_starts(folder, options_.starts)
+        ]
     )
-    return exact, starts
-
-
-def _so_far(variants: Mapping[str, TrainConfig], options_: CompareConfig, folder: Path) -> str:
-    """Return what a comparison that was stopped has measured: step times over whole rounds."""
-    turns = _turns(variants, options_)
-    rounds = {}
-    for name in variants:
-        with contextlib.suppress(InputError):  # it has not done a step
-            steps = each_step_seconds(folder / name)
-            rounds[name] = rounds_of(steps, turns.warmup_steps, turns.block_steps)
-    whole = min((len(rounds.get(name, [])) for name in variants), default=0)
-    if whole < 2:
-        return f"Incomplete: stopped before its second of {turns.rounds} rounds of turns."
-    before, after = (rounds[name][:whole] for name in variants)
-    ratio = stats.ratio_of_medians(before, after, confidence=options_.confidence)
-    medians = [
-        f"{seconds(stats.percentiles([step for turn in turns_ for step in turn])['p50'])} ({name})"
-        for name, turns_ in zip(variants, (before, after), strict=True)
-    ]
-    return (
-        f"Incomplete: stopped after {whole} of {turns.rounds} rounds of turns. Until then a step "
-        f"took {' and '.join(medians)}: {ratio.ratio:.2f}×, {100 * options_.confidence:.4g} % "
-        f"interval {ratio.low:.2f} to {ratio.high:.2f}. Parity was not judged yet, so this is no "
-        f"verdict.\nwhat was measured: {folder}"
-    )
+    load = watch.seen({name: group.first(name).rounds for name in variants})
+    exact = untimed.reference(group.first(before).probe)
+    parity = group.parity(before, after, exact, options_.parity_steps, untimed.again)
+    return group, parity, load
 
 
 def compare(
@@ -200,32 +167,29 @@ def compare(
         name: dataclasses.replace(v, amp_level=precision.chosen_level(v.amp_level, device))
         for name, v in variants.items()
     }
-    _check_comparable(variants, launch, options_)
-    watch = Watch()
-    config = next(iter(variants.values()))
-    folder = folder or paths.new_run_dir(
-        f"compare-{short_name(config.model)}-{launch.nproc_per_node}p"
-    )
+    if len(variants) != 2:
+        raise InputError(
+            f"a comparison takes two variants, baseline first; got: {', '.join(variants)}.",
+            parameter="variants",
+        )
     before, after = variants
+    config = variants[before]
+    turns = Turns.of(config, options_)
+    _check_comparable(variants, launch, turns)
+    label = short_name(config.model)
+    folder = folder or paths.new_run_dir(f"compare-{label}-{launch.nproc_per_node}p")
     try:
         with progress_display(progress) as shown:
-            exact, starts = _train(variants, launch, options_, folder, shown, watch)
-            load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
-
-            pairs = [(start[before], start[after]) for start in starts]
-            runs = [
-                _second_run(variants, name, launch, options_, folder, shown) for name in variants
-            ]
-            parity = pair.parity_of_all(pairs, exact, options_.parity_steps, (runs[0], runs[1]))
+            group, parity, load = _measured(variants, launch, options_, folder, shown)
     except (KeyboardInterrupt, SystemExit):
         stopped = Interrupted(
             "the comparison was stopped before its end, and all its processes have been ended. "
             "It can be started anew."
         )
-        stopped.so_far = _so_far(variants, options_, folder)
+        stopped.so_far = _so_far(variants, turns, options_.confidence, folder)
         raise stopped from None
-    results = {name: variant.results for name, variant in starts[0].items()}
-    speedup = pair.speedup_of_all(pairs, options_.confidence) if parity.passed else None
+    results = {name: group.first(name).results for name in variants}
+    speedup = group.ratio(before, after, options_.confidence) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
         task=config.model,
@@ -241,30 +205,6 @@ def compare(
     )
     write_json(folder / "comparison.json", outcome.as_json())
     return outcome
-
-
-def _second_run(
-    variants: Mapping[str, TrainConfig],
-    name: str,
-    launch: LaunchConfig,
-    options_: CompareConfig,
-    folder: Path,
-    shown: Progress,
-) -> Callable[[], Reference]:
-    """Return a function that trains a variant again, at its first call, and returns the outcome."""
-
-    @functools.cache
-    def run() -> Reference:
-        return second_run.run(
-            Variant(variants[name]),
-            launch,
-            _turns(variants, options_),
-            folder / f"{name}-again",
-            shown,
-            f"{short_name(variants[name].model)}, {name}",
-        )
-
-    return run
 
 
 def compare_backend(

@@ -1,6 +1,6 @@
 """First forward and backward pass of a user's own task, before any process is started for it.
 
-Whatever is wrong with it is raised as an InputError in the reader's words, with their line of code
+What Python or torch says about a mistake is raised as an InputError with the reader's line of code
 (console/user_errors.py). The pass takes one batch as it will be trained on, on the device that
 trains, in the precision of the run. It is then repeated in float64, as the reference of a
 comparison computes it. So a mistake takes seconds to be found, and not a start of all processes.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,14 +24,16 @@ from gallery_lib.console import user_errors
 from gallery_lib.console.user_errors import NO_GRADIENT
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.measure.comparison import float64_model
+from gallery_lib.measure.comparison.gradient_probe import widen
 from gallery_lib.tasks.task import Task
 from gallery_lib.train import precision
 
 
 @contextlib.contextmanager
-def _in_words(otherwise: user_errors.Line | None, parameter: str | None = None) -> Iterator[None]:
-    """Turn what the reader's code raises into an InputError, as a context manager.
+def _as_input_error(
+    otherwise: user_errors.Line | None = None, parameter: str | None = None
+) -> Iterator[None]:
+    """Context: turn what the reader's code raises into an InputError.
 
     Args:
         otherwise: the line to name where no frame is theirs.
@@ -45,38 +47,33 @@ def _in_words(otherwise: user_errors.Line | None, parameter: str | None = None) 
         raise InputError(user_errors.message(error, otherwise), parameter=parameter) from error
 
 
+def _kind(value: Any) -> str:
+    nothing = "nothing (None): is a `return` missing?"
+    return nothing if value is None else f"a {type(value).__name__}."
+
+
 def _build(task: Task) -> nn.Module:
     build_model = task.build_model
-    with _in_words(user_errors.line_of_definition(build_model), "build_model"):
+    with _as_input_error(user_errors.line_of_definition(build_model), "build_model"):
         model: Any = build_model()
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise user_errors.at_return(
-            build_model,
-            f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`.",
-        )
+    if isinstance(model, type):
+        problem = f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`."
+        raise user_errors.at_return(build_model, problem)
     if not isinstance(model, nn.Module):
-        kind = (
-            "nothing (None): is a `return` missing?"
-            if model is None
-            else f"a {type(model).__name__}."
-        )
-        raise user_errors.at_return(
-            build_model, f"build_model must return a `torch.nn.Module`, and returns {kind}"
-        )
+        problem = f"build_model must return a `torch.nn.Module`, and returns {_kind(model)}"
+        raise user_errors.at_return(build_model, problem)
     if not any(p.requires_grad for p in model.parameters()):
         raise user_errors.at_return(
             build_model,
-            (
-                "the model has no parameters to train. Make its layers attributes of the module, "
-                "and freeze not all of them."
-            ),
+            "the model has no parameters to train. Make its layers attributes of the module, and "
+            "freeze not all of them.",
         )
     return model
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
     """Return the first training batch of the task, in its own nesting, with tensors on `device`."""
-    with _in_words(None):
+    with _as_input_error():
         data: Any = task.data(config).train
         items = max(1, (config.batch_size or task.batch_size) // task.samples_per_item)
         loader = DataLoader(
@@ -85,94 +82,52 @@ def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
         return next(iter(DeviceLoader(loader, device, torch.contiguous_format, shard=False)))
 
 
-def _described(output: Any) -> str:
-    """Return a phrase for messages on what a model returned; '' for a tensor."""
-    if isinstance(output, Tensor):
-        return ""
-    if output is None:
-        return "The model returns nothing (None)."
-    if isinstance(output, (tuple, list)):
-        return f"The model returns a {type(output).__name__}."
-    fields = ", ".join(map(str, output.keys())) if isinstance(output, Mapping) else ""
-    return f"The model returns an object, {type(output).__name__}" + (
-        f", with {fields}." if fields else "."
+def _problem_of(loss: Any) -> str | None:
+    """Return why training cannot begin with this loss; None for a finite one of the model."""
+    if not isinstance(loss, Tensor):
+        hint = " Leave `.item()` out." if isinstance(loss, float) else ""
+        hint = " Take its `.loss`." if hasattr(loss, "loss") else hint
+        return f"the loss must be a tensor, and is {_kind(loss)}{hint}"
+    if loss.dim():
+        shape = list(loss.shape)
+        return f"the loss has the shape {shape}; it must be one number. Return its `.mean()`."
+    if not loss.requires_grad:
+        return NO_GRADIENT
+    if math.isfinite(value := float(loss.detach())):
+        return None
+    return (
+        f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or values of "
+        "great size."
     )
 
 
-def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss of the batch.
-
-    Raises:
-        InputError: where it is not one number that depends on the model.
-    """
-    outputs: list[Any] = []
-    hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
-        with _in_words(user_errors.line_of_definition(task.loss), "loss"):
-            loss: Any = task.loss(model, batch)
-    except InputError as error:
-        described = _described(outputs[-1]) if outputs else ""
-        if described and type(outputs[-1]).__name__ in str(error.__cause__):
-            raise InputError(f"{described} {error}", parameter=error.parameter) from error.__cause__
-        raise
-    finally:
-        hook.remove()
-    if not isinstance(loss, Tensor):
-        kind = (
-            "nothing (None): is a `return` missing?"
-            if loss is None
-            else f"a {type(loss).__name__}."
-        )
-        hint = (
-            " Leave `.item()` out."
-            if isinstance(loss, float)
-            else " Take its `.loss`."
-            if hasattr(loss, "loss")
-            else ""
-        )
-        raise user_errors.at_return(task.loss, f"the loss must be a tensor, and is {kind}{hint}")
-    if loss.dim():
-        raise user_errors.at_return(
-            task.loss,
-            (
-                f"the loss has the shape {list(loss.shape)}; it must be one number. Return its "
-                "`.mean()`."
-            ),
-        )
-    if not loss.requires_grad:
-        raise user_errors.at_return(task.loss, NO_GRADIENT)
-    if not math.isfinite(value := float(loss.detach())):
-        raise user_errors.at_return(
-            task.loss,
-            (
-                f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or "
-                "values of great size."
-            ),
-        )
-    return loss
+def _problem_of_gradients(model: nn.Module, *, may_overflow: bool) -> str | None:
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if not gradients:
+        return NO_GRADIENT
+    for name, gradient in gradients.items():
+        if not (may_overflow or bool(gradient.isfinite().all())):
+            return (
+                f"the gradient of `{name}` is not finite in the first step. Look for `sqrt(0)`, "
+                "`log(0)` or `norm` of zeros."
+            )
+    return None
 
 
 def _pass(
     task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device
 ) -> float:
-    """Run one forward and backward pass and return the loss."""
+    """Run one forward and backward pass and return the loss; raise InputError for a mistake."""
     with precision.autocast(dtype, device.type):
-        loss = _scalar(task, model, batch)
-    with _in_words(user_errors.line_of_return(task.loss), "loss"):
+        with _as_input_error(user_errors.line_of_definition(task.loss), "loss"):
+            loss: Any = task.loss(model, batch)
+        if problem := _problem_of(loss):
+            raise user_errors.at_return(task.loss, problem)
+    with _as_input_error(user_errors.line_of_return(task.loss), "loss"):
         loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    if not gradients:
-        raise user_errors.at_return(task.loss, NO_GRADIENT)
-    if dtype is not torch.float16:  # float16 overflows without its scaler
-        for name, gradient in gradients.items():
-            if not bool(gradient.isfinite().all()):
-                raise user_errors.at_return(
-                    task.loss,
-                    (
-                        f"the gradient of `{name}` is not finite in the first step. Look for "
-                        "`sqrt(0)`, `log(0)` or `norm` of zeros."
-                    ),
-                )
+    # float16 overflows without its scaler.
+    if problem := _problem_of_gradients(model, may_overflow=dtype is torch.float16):
+        raise user_errors.at_return(task.loss, problem)
     model.zero_grad(set_to_none=True)
     return float(loss.detach())
 
@@ -189,21 +144,20 @@ def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        with _in_words(None):
+        with _as_input_error():
             task = tasks.of(config)
         dtype = precision.autocast_dtype(config, device.type)
         batch = _batch(task, config, device)
         model = _build(task).to(device).train()
         model_class = type(model).__name__
         first_loss = _pass(task, model, batch, dtype, device)
-        float64_model.widen(model)
+        widen(model)
         try:
             _pass(task, model, batch, None, device)
         except InputError as error:
             reason = "The comparison trains the model in float64, too, as its reference, and there:"
             raise InputError(
-                f"{reason} {str(error)[:1].lower()}{str(error)[1:]}",
-                parameter=error.parameter,
+                f"{reason} {str(error)[:1].lower()}{str(error)[1:]}", parameter=error.parameter
             ) from error.__cause__
     del model, batch
     gc.collect()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,27 @@ from torch import Tensor, nn
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.train.session import Session
 
+PROBE_BATCHES = 4
+"""Number of first batches that are probed, and that are shown to be the same.
+
+Half precision needs as many to average its noise out. In fp32 a batch tells flips from faults.
+"""
 SAMPLE = 512
 """Gradient elements kept per parameter and batch."""
 _PIECE = 2**22
+
+
+def widen(model: nn.Module) -> None:
+    """Convert the model to float64 in place, and have its calls convert floating-point inputs."""
+    model.double()
+
+    def widened(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def to_float64(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return tuple(map(widened, args)), {name: widened(v) for name, v in kwargs.items()}
+
+    model.register_forward_pre_hook(to_float64, with_kwargs=True)
 
 
 def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
@@ -65,28 +82,15 @@ def _sample_indices(elements: int) -> Tensor:
     return torch.randint(elements, (SAMPLE,), generator=torch.Generator().manual_seed(elements))
 
 
-def _gradients(session: Session) -> Iterator[tuple[str, Tensor]]:
-    """Yield plain parameter names with their gradients, flat and not divided by the loss scale.
-
-    Elements are in logical order whatever the memory format.
-    """
-    for name, p in session.plain.named_parameters():
-        if p.grad is not None:
-            yield name, p.grad.detach().contiguous().flatten()
-
-
 def _square_norm(gradient: Tensor) -> float:
-    """Return the squared norm in float64, computed a piece at a time.
-
-    A copy of a large model's gradients in float64 might not fit.
-    """
+    """Return the squared norm in float64, a piece at a time: a copy as a whole might not fit."""
     return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
 
 
 def run_probe(
     session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True
 ) -> dict[str, Any]:
-    """Return gradient statistics on `batches` at the initial weights.
+    """Return gradient statistics on `batches` at the initial weights, free of the loss scale.
 
     The session's state is as before. Without `restore`, which spares a copy of the weights, the
     model has the initial ones.
@@ -95,7 +99,7 @@ def run_probe(
     current = (
         {name: value.detach().clone() for name, value in model.state_dict().items()}
         if restore
-        else None
+        else initial
     )
     model.load_state_dict(initial)
     square_norms: dict[str, list[float]] = {}
@@ -104,28 +108,19 @@ def run_probe(
         session.optimizer.zero_grad(set_to_none=True)
         session.backward(session.forward(batch))
         scale = session.scaler.get_scale()
-        for name, gradient in _gradients(session):
-            square_norms.setdefault(name, [0.0] * len(batches))[number] = (
-                _square_norm(gradient) / scale**2
-            )
+        for name, p in model.named_parameters():
+            if p.grad is None:
+                continue
+            gradient = p.grad.detach().contiguous().flatten()  # logical order in any layout
             indices = _sample_indices(gradient.numel()).to(gradient.device)
-            none = [[0.0] * len(indices) for _ in batches]  # of batches that give it no gradient
-            sample = (gradient[indices].double() / scale).tolist()
-            samples.setdefault(name, none)[number] = sample
+            # Batches that give it no gradient count as zeros.
+            norms = square_norms.setdefault(name, [0.0] * len(batches))
+            kept = samples.setdefault(name, [[0.0] * len(indices) for _ in batches])
+            norms[number] = _square_norm(gradient) / scale**2
+            kept[number] = (gradient[indices].double() / scale).tolist()
     session.optimizer.zero_grad(set_to_none=True)
-    if current is not None:
-        model.load_state_dict(current)
+    model.load_state_dict(current)
     return {"batches": len(batches), "square_norms": square_norms, "samples": samples}
-
-
-def save(result: dict[str, Any], path: Path) -> None:
-    """Write a probe's result; NaN and inf survive."""
-    torch.save(result, path)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return a probe's result from its file."""
-    return torch.load(path, weights_only=True)
 
 
 def relative_error(sample: list[float], exact: list[float]) -> float:

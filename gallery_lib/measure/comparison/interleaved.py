@@ -3,15 +3,23 @@
 First all variants start up. Then come blocks of steps, in the order A B C, C B A,
 A B C, …. Last, each variant ends its run, in turn. A variant that fails ends everything, or only
 drops out, as the caller asks.
+
+Each has processes and an environment of its own. One starts up while the others wait, so that
+start-up times are true. Only their imports, which take one core each, go on side by side, as many
+as there are cores. They do without torchrun, whose own seconds would only be added. All of it is on
+one host.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from gallery_lib import stats
 from gallery_lib.config import LaunchConfig
@@ -19,14 +27,36 @@ from gallery_lib.console.phases import ENDING, IMPORTS, TURNS, Phase
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import GalleryError, RunFailed
 from gallery_lib.launcher.job import Job, RunView, start
-from gallery_lib.measure.comparison import gradient_probe as probe
-from gallery_lib.measure.comparison.measurement import Measurement, rounds_of
 from gallery_lib.measure.comparison.plan import Turns, Variant, configuration
 from gallery_lib.measure.comparison.turns import TurnServer
 from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
+from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurement of one variant that took turns.
+
+    `rounds` holds its step times in seconds by turn, the first of each left out.
+    """
+
+    results: Results
+    probe: dict[str, Any]
+    rounds: list[list[float]]
+
+
+def rounds_of(durations: list[float], turns: Turns) -> list[list[float]]:
+    """Return step times by whole turns, without the first step of each turn.
+
+    In that step caches are cold and batches are waiting.
+    """
+    counted, size = durations[turns.warmup_steps :], turns.block_steps
+    return [counted[i + 1 : i + size] for i in range(0, len(counted) - size + 1, size)]
 
 
 def take_turns(
@@ -58,16 +88,18 @@ def take_turns(
         InputError: for options that make no sense.
         RunFailed: when a run fails.
     """
-    lineup = Lineup(variants, launch, turns, folder, progress, label, dropped)
+    lineup = _Lineup(variants, launch, turns, folder, progress, label, dropped)
     names, at_once = list(variants), hardware.cores()
     try:
         for first in range(0, len(names), at_once):
-            lineup.start_up(names[first : first + at_once])
+            for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
+                lineup.each(names[first : first + at_once], action)
         at_pause()
         for number in range(turns.rounds):
-            lineup.take_round(number)
+            lineup.each(stats.turn_order(lineup.jobs, number), lineup.take_turn)
             at_pause()
-        return lineup.finish()
+        lineup.each(names, lineup.finish)
+        return lineup.measurements
     finally:
         lineup.close()
 
@@ -77,19 +109,7 @@ def reason_of(error: GalleryError) -> str:
     return re.sub(r"^the run in .*?(?: did not finish)?: ", "", str(error).splitlines()[0])
 
 
-# --------------------------------------------------------------------------------------------------
-# Variants that are alive at the same time: each starts up alone, takes its turns, and ends.
-#
-# Each has processes and an environment of its own. One starts up while the others wait, so that
-# start-up times are true. Only their imports, which take one core each, go on side by side, as
-# many as there are cores. They do without torchrun, whose own seconds would only be added. All of
-# it is on one host.
-
-
-_LOOK_SECONDS = 0.1
-
-
-class Lineup:
+class _Lineup:
     """The variants that are alive; the run directory of each is below `folder`."""
 
     def __init__(
@@ -107,34 +127,25 @@ class Lineup:
         self.server = TurnServer()
         self.jobs: dict[str, Job] = {}
         self.views: dict[str, RunView] = {}
-        self._turns_began: float | None = None
+        self.measurements: dict[str, Measurement] = {}
+        self.turns_taken, self.turns_began = 0, 0.0
 
-    def start_up(self, names: Sequence[str]) -> None:
-        """Start these variants; their imports go on side by side, the rest one after the other."""
+    def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
+        """Call `action` for each of these variants that is alive; one that fails drops out.
+
+        The error is raised where nothing may drop out.
+        """
         for name in names:
-            self._guard(name, functools.partial(self._begin, name))
-        for name in self._alive(names):
-            self._guard(name, functools.partial(self._wait_imported, name, together=names))
-        for name in self._alive(names):
-            self._guard(name, functools.partial(self._warm_up, name))
-
-    def take_round(self, number: int) -> None:
-        """Let each variant run one block of steps, in the order of round `number`, from 0."""
-        order = stats.turn_order(self.jobs, number)
-        total = self.turns.rounds * len(order)
-        for place, name in enumerate(order, number * len(order)):
-            self._guard(name, functools.partial(self._take_turn, name, place, total))
-
-    def finish(self) -> dict[str, Measurement]:
-        """Let the variants end their runs, in turn; return the measurement of each."""
-        measurements: dict[str, Measurement] = {}
-        for name in list(self.jobs):
-
-            def finish(name: str = name) -> None:
-                measurements[name] = self._finish(name)
-
-            self._guard(name, finish)
-        return measurements
+            if name in (self.dropped or ()):
+                continue
+            try:
+                action(name)
+            except GalleryError as error:
+                if self.dropped is None:
+                    raise
+                self.dropped[name] = error
+                if name in self.jobs:
+                    self.jobs.pop(name).stop()
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -142,55 +153,20 @@ class Lineup:
         for job in self.jobs.values():
             job.stop()
 
-    def _alive(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in self.jobs]
-
-    def _guard(self, name: str, action: Callable[[], None]) -> None:
-        """Call `action`; if the variant `name` fails, it drops out.
-
-        The error is raised where nothing may drop out.
-        """
-        try:
-            action()
-        except GalleryError as error:
-            if self.dropped is None:
-                raise
-            self.dropped[name] = error
-            if name in self.jobs:
-                self.jobs.pop(name).stop()
-
-    def _wait_idle(
-        self, name: str, look: Callable[[], None], limit_seconds: float | None = None
-    ) -> None:
-        """Return when `name` has done its part; call `look` on the way.
-
-        Raises when it has ended instead, or takes longer than the limit.
-        """
-        began = time.monotonic()
-
-        def check() -> None:
-            look()
-            if limit_seconds is not None and time.monotonic() - began > limit_seconds:
-                raise RunFailed(f"its start-up took longer than the limit of {limit_seconds:.0f} s")
-            if not self.jobs[name].running():
-                self.jobs[name].result()
-
-        self.server.wait_idle(name, self.launch.nproc_per_node, check)
-
-    def _begin(self, name: str) -> None:
+    def begin(self, name: str) -> None:
         """Start the variant `name`; it will wait after its imports."""
-        variant = self.variants[name]
+        variant, turns = self.variants[name], self.turns
         role = Role(
             name,
             self.server.address,
-            self.turns.warmup_steps,
-            self.turns.block_steps,
-            self.turns.probe_batches,
+            turns.warmup_steps,
+            turns.block_steps,
+            turns.probe_batches,
             list(variant.recipe),
             variant.counts_traffic,
         )
         self.jobs[name] = start(
-            configuration(variant.config, self.turns, self.folder / name),
+            configuration(variant.config, turns, self.folder / name),
             self.launch,
             module=WORKER,
             environment={**variant.environment, **role.variable()},
@@ -198,49 +174,61 @@ class Lineup:
             held=True,
         )
 
-    def _wait_imported(self, name: str, together: Sequence[str]) -> None:
-        """Return when the variant `name` is held after its imports.
-
-        Raises when it has ended instead. `together` are those that import side by side.
-        """
+    def wait_imported(self, name: str) -> None:
+        """Return when the variant `name` is held after its imports; raise when it has ended."""
         job = self.jobs[name]
         while not job.held():
-            self.progress.show(f"{self.label}, {' and '.join(together)}: {IMPORTS}", part=IMPORTS)
+            self.progress.show(f"{self.label}, {name}: {IMPORTS}", part=IMPORTS)
             if not job.running():
                 job.result()
             time.sleep(_LOOK_SECONDS)
 
-    def _warm_up(self, name: str) -> None:
+    def warm_up(self, name: str) -> None:
         """Let the variant go on, and wait until it has done its warm-up and its probe."""
-        variant = self.variants[name]
         view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}")
         view.go_on(Phase(IMPORTS, now()), f"start of {name}")
-        self.jobs[name].release()
-        self._wait_idle(name, view.look, variant.start_up_limit_seconds)
-
-    def _take_turn(self, name: str, number: int, total: int) -> None:
-        """Let the variant run one block of steps: turn `number`, from 0, of `total`."""
-        began = self._turns_began = self._turns_began or now()
-        alive = len(self.jobs)
+        limit, began = self.variants[name].start_up_limit_seconds, time.monotonic()
 
         def look() -> None:
-            unit = f"{TURNS}, now {name}"
+            view.look()
+            if limit is not None and time.monotonic() - began > limit:
+                raise RunFailed(f"its start-up took longer than the limit of {limit:.0f} s")
+
+        self.jobs[name].release()
+        self._wait_idle(name, look)
+
+    def take_turn(self, name: str) -> None:
+        """Let the variant run one block of steps."""
+        self.turns_began = self.turns_began or now()
+
+        def look() -> None:
             self.progress.show(
                 f"{self.label}, {TURNS}",
                 part=TURNS,
-                count=number,
-                total=total,
-                unit=unit,
-                least=alive,
-                began=began,
+                count=self.turns_taken,
+                total=self.turns.rounds * len(self.jobs),
+                unit=f"{TURNS}, now {name}",
+                least=len(self.jobs),
+                began=self.turns_began,
             )
 
         self.server.go(name)
         look()
         self._wait_idle(name, look)
+        self.turns_taken += 1
 
-    def _finish(self, name: str) -> Measurement:
-        """Let the variant evaluate, where it is to, and end; return its measurement."""
+    def _wait_idle(self, name: str, look: Callable[[], None]) -> None:
+        """Return when `name` has done its part; call `look` on the way. Raise when it has ended."""
+
+        def check() -> None:
+            look()
+            if not self.jobs[name].running():
+                self.jobs[name].result()
+
+        self.server.wait_idle(name, self.launch.nproc_per_node, check)
+
+    def finish(self, name: str) -> None:
+        """Let the variant evaluate, where it is to, and end; keep its measurement."""
         job, view, run_dir = self.jobs[name], self.views[name], self.folder / name
         view.go_on(Phase(ENDING, now()), ENDING)
         self.server.go(name)
@@ -249,10 +237,7 @@ class Lineup:
             time.sleep(_LOOK_SECONDS)
         results = job.result()
         assert results is not None
-        gradients = probe.load(run_dir / PROBE_FILE)
+        probe = torch.load(run_dir / PROBE_FILE, weights_only=True)
         (run_dir / PROBE_FILE).unlink()
-        return Measurement(
-            results,
-            gradients,
-            rounds_of(each_step_seconds(run_dir), self.turns.warmup_steps, self.turns.block_steps),
-        )
+        rounds = rounds_of(each_step_seconds(run_dir), self.turns)
+        self.measurements[name] = Measurement(results, probe, rounds)

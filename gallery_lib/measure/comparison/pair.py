@@ -3,41 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gallery_lib import stats
 from gallery_lib.measure.comparison import parity, process_spread
-from gallery_lib.measure.comparison.deviation import ERROR_FACTOR, Deviation
-from gallery_lib.measure.comparison.float64_reference import Reference
-from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.interleaved import Measurement
+from gallery_lib.measure.comparison.parity import ERROR_FACTOR, Deviation, check_of
 from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
+from gallery_lib.measure.comparison.untimed import Untimed
 
-Pair = tuple[Measurement, Measurement]
-"""A baseline and a candidate that took turns with one another."""
-SecondRuns = tuple[Callable[[], Reference], Callable[[], Reference]]
-"""Functions that train the baseline and the candidate a second time (second_run.py)."""
 _LARGER = 4
 """How many times as large a batch to take where one is too small to judge."""
 
 
-def parity_of(pair: Pair, exact: Reference, steps: int, again: SecondRuns) -> Parity:
-    """Return whether two variants compute the same training.
+@dataclass(frozen=True)
+class Group:
+    """Measurements of variants that took turns: once, or, started anew, more often.
 
-    What counts are the first `steps` losses and the probed gradients, then the losses of all steps.
-    Where one of these fails, second runs tell whether rounding explains it.
+    Of a variant that failed, nothing is kept.
     """
-    baseline, candidate = pair
+
+    starts: Sequence[Mapping[str, Measurement]]
+
+    def __contains__(self, name: str) -> bool:
+        return all(name in start for start in self.starts)
+
+    def first(self, name: str) -> Measurement:
+        """Return the variant, as it was started first."""
+        return self.starts[0][name]
+
+    def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
+        """Return how many times as fast `faster` is as `slower`: the geometric mean over starts.
+
+        The intervals allow for the process spread.
+        """
+        ratios = [
+            stats.ratio_of_medians(
+                start[slower].rounds,
+                start[faster].rounds,
+                confidence=confidence,
+                process_spread=process_spread.of_ratio(
+                    start[slower].results, start[faster].results
+                ),
+            )
+            for start in self.starts
+        ]
+        return stats.geometric_mean(ratios)
+
+    def parity(
+        self, one: str, other: str, exact: Untimed, steps: int, again: Callable[[str], Untimed]
+    ) -> Parity:
+        """Return whether two variants compute the same training; it must hold in each start.
+
+        What counts are the first `steps` losses and the probed gradients, then the losses of all
+        steps. Where one of these fails, second runs by `again` tell whether rounding explains it.
+        Half precision is compared with fp32, not the other way round.
+        """
+        if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
+            one, other = other, one
+        second_runs = (functools.partial(again, one), functools.partial(again, other))
+        verdicts = [
+            _parity(start[one], start[other], exact, steps, *second_runs) for start in self.starts
+        ]
+        return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+
+
+def _parity(
+    baseline: Measurement,
+    candidate: Measurement,
+    exact: Untimed,
+    steps: int,
+    second_baseline: Callable[[], Untimed],
+    second_candidate: Callable[[], Untimed],
+) -> Parity:
+    pair = (baseline, candidate)
     levels = [variant.results.config["amp_level"] for variant in pair]
-    all_losses = [[loss for _, loss in variant.results.loss["curve"]] for variant in pair]
-    first_losses = [losses[:steps] for losses in all_losses]
-    second_baseline, second_candidate = again
+    same_precision = levels[0] == levels[1]
+    losses = [[loss for _, loss in variant.results.loss["curve"]] for variant in pair]
     found = parity.judge(
-        (first_losses[0], first_losses[1], exact.losses),
+        (losses[0][:steps], losses[1][:steps], exact.losses),
         (baseline.probe, candidate.probe, exact.probe),
         levels[1],
-        same_precision=levels[0] == levels[1],
+        same_precision=same_precision,
         diverged={
             "the baseline": baseline.results.diverged_at,
             "the candidate": candidate.results.diverged_at,
@@ -46,7 +97,7 @@ def parity_of(pair: Pair, exact: Reference, steps: int, again: SecondRuns) -> Pa
     if found.of_rounding:
         second = second_baseline()
         if parity.rounding_explains(
-            (first_losses[0], list(second.losses[:steps]), exact.losses),
+            (losses[0][:steps], list(second.losses[:steps]), exact.losses),
             (baseline.probe, second.probe, exact.probe),
             levels[0],
         ):
@@ -55,39 +106,14 @@ def parity_of(pair: Pair, exact: Reference, steps: int, again: SecondRuns) -> Pa
     if not found.passed:
         return found
     later = check_curves(
-        all_losses[0],
-        all_losses[1],
+        losses[0],
+        losses[1],
         levels[1],
         lambda: second_baseline().losses,
         lambda: second_candidate().losses,
-        same_precision=levels[0] == levels[1],
+        same_precision=same_precision,
     )
     return Parity(later.passed, [*found.checks, later])
-
-
-def parity_of_all(pairs: Sequence[Pair], exact: Reference, steps: int, again: SecondRuns) -> Parity:
-    """Return the parity of two variants that were started several times: it must hold each time.
-
-    The result is that of the first start that lacks parity, otherwise that of the first start.
-    """
-    verdicts = [parity_of(pair, exact, steps, again) for pair in pairs]
-    return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
-
-
-def speedup(pair: Pair, confidence: float) -> stats.Ratio:
-    """Return baseline time over candidate time; the interval allows for the process spread."""
-    baseline, candidate = pair
-    return stats.ratio_of_medians(
-        baseline.rounds,
-        candidate.rounds,
-        confidence=confidence,
-        process_spread=process_spread.of_ratio(baseline.results, candidate.results),
-    )
-
-
-def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
-    """Return the geometric mean of the speed-ups of two variants over several starts."""
-    return stats.geometric_mean([speedup(pair, confidence) for pair in pairs])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,7 +127,7 @@ def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
 #
 # 1. A distance below a tolerance needs no explanation. The distance of nearly all runs in fp32 is
 # a hundredth of it. 2. Otherwise the plain variant is trained a second time, from weights that are
-# moved by a rounding (`second_run`). At each step, three times its largest distance so far from
+# moved by a rounding (`untimed`). At each step, three times its largest distance so far from
 # the first run is allowed, and the tolerance. 3. A unit that falls on the other side of a ReLU's
 # zero makes a small network part by a percent, in one of many runs. So a candidate beyond the
 # limit is trained a second time in the same way. A fault shows in both of its runs, such chance
@@ -199,21 +225,9 @@ def check_curves(
         if not _within(deviations):
             again = _deviations(second_candidate(), baseline, amp_level, explained)
             if _within(again):
-                parted = next(d for d in deviations if not d.within).where
-                deviations, note = again, f"; in one of two runs from {parted} on, by chance"
-    if not deviations:
-        return Check(LATER_LOSSES, False, math.inf, 0.0, "nothing to compare")
-    passed = _within(deviations)
-    shown = (
-        max(deviations, key=lambda deviation: deviation.share_of_limit)
-        if passed
-        else next(deviation for deviation in deviations if not deviation.within)
-    )
-    return Check(
-        LATER_LOSSES,
-        passed,
-        shown.value if shown.value == shown.value else math.inf,
-        shown.limit,
-        shown.where + note,
-        shown.baselines,
-    )
+                step = next(d for d in deviations if not d.within).where
+                deviations, note = again, f"; in one of two runs from {step} on, by chance"
+    # The worst, or the first beyond its limit: there the trainings part.
+    parted = next((deviation for deviation in deviations if not deviation.within), None)
+    check = check_of(LATER_LOSSES, [parted] if parted else deviations)
+    return dataclasses.replace(check, where=check.where + note)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gallery_lib.config import TrainConfig
+from gallery_lib.config import CompareConfig, TrainConfig
+from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,14 @@ class Turns:
     warmup_steps: int
     rounds: int
     block_steps: int
-    probe_batches: int
+    probe_batches: int = PROBE_BATCHES
+
+    @classmethod
+    def of(cls, config: TrainConfig, compare: CompareConfig) -> Turns:
+        """Return the turns of a comparison whose baseline runs with `config`."""
+        # The probe has the batch of the first step after the warm-up as well.
+        warmup = max(config.warmup_steps, compare.parity_steps, PROBE_BATCHES - 1)
+        return cls(warmup, compare.rounds, compare.block_steps)
 
     @property
     def total_steps(self) -> int:

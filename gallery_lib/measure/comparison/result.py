@@ -67,21 +67,15 @@ class Parity:
         return NOT_ANY_MORE if failed == [LATER_LOSSES] else NOT_COMPARABLE
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; an infinite worst value becomes text."""
-        rows = [dataclasses.asdict(check) for check in self.checks]
+        """Return plain values; numbers that are not finite become text."""
         checks = [
             {
-                k: v if not isinstance(v, float) or math.isfinite(v) else str(v)
-                for k, v in row.items()
+                name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in dataclasses.asdict(check).items()
             }
-            for row in rows
+            for check in self.checks
         ]
-        return {
-            "passed": self.passed,
-            "checks": checks,
-            "batch_to_take": self.batch_to_take,
-            "verdict": self.verdict,
-        }
+        return {**dataclasses.asdict(self), "checks": checks, "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -116,20 +110,9 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
-        return {
-            "schema": SCHEMA,
-            "task": self.task,
-            "variants": {
-                name: dataclasses.asdict(results) for name, results in self.variants.items()
-            },
-            "speedup": dataclasses.asdict(self.speedup) if self.speedup else None,
-            "parity": self.parity.as_json(),
-            "break_even_steps": self.break_even_steps,
-            "verdict": self.verdict,
-            "chance": self.chance,
-            "confidence": self.confidence,
-            "load": dataclasses.asdict(self.load) if self.load else None,
-        }
+        values = dataclasses.asdict(self)
+        del values["folder"]
+        return {"schema": SCHEMA, **values, "parity": self.parity.as_json()}
 
 
 def break_even_steps(baseline: Results, candidate: Results) -> int | None:

@@ -1,22 +1,34 @@
 """Comparison of unchanged training scripts in turns, by the throughput that they log themselves.
 
 1. The scripts start one after the other. Each is paused when it has compiled and is warm.
-2. In each round every script goes on alone for some lines of its log (`paused_script`). The order
-   is A B C, then C B A, so that drift of the machine falls on all alike.
+2. In each round every script goes on alone for some lines of its log. The order is A B C, then
+   C B A, so that drift of the machine falls on all alike.
 3. Scripts that start with the same weights and batches must agree in the first loss that they log.
    Otherwise there is no ratio, only the reason. To compare later losses would need float64
    (`parity`): the first steps of an optimizer may amplify rounding at will.
 4. The ratio is the median over rounds, with a bootstrap interval (`stats`). A script is one process
    all the time, so the interval is widened by what processes of the same code differ by.
 
-The scripts that wait keep their memory, which adds up. On several GPUs a process may be stopped
-while a collective waits for it on another GPU; that GPU then stays busy.
+A script is not changed and does not know. SIGSTOP stops every process below its supervisor, and
+SIGCONT lets them go on. The supervisor itself is never stopped, so that it can end them at any
+time, also when this process is killed. The scripts that wait keep their memory, which adds up. On
+several GPUs a process may be stopped while a collective waits for it on another GPU; that GPU then
+stays busy.
+
+The scripts log lines as those in `notebooks/data_parallel/` do, each with the throughput since the
+line before. Two kinds of lines do not count: the first one after a pause, which contains the pause,
+and the first one of an epoch, which contains the start of the loader's processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import queue
+import re
+import signal
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,25 +36,39 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from gallery_lib.console.table import rate
-from gallery_lib.errors import InputError
-from gallery_lib.launcher.script import shown_command
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.launcher.script import command_of, shown_command
 from gallery_lib.measure.comparison import process_spread
-from gallery_lib.measure.comparison.paused_script import (
-    PATIENCE_SECONDS,
-    Command,
-    LoggedLine,
-    PausedScript,
-)
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.machine_load import MachineLoad
-from gallery_lib.system.processes import interruptible
+from gallery_lib.system.processes import Relay, end_supervised, interruptible, supervised
 
 WARM_UP_LINES = 2
 LEAST_ROUNDS = 2
+PATIENCE_SECONDS = 600.0
+"""Longest wait for a line of the log; the first line contains compilation."""
 _NO_LOSS = 1e-6
 """A loss below this is nothing but rounding."""
+_CHECK_SECONDS = 0.2
+_LAST_LINES = 20
+_LINES_PER_COUNTED = 10
+"""Lines after which a turn is given up, per line that should count."""
+_LINE = re.compile(
+    r"^Epoch: (\d+), Step: (\d+), Loss: (-?[\d.]+|nan|-?inf), Throughputs: ([\d.]+) samples/s$"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script, its arguments, and the number of torchrun's processes; None: plain python."""
+
+    path: Path
+    arguments: Sequence[str] = ()
+    processes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +83,25 @@ class Script:
     conditions: str
     starts_like: str | None = None
     tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class LoggedLine:
+    """One line of a script's log; the throughput is that of all processes."""
+
+    epoch: int
+    step: int
+    loss: float
+    samples_per_second: float
+
+
+def logged(text: str) -> LoggedLine | None:
+    """Return what a line of output logs; None where it is another line."""
+    match = _LINE.match(text)
+    if match is None:
+        return None
+    epoch, step, loss, samples_per_second = match.groups()
+    return LoggedLine(int(epoch), int(step), float(loss), float(samples_per_second))
 
 
 @dataclass(frozen=True)
@@ -121,22 +166,14 @@ class ScriptTurns:
         if self.reason(name) is not None:
             return None
         baseline, candidate = (_sample_seconds(self.rounds[of]) for of in (self.baseline, name))
-        return ratio_of_medians(baseline, candidate, process_spread=_process_spread())
+        # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
+        keeps, gives_back = process_spread.KEEPS_MEMORY, process_spread.GIVES_MEMORY_BACK
+        spread = math.hypot(keeps if hardware.gpu_count() else gives_back, keeps)
+        return ratio_of_medians(baseline, candidate, process_spread=spread)
 
 
 def _sample_seconds(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[1 / rate for rate in turn] for turn in rounds]
-
-
-def _process_spread() -> float:
-    """Return the relative standard deviation of the ratio over new starts of both scripts.
-
-    A plain script on a CPU gives its memory back to the kernel; the accelerated ones keep it.
-    """
-    plain = (
-        process_spread.KEEPS_MEMORY if hardware.gpu_count() else process_spread.GIVES_MEMORY_BACK
-    )
-    return math.hypot(plain, process_spread.KEEPS_MEMORY)
 
 
 @interruptible("the comparison in turns")
@@ -169,60 +206,143 @@ def compare(
     if lines < 1:
         raise InputError(f"lines={lines}: each turn needs at least 1.", parameter="lines")
     watch = machine_load.Watch()
-    alive: dict[str, PausedScript] = {}
-    first_lines: dict[str, LoggedLine] = {}
+    alive: dict[str, _PausedScript] = {}
+    first_losses: dict[str, float] = {}
     rates: dict[str, list[list[float]]] = {name: [] for name in scripts}
     with tempfile.TemporaryDirectory(prefix="gallery-scripts-") as folder:
         try:
             for name, script in scripts.items():
-                first_lines[name] = _started(
-                    name, script, Path(folder), alive, say, patience_seconds
+                command = script.command
+                say(
+                    "$ "
+                    + shown_command(command.path, command.arguments, processes=command.processes)
                 )
+                begun, logs = time.monotonic(), Path(folder) / f"logs-{len(alive)}"
+                logs.mkdir()
+                alive[name] = _PausedScript(command, logs, patience_seconds)
+                first_losses[name] = alive[name].warm_up(WARM_UP_LINES).loss
+                say(f"{name}: warm after {time.monotonic() - begun:.0f} s, now paused")
             watch.at_pause()
             for number in range(rounds):
                 for name in turn_order(alive, number):
                     turn = alive[name].turn(lines)
                     rates[name].append([line.samples_per_second for line in turn])
                 watch.at_pause()
-                say(f"round {number + 1} of {rounds}: {_in_words(rates)}")
+                newest = [
+                    f"{name} {rate(statistics.median(turns[-1]))}" for name, turns in rates.items()
+                ]
+                say(f"round {number + 1} of {rounds}: {', '.join(newest)}")
         finally:
-            _end(list(alive.values()))
-    return ScriptTurns(
-        scripts=dict(scripts),
-        first_losses={name: line.loss for name, line in first_lines.items()},
-        rounds=rates,
-        load=watch.seen({name: _sample_seconds(turns) for name, turns in rates.items()}),
-    )
+            if alive:  # at once: each may take some seconds
+                with ThreadPoolExecutor(len(alive)) as pool:
+                    list(pool.map(_PausedScript.end, alive.values()))
+    load = watch.seen({name: _sample_seconds(turns) for name, turns in rates.items()})
+    return ScriptTurns(dict(scripts), first_losses, rates, load)
 
 
-def _started(
-    name: str,
-    script: Script,
-    folder: Path,
-    alive: dict[str, PausedScript],
-    say: Callable[[str], None],
-    patience_seconds: float,
-) -> LoggedLine:
-    """Start a script, add it to those alive, pause it when warm; return its first line."""
-    command = script.command
-    say(f"$ {shown_command(command.path, command.arguments, processes=command.processes)}")
-    begun = time.monotonic()
-    logs = folder / f"logs-{len(alive)}"
-    logs.mkdir()
-    alive[name] = PausedScript(command, logs, patience_seconds)
-    first = alive[name].warm_up(WARM_UP_LINES)
-    say(f"{name}: warm after {time.monotonic() - begun:.0f} s, now paused")
-    return first
+class _PausedScript:
+    """A running script, paused but for its turns. `end` ends all its processes.
+
+    Args:
+        command: what to run. It starts at once, and goes on until `warm_up` returns.
+        logs: an empty folder for torchrun's files.
+        patience_seconds: longest wait for a line of its log.
+    """
+
+    def __init__(self, command: Command, logs: Path, patience_seconds: float) -> None:
+        words, environment = command_of(
+            command.path, command.arguments, processes=command.processes, logs=logs
+        )
+        self._name, self._patience = command.path.name, patience_seconds
+        self._lines: queue.SimpleQueue[tuple[float, LoggedLine]] = queue.SimpleQueue()
+        self._resumed_at = time.monotonic()
+        self._supervisor = supervised(
+            words, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT
+        )
+        assert self._supervisor.stdout is not None
+        self._output = Relay(self._supervisor.stdout, self._note, keep=_LAST_LINES)
+
+    def _note(self, text: str) -> None:
+        if (line := logged(text)) is not None:
+            self._lines.put((time.monotonic(), line))
+
+    def warm_up(self, lines: int) -> LoggedLine:
+        """Pause the script when it has logged so many lines, and return the first of them.
+
+        Raises:
+            RunFailed: the script ends or logs nothing for too long.
+        """
+        first, *_ = [self._next_line() for _ in range(lines)]
+        self._pause()
+        return first
+
+    def turn(self, lines: int) -> list[LoggedLine]:
+        """Let the script go on until it has logged so many lines that count; return these.
+
+        Raises:
+            RunFailed: the script ends, logs nothing for too long, or logs no line that counts.
+        """
+        processes = self._below()
+        self._resumed_at = time.monotonic()
+        _send(signal.SIGCONT, processes)
+        line, counted = self._next_line(), []
+        for _ in range(_LINES_PER_COUNTED * lines):
+            before, line = line, self._next_line()
+            if line.epoch == before.epoch:
+                counted.append(line)
+            if len(counted) == lines:
+                self._pause()
+                return counted
+        raise RunFailed(
+            f"{self._name} logs too few lines per epoch, and the first one of an epoch does not "
+            "count. Log more often, or use more samples."
+        )
+
+    def _next_line(self) -> LoggedLine:
+        """Return the next line that has been logged since the script was resumed."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                at, line = self._lines.get(timeout=_CHECK_SECONDS)
+            except queue.Empty:
+                self._check(deadline)
+                continue
+            if at >= self._resumed_at:  # else it was logged while the script was being stopped
+                return line
+
+    def _check(self, deadline: float) -> None:
+        """Raise RunFailed if the script has ended, or if nothing came until the deadline."""
+        if self._supervisor.poll() is not None:
+            self._output.wait(2.0)
+            if not self._lines.empty():
+                return
+            what = f"ended with exit code {self._supervisor.returncode} before its turns were over"
+        elif time.monotonic() > deadline:
+            what = f"has logged nothing for {self._patience:g} s, and was ended"
+        else:
+            return
+        raise RunFailed(f"{self._name} {what}. Its last lines:\n" + "\n".join(self._output.last))
+
+    def _below(self) -> list[psutil.Process]:
+        """Return the processes below the supervisor, parents before their children."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self._supervisor.pid).children(recursive=True)
+        return []
+
+    def _pause(self) -> None:
+        stopped: set[psutil.Process] = set()
+        # A process may start another before it is stopped itself.
+        while running := [process for process in self._below() if process not in stopped]:
+            _send(signal.SIGSTOP, running)
+            stopped.update(running)
+
+    def end(self) -> None:
+        """End all processes of the script, stopped ones as well."""
+        end_supervised(self._supervisor)
+        self._output.close()
 
 
-def _in_words(rates: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    return ", ".join(
-        f"{name} {rate(statistics.median(turns[-1]))}" for name, turns in rates.items()
-    )
-
-
-def _end(scripts: Sequence[PausedScript]) -> None:
-    """End all scripts at once: each may take some seconds."""
-    if scripts:
-        with ThreadPoolExecutor(len(scripts)) as pool:
-            list(pool.map(PausedScript.end, scripts))
+def _send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

@@ -12,6 +12,7 @@ reads them.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,27 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.measure.replay.repeated_memory import repeated
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
 
 _PATTERN_VALUES = 2**16
 """Number of values after which a gradient repeats."""
-
-
-class _Wait:
-    """A wait by sleeping: the cores are free meanwhile, as they are beside a GPU that computes."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-
-    def begin(self) -> None:
-        """Start counting seconds."""
-        self._began = time.perf_counter()
-
-    def until(self, seconds: float) -> None:
-        """Return `seconds` after `begin`, or a little later; at once when that time is over."""
-        while (left := self._began + seconds - time.perf_counter()) > 0:
-            time.sleep(left)
 
 
 class _Gate(torch.autograd.Function):
@@ -72,9 +56,9 @@ class Replay(nn.Module):
         timeline: what is replayed.
         stretch: factor by which every wait is multiplied.
         seed: seed of the gradients' values, which should differ by rank.
-        share_gradients: make all gradients in the same memory, one over the other, and a large
-            one's parts, too. DDP gets each as it is, and copies it into its buckets. The mean is
-            there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
+        share_gradients: make all gradients in the same memory, one over the other. DDP gets each
+            as it is, and copies it into its buckets. The mean is there, and in `.grad` only where
+            that is a view of a bucket. Saves nearly half of the memory.
     """
 
     def __init__(
@@ -88,21 +72,17 @@ class Replay(nn.Module):
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
-        self._wait = _Wait()
+        self._began = 0.0
         largest = max(gradient.bytes for gradient in timeline.gradients)
-        self._memory = repeated(largest) if share_gradients else None
+        self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
-        parameters = [
-            nn.Parameter(
+        self._parameter_of = {
+            gradient.place: nn.Parameter(
                 torch.zeros((), dtype=getattr(torch, gradient.dtype)).expand(gradient.shape)
             )
             for gradient in by_place
-        ]
-        self.weights = nn.ParameterList(parameters)
-        self._parameter_of = {
-            gradient.place: parameter
-            for gradient, parameter in zip(by_place, parameters, strict=True)
         }
+        self.weights = nn.ParameterList(self._parameter_of.values())
 
     def gradient(self, gradient: Gradient) -> Tensor:
         """Return the gradient that a backward pass gives: random values, the same in every step."""
@@ -117,34 +97,42 @@ class Replay(nn.Module):
         flat[repeated:].copy_(self._pattern[: flat.numel() - repeated])
         return flat.view(gradient.shape)
 
-    def _end(self) -> None:
-        self._wait.until(self.timeline.backward_seconds * self.stretch)
+    def _begin(self) -> None:
+        """Start counting the seconds of a pass."""
+        self._began = time.perf_counter()
+
+    def _wait_until(self, seconds: float) -> None:
+        """Sleep until so many unstretched seconds after `_begin`; return at once if they are over.
+
+        The cores are free meanwhile, as they are beside a GPU that computes.
+        """
+        while (left := self._began + seconds * self.stretch - time.perf_counter()) > 0:
+            time.sleep(left)
 
     def _give(self, gradient: Gradient) -> Tensor:
         tensor = self.gradient(gradient)
-        self._wait.until(gradient.ready_seconds * self.stretch)
+        self._wait_until(gradient.ready_seconds)
         return tensor
 
     def forward(self) -> Tensor:
         """Return a scalar, after the wait for the input and for the forward pass."""
-        self._wait.begin()
-        token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
+        self._begin()
+        end = functools.partial(self._wait_until, self.timeline.backward_seconds)
+        token = _Gate.apply(torch.zeros((), requires_grad=True), None, end)
         for gradient in reversed(self.timeline.gradients):
             token = _Gate.apply(
                 token,
                 self._parameter_of[gradient.place],
-                lambda gradient=gradient: self._give(gradient),
+                functools.partial(self._give, gradient),
             )
-        token = _Gate.apply(token, None, self._wait.begin)
-        self._wait.until(
-            (self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch
-        )
+        token = _Gate.apply(token, None, self._begin)
+        self._wait_until(self.timeline.input_seconds + self.timeline.forward_seconds)
         return token
 
     def optimizer_step(self) -> None:
         """Wait as long as the optimizer took."""
-        self._wait.begin()
-        self._wait.until(self.timeline.optimizer_seconds * self.stretch)
+        self._begin()
+        self._wait_until(self.timeline.optimizer_seconds)
 
     def train_step(self, model: nn.Module) -> float:
         """Run one step of `model` and return its seconds, no longer stretched.

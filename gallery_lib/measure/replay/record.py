@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,61 +37,47 @@ _SETTINGS = (
 
 
 class Recorder(Observer):
-    """Observer that records the steps `first` to `first + steps - 1` of a run.
+    """Observer that records the steps of a run from step `first`, counted from 0, to its end.
 
-    `timeline` is there when these steps have been trained.
+    Then `timeline` is there.
     """
 
-    def __init__(self, first: int, steps: int) -> None:
-        self.recorded = range(first, first + steps)
+    timeline: Timeline
+
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._began: list[Any] = []  # a mark for each step
         self._ended: list[Any] = []
         self._ready: list[list[tuple[int, Any]]] = []
-        self._hooks: list[Any] = []
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        """Add the hooks before the first recorded step, and remove them after the last one."""
-        if step == self.recorded.start:
-            cuda = session.loader.device.type == "cuda"
-            self._hooks = [
-                parameter.register_post_accumulate_grad_hook(self._noting(place, cuda))
-                for place, parameter in enumerate(session.plain.parameters())
-                if parameter.requires_grad
-            ]
-            self._propagate = session.propagate
-            session.propagate = self._marked(session.propagate, cuda)
-        elif step == self.recorded.stop:
-            self.stop(session)
+        """Add the hooks before the first recorded step."""
+        if step != self._first:
+            return
+        propagate, cuda = session.propagate, session.loader.device.type == "cuda"
 
-    def stop(self, session: Session) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        session.propagate = self._propagate
-
-    def _noting(self, place: int, cuda: bool) -> Callable[[nn.Parameter], None]:
-        return lambda _: self._ready[-1].append((place, _mark(cuda)))
-
-    def _marked(self, propagate: Callable[[Tensor], Any], cuda: bool) -> Callable[[Tensor], Any]:
         def marked(loss: Tensor) -> None:
             self._ready.append([])
             self._began.append(_mark(cuda))
             propagate(loss)
             self._ended.append(_mark(cuda))
 
-        return marked
+        session.propagate = marked
+        for place, parameter in enumerate(session.plain.parameters()):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, place=place: self._ready[-1].append((place, _mark(cuda)))
+                )
 
-    def timeline(self, session: Session) -> Timeline:
-        """Return the medians over the recorded steps; on CUDA this waits for the device.
+    def after_training(self, session: Session) -> None:
+        """Keep the medians over the recorded steps; on CUDA this waits for the device.
 
         Raises:
             InputError: for a model without gradients.
         """
         session.clock.read()
-        steps = slice(self.recorded.start, self.recorded.stop)
         phases = {
-            name: median(session.clock.phases[name][steps])
+            name: median(session.clock.phases[name][self._first : self._first + len(self._began)])
             for name in ("input", "forward", "optimizer")
         }
         ready: dict[int, list[float]] = {}
@@ -112,7 +97,7 @@ class Recorder(Observer):
         gradients = tuple(
             _gradient(place, *parameters[place], median(ready[place])) for place in order
         )
-        return Timeline(
+        self.timeline = Timeline(
             task=session.task.name,
             origin=RECORDED,
             settings={name: getattr(session.config, name) for name in _SETTINGS}
@@ -154,21 +139,13 @@ def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: flo
     )
 
 
-class _Whole(Recorder):
-    """Recorder of a run that is recorded to its end; `result` keeps the timeline."""
-
-    def after_training(self, session: Session) -> None:
-        """Keep the timeline."""
-        self.result = self.timeline(session)
-
-
 def record(config: TrainConfig, steps: int = 5) -> Timeline:
     """Train a few steps of `config` in this process, alone, and return their timeline.
 
     Raises:
         InputError: for bad options or data.
     """
-    recorder = _Whole(WARMUP_STEPS, steps)
+    recorder = Recorder(WARMUP_STEPS)
     with TemporaryDirectory() as folder:
         run: dict[str, Any] = {
             "max_steps": WARMUP_STEPS + steps,
@@ -177,4 +154,4 @@ def record(config: TrainConfig, steps: int = 5) -> Timeline:
             "run_dir": folder,
         }
         train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
-    return recorder.result
+    return recorder.timeline

@@ -1,7 +1,7 @@
 """Timeline of a training step, without what it computes, and the JSON file that holds it.
 
 It tells what a step does, and when. Times are medians over steps of one process on its own. A
-timeline is recorded, or derived from a recorded one by multiplying all its times. In the second
+timeline is recorded, or was derived from a recorded one by multiplying all its times. In the second
 case its `origin` says so, and so does whatever is shown of it.
 """
 
@@ -113,36 +113,6 @@ class Timeline:
             f"{self.task}, batch {self.batch_size}, {size}, "
             f"{self.step_seconds:.3g} s a step without communication ({self.origin})"
         )
-
-
-def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
-    """Return the same step with all its times multiplied, for a device that was not recorded.
-
-    `reason` is kept in `origin`.
-
-    Raises:
-        InputError: for a factor that is not above 0.
-    """
-    if not (math.isfinite(times) and times > 0):
-        raise InputError(
-            f"times={times!r}: what recorded times are multiplied by must be above 0.",
-            parameter="times",
-        )
-    return dataclasses.replace(
-        timeline,
-        origin=(
-            f"derived, not recorded: all times × {times:g} ({reason}); "
-            f"from what was {timeline.origin}"
-        ),
-        **{
-            f"{part}_seconds": getattr(timeline, f"{part}_seconds") * times
-            for part in ("input", "forward", "backward", "optimizer")
-        },
-        gradients=tuple(
-            dataclasses.replace(gradient, ready_seconds=gradient.ready_seconds * times)
-            for gradient in timeline.gradients
-        ),
-    )
 
 
 def write_timeline(path: Path, timeline: Timeline) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +19,11 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.console.table import seconds
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.measure.comparison import float64_reference, interleaved
+from gallery_lib.measure.comparison import interleaved
 from gallery_lib.measure.comparison.plan import Turns, Variant
-from gallery_lib.measure.variants.by_hand import DEFAULT_MODE
-from gallery_lib.system import hardware, paths
+from gallery_lib.measure.comparison.untimed import measured_key
+from gallery_lib.measure.variants.peers import DEFAULT_MODE
+from gallery_lib.system import paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
 
 START_UP_LIMIT_SECONDS = 300.0
@@ -46,21 +45,6 @@ class Choice:
 
     mode: str
     comparison: str
-
-
-def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
-    """Return the name of a kept choice: a digest of options, code, versions and machine."""
-    device = hardware.gpu_names() or "cpu"
-    facts = [
-        float64_reference.key(config, 1),
-        [config.amp_level, config.amp_dtype, config.threads, config.workers],
-        {
-            mode: [list(variant.recipe), dict(variant.environment)]
-            for mode, variant in modes.items()
-        },
-        [device, hardware.cores(), dataclasses.astuple(TURNS), START_UP_LIMIT_SECONDS],
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]) -> Choice:
@@ -104,7 +88,10 @@ def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
 
 
 def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
-    return paths.cache_dir() / "compile_modes" / f"{key(config, modes)}.json"
+    words = {mode: [list(one.recipe), dict(one.environment)] for mode, one in modes.items()}
+    asked = [config.amp_level, config.amp_dtype, config.threads, config.workers]
+    key = measured_key(config, words, asked, dataclasses.astuple(TURNS), START_UP_LIMIT_SECONDS)
+    return paths.cache_dir() / "compile_modes" / f"{key}.json"
 
 
 def choose(

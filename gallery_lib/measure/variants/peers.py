@@ -8,25 +8,38 @@ As they come, in bfloat16, or in fp32 without what is said of bfloat16:
 - `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`,
   `fabric.backward(loss)`.
 
-At its best each gets what by_hand.py says, and so does `eager`, which is autocast alone. None gets
-loading at low priority or anything else of this backend. `accelerate` and `fabric` are optional:
-the extra `bench` installs them.
+At its best each gets what somebody who tunes by hand adds, and so does `eager`, which is autocast
+alone:
+
+- torch's fused optimizer, where torch has one of that class; otherwise the optimizer as it comes
+- channels_last for weights and images, where convolutions gain from it and the model's code is of
+  libraries that take it
+- on the CPU, glibc's tunables, with which it keeps large blocks
+- the fastest of torch.compile's modes (compile_mode.py)
+
+Each is a flag or an environment variable of torch or of the C library. Nothing of this backend is
+used: not its one-pass optimizers, not its compiler passes, not its way of loading. `accelerate` and
+`fabric` are optional: the extra `bench` installs them.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache
-from gallery_lib.config import Loader
+from gallery_lib.config import Loader, Memory
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
-from gallery_lib.measure.variants import by_hand
-from gallery_lib.measure.variants.by_hand import Form
+from gallery_lib.memory import allocator
+from gallery_lib.memory.layout import memory_format, takes_any_layout
 from gallery_lib.system.extras import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
@@ -38,6 +51,12 @@ MODULES = {
     "fabric": "lightning_fabric",
 }
 """The Python module that each peer needs."""
+DEFAULT_MODE = "default"
+MODES = {
+    "cpu": (DEFAULT_MODE, "max-autotune-no-cudagraphs"),
+    "cuda": (DEFAULT_MODE, "max-autotune"),
+}
+"""Modes of torch.compile that may be the fastest, by kind of device."""
 
 
 def missing(name: str) -> str | None:
@@ -47,12 +66,73 @@ def missing(name: str) -> str | None:
     return f"not installed: {MODULES[name].replace('_', '-')} ({install_command('bench')})"
 
 
-def _batches(loader: Any, device: torch.device, form: Form) -> DeviceLoader:
-    """Wrap the peer's loader with what is the data set's own.
+def variables_at_best(device_type: str) -> dict[str, str]:
+    """Return the variables of a process: on the CPU, those that have glibc keep large blocks."""
+    return allocator.allocator_variables() if device_type == "cpu" else {}
 
-    That is its epochs, and its batches finished on the device.
-    """
-    return DeviceLoader(loader, device, form.layout, Loader(prefetch=0, nice=0), shard=False)
+
+@dataclass
+class _Form:
+    """How a peer is used; `done` tells, by technique, what was done beyond its documentation."""
+
+    build_optimizer: Callable[[], torch.optim.Optimizer]
+    layout: torch.memory_format = torch.contiguous_format  # layout of images
+    mode: str = DEFAULT_MODE
+    done: dict[str, str] = field(default_factory=dict)
+
+    def prepared(
+        self,
+        model: nn.Module,
+        loader: Any,
+        device: torch.device,
+        optimizer: Any,
+        dtype: torch.dtype | None,
+        **more: Any,
+    ) -> Prepared:
+        """Return what is ready, with batches of the peer's loader on the device.
+
+        What is the data set's own, its epochs and the end of its batches, is around that loader.
+        """
+        plain = Loader(prefetch=0, nice=0)
+        batches = DeviceLoader(loader, device, self.layout, plain, shard=False)
+        return Prepared(model, batches, optimizer, dtype, self.done, **more)
+
+
+def _at_best(plain: Plain, device: torch.device, mode: str) -> _Form:
+    """Lay out the model and return the form of somebody who tunes by hand."""
+    done: dict[str, str] = {}
+    layout = memory_format(plain.model, Memory(), device.type)
+    if layout is torch.channels_last and takes_any_layout(plain.model):
+        plain.model.to(memory_format=layout)  # type: ignore[call-overload]
+        done["layout"] = "channels_last"
+    elif layout is torch.channels_last:
+        layout = torch.contiguous_format
+        done["layout"] = "contiguous: code of the model's own may need it"
+    done["allocator"] = _allocator(device)
+    return _Form(lambda: _optimizer(plain, done), layout, mode, done)
+
+
+def _allocator(device: torch.device) -> str:
+    """Return what was done, in the words that `process_spread` looks for."""
+    if device.type != "cpu":
+        return "torch's caching allocator (CUDA)"
+    if reason := allocator.reason_not_applied():
+        return f"not applied: {reason}"
+    return (
+        f"{allocator.KEEPS} (GLIBC_TUNABLES)"
+        if allocator.active()
+        else "not applied: started without GLIBC_TUNABLES"
+    )
+
+
+def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:
+    optimizer = plain.build_optimizer(accelerated=False)
+    kind = type(optimizer)
+    if "fused" not in inspect.signature(kind).parameters:
+        done["optimizer"] = f"{kind.__name__} as it comes: torch has no fused form of it"
+        return optimizer
+    done["optimizer"] = f"{kind.__name__}, torch's fused form"
+    return plain.build_optimizer(accelerated=False, fused=True)
 
 
 class Peer(Recipe):
@@ -74,11 +154,10 @@ class Peer(Recipe):
                 f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.",
                 parameter="amp_dtype",
             )
-        form = (
-            by_hand.as_it_comes(plain)
-            if self.mode is None
-            else by_hand.at_its_best(plain, process_group.device(), self.mode)
-        )
+        if self.mode is None:
+            form = _Form(lambda: plain.build_optimizer(accelerated=False))
+        else:
+            form = _at_best(plain, process_group.device(), self.mode)
         if self.name != EAGER:
             cache.keep_headers()
         build = {
@@ -90,56 +169,37 @@ class Peer(Recipe):
         return build(plain, form)
 
 
-def _eager(plain: Plain, form: Form) -> Prepared:
+def _eager(plain: Plain, form: _Form) -> Prepared:
     device = process_group.device()
     plain.model.to(device)
-    return Prepared(
-        plain.model,
-        _batches(plain.loader, device, form),
-        form.build_optimizer(),
-        plain.autocast_dtype,
-        form.done,
-    )
+    optimizer = form.build_optimizer()
+    return form.prepared(plain.model, plain.loader, device, optimizer, plain.autocast_dtype)
 
 
-def _torch_compile(plain: Plain, form: Form) -> Prepared:
-    device = process_group.device()
-    plain.model.to(device)
+def _torch_compile(plain: Plain, form: _Form) -> Prepared:
     plain.model.compile(mode=form.mode)
     form.done["compiler"] = f"torch.compile {torch.__version__}, mode {form.mode}"
-    return Prepared(
-        plain.model,
-        _batches(plain.loader, device, form),
-        form.build_optimizer(),
-        plain.autocast_dtype,
-        form.done,
-    )
+    return _eager(plain, form)
 
 
-def _accelerate(plain: Plain, form: Form) -> Prepared:
+def _accelerate(plain: Plain, form: _Form) -> Prepared:
     import accelerate
     from accelerate.utils import TorchDynamoPlugin
 
     precision = "bf16" if plain.autocast_dtype else "no"
     plugin = TorchDynamoPlugin(backend="inductor", mode=form.mode)
     accelerator = accelerate.Accelerator(mixed_precision=precision, dynamo_plugin=plugin)
-    wrapped, update, batches = accelerator.prepare(
+    wrapped, optimizer, batches = accelerator.prepare(
         plain.model, form.build_optimizer(), plain.loader
     )
     form.done["compiler"] = (
         f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor, mode {form.mode}"
     )
-    return Prepared(
-        wrapped,
-        _batches(batches, accelerator.device, form),
-        update,
-        None,
-        form.done,
-        accelerator.backward,
-    )
+    back = accelerator.backward
+    return form.prepared(wrapped, batches, accelerator.device, optimizer, None, propagate=back)
 
 
-def _fabric(plain: Plain, form: Form) -> Prepared:
+def _fabric(plain: Plain, form: _Form) -> Prepared:
     import lightning_fabric
 
     fabric = lightning_fabric.Fabric(
@@ -147,11 +207,10 @@ def _fabric(plain: Plain, form: Form) -> Prepared:
     )
     fabric.launch()
     compiled: Any = torch.compile(plain.model, mode=form.mode)  # a compiled module is a Module
-    wrapped, update = fabric.setup(compiled, form.build_optimizer())
+    wrapped, optimizer = fabric.setup(compiled, form.build_optimizer())
     batches = fabric.setup_dataloaders(plain.loader)
     form.done["compiler"] = (
         f"lightning-fabric {lightning_fabric.__version__}, torch.compile, mode {form.mode}"
     )
-    return Prepared(
-        wrapped, _batches(batches, fabric.device, form), update, None, form.done, fabric.backward
-    )
+    back = fabric.backward
+    return form.prepared(wrapped, batches, fabric.device, optimizer, None, propagate=back)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.table import markdown_table, number
@@ -154,15 +152,11 @@ def _compare_or_find(
 
 def _key(train: TrainConfig, launch: LaunchConfig, turns: CompareConfig) -> str:
     from gallery_lib.measure.bench.bench import versions
-    from gallery_lib.measure.comparison import float64_reference
+    from gallery_lib.measure.comparison.untimed import measured_key
 
     data = Path(train.data_dir).stat().st_mtime if train.data_dir else None
-    facts: list[Any] = [
-        float64_reference.key(train, launch.nproc_per_node),
-        *(options.to_mapping(one) for one in (train, launch, turns)),
-        *(versions(), hardware.cores(), hardware.gpu_count(), data),
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    asked = [options.to_mapping(one) for one in (train, launch, turns)]
+    return measured_key(train, *asked, versions(), data)
 
 
 def _newest(key: str) -> Comparison | None:

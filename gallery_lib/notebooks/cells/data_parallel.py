@@ -20,8 +20,7 @@ from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.paused_script import LoggedLine
-    from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
+    from gallery_lib.measure.comparison.script_turns import LoggedLine, Script, ScriptTurns
 
 _ON_A_GPU = {
     "images": 6400,
@@ -143,7 +142,7 @@ def run(name: str, settings: WalkSettings, processes: int | None = None) -> Scri
         RunFailed: when the script fails.
     """
     from gallery_lib.launcher.script import run_script  # imports torch
-    from gallery_lib.measure.comparison.paused_script import logged
+    from gallery_lib.measure.comparison.script_turns import logged
 
     output = run_script(_script(name), settings.arguments(), processes=processes)
     lines = [line for line in map(logged, output) if line is not None]
@@ -189,8 +188,7 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
     Each step is logged, so the first logged loss is that of the initial weights.
     """
     from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
-    from gallery_lib.measure.comparison.paused_script import Command
-    from gallery_lib.measure.comparison.script_turns import Script
+    from gallery_lib.measure.comparison.script_turns import Command, Script
 
     several = settings.processes
     arguments = [

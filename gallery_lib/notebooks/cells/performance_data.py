@@ -68,7 +68,7 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
     Raises:
         InputError: for a bad file.
     """
-    from gallery_lib.measure.replay.sweep_table import find_sweep
+    from gallery_lib.measure.replay.sweep import find_sweep
 
     place = _place(settings.sweep)
     sweep = None if settings.sweep is None and not place.exists() else find_sweep(place)

@@ -14,8 +14,14 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.bench import bench, task
 from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Outcome, Row, read_bench
-from gallery_lib.measure.variants import forms as variants
+from gallery_lib.measure.bench.result import (
+    BEST,
+    VARIANTS,
+    Outcome,
+    Row,
+    plain_name,
+    read_bench,
+)
 from gallery_lib.measure.variants import peers
 from gallery_lib.train.results import read_results
 
@@ -170,13 +176,13 @@ def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
     outcome = found.tasks["TASK"]
     assert list(outcome.rows) == [
         "eager-fp32",
-        *(name for name in variants.VARIANTS if name in forms.split(",")),
+        *(name for name in VARIANTS if name in forms.split(",")),
     ]
     for name, row in list(outcome.rows.items())[1:]:
-        if missing := name != "ours" and peers.missing(variants.plain_name(name)):
+        if missing := name != "ours" and peers.missing(plain_name(name)):
             assert row.reason == missing
             continue
-        if name in variants.BEST:
+        if name in BEST:
             assert row.techniques["optimizer"] == "AdamW, torch's fused form"
             assert not row.techniques["allocator"].startswith("not applied: started without")
         assert row.comparable and row.parity is not None, f"{name}: {row.reason} {row.parity}"

@@ -10,8 +10,19 @@ import tiny_task
 
 from gallery_lib.config import BenchConfig
 from gallery_lib.measure.bench.plan import bench_plan, waterfall_plan
+from gallery_lib.measure.bench.result import (
+    BEST,
+    GROUPS,
+    PEERS,
+    TURN_ORDER,
+    VARIANTS,
+    Outcome,
+    Row,
+    best_of_others,
+    plain_name,
+)
 from gallery_lib.measure.bench.task import groups
-from gallery_lib.measure.variants import forms, peers, recipes
+from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.system import hardware
 from gallery_lib.system.extras import install_command
 
@@ -26,7 +37,7 @@ def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(
     assert (
         set(plan.variants) | set(plan.absent)
         == set(plan.order)
-        == set(forms.VARIANTS) - ({"eager-O1"} if level == "O0" else set())
+        == set(VARIANTS) - ({"eager-O1"} if level == "O0" else set())
     )
     assert plan.order[0] == plan.baseline == baseline
     plain = plan.variants[baseline].config
@@ -44,7 +55,7 @@ def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(
     assert len(set(plan.pairs)) == len(plan.pairs)
     assert {
         name for name, variant in plan.variants.items() if "GLIBC_TUNABLES" in variant.environment
-    } <= set(forms.BEST)
+    } <= set(BEST)
 
 
 @pytest.mark.parametrize(("has_units", "baseline"), [(True, "eager-O1"), (False, "eager-fp32")])
@@ -80,7 +91,7 @@ def test_ours_and_the_best_forms_get_their_places_beside_the_baseline_first() ->
     plan = bench_plan(TINY, BenchConfig(amp_level="O0"))
     names = [name for name in plan.variants if name != plan.baseline]
     with_ours, *_ = groups(names, 5)
-    best = set(names) & set(forms.BEST)  # fewer where a peer is not installed
+    best = set(names) & set(BEST)  # fewer where a peer is not installed
     assert with_ours[0] == "ours" and len(best) >= 2
     assert set(with_ours[1 : 1 + len(best)]) <= best
 
@@ -139,3 +150,28 @@ def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
     monkeypatch.setattr(hardware, "device_type", lambda: "cuda")
     assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 12
     assert bench_plan(TINY, BenchConfig(amp_level="O0", workers=3)).config.workers == 3
+
+
+def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:
+    def best(leads: dict[str, float], among: tuple[str, ...] = BEST) -> str | None:
+        rows = {name: Row(None) for name in VARIANTS}
+        ratios = [(name, "ours", r, r * 0.9, r * 1.1) for name, r in leads.items()]
+        return best_of_others(Outcome("d", "2026-01-01", 1.0, None, {}, {}, rows, ratios), among)
+
+    leads = {
+        "torch.compile-best": 1.2,
+        "accelerate-best": 1.15,
+        "fabric-best": 1.3,
+        "eager-best": 1.4,
+        "torch.compile": 1.1,
+    }
+    assert best(leads) == "accelerate-best" and best(leads, PEERS) == "torch.compile"
+    assert best({"torch.compile-best": 1.2, "eager-best": 0.9}) == "eager-best"
+    # What lacks parity or did not run has no ratio.
+    assert best({"fabric-best": 1.5}) == "fabric-best" and best({"eager-O1": 1.5}) is None
+
+
+def test_what_is_compared_takes_turns_together() -> None:
+    assert sorted(VARIANTS) == sorted(TURN_ORDER) and len(set(VARIANTS)) == len(VARIANTS)
+    assert set(TURN_ORDER[: 1 + len(BEST)]) == {"ours", *BEST}
+    assert set(GROUPS["as-it-comes"]) == {plain_name(name) for name in BEST} - {"eager"}

@@ -20,7 +20,8 @@ from tiny_task import config
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.measure.comparison.compare import compare
-from gallery_lib.measure.comparison.measurement import rounds_of
+from gallery_lib.measure.comparison.interleaved import rounds_of
+from gallery_lib.measure.comparison.plan import Turns
 from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
 from gallery_lib.report.tables import comparison_text, folder_text
 from gallery_lib.train.results import Results, read_results
@@ -210,7 +211,7 @@ def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> N
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
-    assert rounds_of([9, 9, 5, 1, 2, 5, 3, 4], warmup_steps=2, block_steps=3) == [[1, 2], [3, 4]]
+    assert rounds_of([9, 9, 5, 1, 2, 5, 3, 4, 5], Turns(2, 3, 3)) == [[1, 2], [3, 4]]
 
 
 def results(p50: float, startup: float) -> Results:

@@ -20,8 +20,13 @@ from refusal import refused
 
 from gallery_lib.errors import Interrupted, RunFailed
 from gallery_lib.measure.comparison import script_turns
-from gallery_lib.measure.comparison.paused_script import Command, LoggedLine, logged
-from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
+from gallery_lib.measure.comparison.script_turns import (
+    Command,
+    LoggedLine,
+    Script,
+    ScriptTurns,
+    logged,
+)
 
 FAKE = """
 import os, sys, time

@@ -13,10 +13,8 @@ import torch
 from ranks import Ranks
 from torch import Tensor, nn
 
-from gallery_lib.measure.replay import model
-from gallery_lib.measure.replay.model import _PATTERN_VALUES, Replay
+from gallery_lib.measure.replay.model import Replay
 from gallery_lib.measure.replay.record import record
-from gallery_lib.measure.replay.repeated_memory import repeated
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
 
 PAUSE_SECONDS = 0.03
@@ -150,10 +148,7 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
     assert not torch.equal(other.gradient(gradient), replay.gradient(gradient))
 
 
-def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(model, "repeated", lambda size: repeated(size, _PATTERN_VALUES * 4))
+def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on() -> None:
     replay = Replay(timeline(0.0, 0.0, 0.0), share_gradients=True)
     right: list[bool] = []
     by_place = {

@@ -13,16 +13,15 @@ import synthetic_sweep
 from measure.replay.test_timeline import TIMELINE
 from refusal import refused
 
-from gallery_lib.measure.replay.sweep import Cell
-from gallery_lib.measure.replay.sweep_table import (
+from gallery_lib.measure.replay.sweep import (
     COLUMNS,
     SETTINGS,
     TABLE,
+    Cell,
     find_sweep,
     read_sweep,
     write_sweep,
 )
-from gallery_lib.measure.replay.timeline import derived
 
 
 def test_a_table_reads_back_as_it_was_written_with_its_conditions(tmp_path: Path) -> None:
@@ -52,24 +51,19 @@ def test_what_is_missing_is_named_with_its_reason_where_that_is_known(tmp_path: 
     )
 
 
-def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path) -> None:
+def test_a_sweep_may_have_been_gone_on_with_on_another_machine_with_a_larger_stretch(
+    tmp_path: Path,
+) -> None:
+    later = {"stretch": 32.0, "replayed_on": "B"}
     table = [
-        synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0)
-        for hosts in (1, 2, 8)
+        synthetic_sweep.cell("small", 1, replayed_on="A"),
+        synthetic_sweep.cell("small", 2, replayed_on="A"),
+        synthetic_sweep.cell("small", 8, **later),
     ]
     folder = synthetic_sweep.write(tmp_path, table, stretches={"1": 8, "2": 8, "8": 32})
-    assert read_sweep(folder / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
-
-
-def test_a_sweep_may_have_been_gone_on_with_on_another_machine(tmp_path: Path) -> None:
-    table = [
-        synthetic_sweep.cell("small", hosts, replayed_on="B" if hosts == 8 else "A")
-        for hosts in (1, 2, 8)
-    ]
-    assert (
-        read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).machines
-        == "A (hosts: 1, 2); B (hosts: 8)"
-    )
+    sweep = read_sweep(folder / TABLE)
+    assert sweep.stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
+    assert sweep.machines == "A (hosts: 1, 2); B (hosts: 8)"
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
@@ -118,15 +112,14 @@ def test_a_cell_knows_its_timeline_and_its_rates() -> None:
         for name in COLUMNS
         if name not in known
     }
-    cell = Cell.of(derived(timeline, 0.5, "faster"), **measured)
+    derived = dataclasses.replace(timeline, origin="derived, not recorded: all times × 1")
+    cell = Cell.of(derived, **measured)
     assert (cell.input_sizes, cell.precision, cell.device) == (
         "image_size 64",
         "O1 (bfloat16)",
         "2 cores of a CPU of two",
     )
-    assert not cell.is_recorded and cell.step_seconds_alone == pytest.approx(
-        TIMELINE.step_seconds / 2
-    )
+    assert not cell.is_recorded and cell.step_seconds_alone == TIMELINE.step_seconds
     assert cell.ddp_rate == pytest.approx(4 * 2 * 8 / cell.ddp_step_seconds)
     assert cell.chosen_rate / cell.ddp_rate == pytest.approx(cell.acc_ratio)
     assert (TIMELINE.input_sizes, TIMELINE.precision, TIMELINE.device) == (
@@ -204,5 +197,5 @@ def test_the_newest_of_all_machines_is_found_and_none_is_none(tmp_path: Path) ->
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, gallery_lib.measure.replay.sweep_table; assert 'torch' not in sys.modules"
+    code = "import sys, gallery_lib.measure.replay.sweep; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -14,7 +14,6 @@ from refusal import refused
 from gallery_lib.measure.replay.timeline import (
     Gradient,
     Timeline,
-    derived,
     read_timeline,
     write_timeline,
 )
@@ -52,24 +51,6 @@ def test_it_knows_its_sums() -> None:
         TIMELINE.described()
         == "small, batch 8, 0.0 MB of gradients, 0.0085 s a step without communication (recorded)"
     )
-
-
-def test_a_derived_one_has_all_its_times_multiplied_and_says_so_for_good() -> None:
-    once = derived(TIMELINE, 0.5, "a device that is twice as fast")
-    assert once.step_seconds == pytest.approx(TIMELINE.step_seconds / 2)
-    assert [each.ready_seconds for each in once.gradients] == [0.0005, 0.0005, 0.002]
-    assert (
-        once.origin
-        == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what "
-        "was recorded"
-    )
-    assert once.origin in derived(once, 2.0, "and back").origin
-
-
-@pytest.mark.parametrize("times", [0.0, -1.0, float("nan"), float("inf")])
-def test_times_cannot_be_multiplied_by_what_is_no_positive_number(times: float) -> None:
-    with refused("times", times, "above 0"):
-        derived(TIMELINE, times, "")
 
 
 def _with(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:

@@ -14,7 +14,7 @@ from gallery_lib.console.table import number
 from gallery_lib.errors import RunFailed
 from gallery_lib.measure.bench.plan import Plan, bench_plan
 from gallery_lib.measure.comparison import interleaved
-from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.interleaved import Measurement
 from gallery_lib.measure.comparison.plan import Turns, Variant
 from gallery_lib.measure.variants import compile_mode
 from gallery_lib.measure.variants.compile_mode import Choice, decide

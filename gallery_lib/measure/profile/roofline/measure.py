@@ -1,30 +1,61 @@
-"""Measurement of a roofline: one training process, started and ended here."""
+"""Measurement of a roofline: one training process, started and ended here, and what it measures.
+
+The process trains a few steps. Then the same batch is trained on again and again. First one step is
+counted. Then rounds follow: the machine's limits, a step, and a step under the profiler.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import resource
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig, options
+from gallery_lib.console.phases import ROOFLINE
 from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.errors import InputError
-from gallery_lib.launcher import preflight
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.launcher import preflight, worker
+from gallery_lib.measure.bench.machine_limits import best_seconds, prepared_copy, prepared_product
 from gallery_lib.measure.part import run_part
+from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER, group_of
 from gallery_lib.measure.profile.roofline import generated
+from gallery_lib.measure.profile.roofline.counts import Counts, Operation, Work, optimizer_bytes
+from gallery_lib.measure.profile.roofline.generated import PREFIX, Kernels
 from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    COPIES,
     FILE,
+    PRODUCTS,
+    Limits,
+    Part,
     Roofline,
+    Spread,
+    groups,
     read_roofline,
     write_roofline,
 )
-from gallery_lib.measure.profile.roofline.worker import ROUNDS_VARIABLE, WORKER
-from gallery_lib.system import hardware, paths
+from gallery_lib.system import hardware, machine_load, paths
 from gallery_lib.system.processes import interruptible
+from gallery_lib.system.version import library_version
+from gallery_lib.train.loop import train
 from gallery_lib.train.resolved import resolve
+from gallery_lib.train.session import Observer, Session
 
 PART = "roofline"
+ROUNDS_VARIABLE = "GALLERY_ROOFLINE_ROUNDS"
 _STEPS_BEYOND_WARM_UP = 2
 _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
 
 
 def check_machine() -> None:
@@ -61,31 +92,305 @@ def measure(
     resolved = resolve(config, local_processes=1, run_dir="")
     preflight.check(resolved, LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)
-    warmup = max(config.warmup_steps, 1)
+    run_dir, warmup = paths.free_name(folder, "run"), max(config.warmup_steps, 1)
     config = dataclasses.replace(
         config,
         amp_level=resolved.amp_level,
         warmup_steps=warmup,
         max_steps=warmup + _STEPS_BEYOND_WARM_UP,
         evaluate=False,
-        run_dir=str(paths.free_name(folder, "run")),
+        run_dir=str(run_dir),
     )
+    variables = {**generated.VARIABLES, **_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(asked.rounds)}
     with progress_display(progress) as shown:
-        roofline = _measured(config, asked.rounds, shown)
+        name = config.model.rsplit(":", 1)[-1]
+        run_part(config, LaunchConfig(), __name__, variables, shown, label=name, part=PART)
+    roofline = read_roofline(run_dir / FILE)
     write_roofline(folder / FILE, roofline)
     return folder, roofline
 
 
-def _measured(config: TrainConfig, rounds: int, progress: Progress) -> Roofline:
+# --------------------------------------------------------------------------------------------------
+# The process
+
+
+def _pages_touched() -> int:
+    """Return how many pages of memory this process has touched for the first time so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class Measuring(Observer):
+    """Observer that measures the roofline after the last step of a run."""
+
+    def __init__(self, run_dir: Path, rounds: int, kernels: Kernels | None) -> None:
+        """Write to `run_dir`. `kernels` are those of compiled code, None without a compiler."""
+        self.run_dir, self.rounds, self.kernels = run_dir, rounds, kernels
+        self.batch: Any = None
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """Keep the batch."""
+        self.batch = batch
+
+    def after_training(self, session: Session) -> None:
+        """Measure, and write the roofline."""
+        session.phases.begin(ROOFLINE)
+        work = self.counted(session)
+        names = {operation.name for operation in work}
+        dtypes = {done.dtype for done in work.values() if done.dtype}
+        device = session.loader.device
+        prepared = prepared_limits(device, dtypes)
+        rates: dict[str, list[float]] = {name: [] for name in prepared}
+        seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
+        steps, profiled, looks = [], [], [machine_load.look()]
+        new_pages: list[int] = []
+        for _ in range(self.rounds):
+            for name, (run, work_of_run) in prepared.items():
+                rates[name].append(work_of_run / best_seconds(run, device, _REPEATS))
+            steps.append(self.step(session))
+            before = _pages_touched()
+            profiled.append(seconds_of_step(lambda: self.step(session), names))
+            new_pages.append(_pages_touched() - before)
+            looks.append(machine_load.look())
+        limits = limits_of(rates)
+        counting = middle_of(settled(profiled, new_pages))
+        parts = operations(work, counting, limits)
+        roofline = Roofline(
+            task=session.config.model,
+            date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            options=options.to_mapping(session.config),
+            environment=hardware.machine_facts(),
+            versions={name: library_version(name) or "not installed" for name in _LIBRARIES},
+            techniques=session.techniques,
+            limits=limits,
+            step_seconds=Spread.of(steps),
+            profiled_seconds=Spread.of([sum(step.values()) for step in profiled]),
+            others=machine_load.others_between(looks, with_hidden=True),
+            groups=groups(parts),
+            operations=parts,
+        )
+        write_roofline(self.run_dir / FILE, roofline)
+
+    def counted(self, session: Session) -> dict[Operation, Work]:
+        """Train one step and return its work.
+
+        Raises:
+            RunFailed: where compiled code did not run while it was counted.
+        """
+        if self.kernels is not None:
+            self.kernels.calls.clear()
+        session.optimizer.zero_grad(set_to_none=True)
+        with Counts() as counter:
+            session.backward(session.forward(self.batch))
+        work = dict(counter.work)
+        if self.kernels is not None:
+            work |= self.kernels.work()
+            if self.kernels.one_call and not self.kernels.calls:
+                raise RunFailed(
+                    "this release of torch runs no compiled code while operators are counted, so a "
+                    "compiled step has no roofline: use torch 2.15, or --no-compiler-opt"
+                )
+        moved = optimizer_bytes(session.optimizer)
+        work[OPTIMIZER_STEP] = Work(1, moved)
+        session.updates.take()
+        return work
+
+    def step(self, session: Session) -> float:
+        """Train one step and return its seconds."""
+        began = time.perf_counter()
+        session.optimizer.zero_grad(set_to_none=True)
+        session.backward(session.forward(self.batch))
+        with record_function(OPTIMIZER):
+            session.updates.take()
+        return time.perf_counter() - began
+
+
+def body(config: TrainConfig) -> None:
+    """Train and measure."""
     assert config.run_dir is not None
-    variables = {**generated.VARIABLES, **_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(rounds)}
-    run_part(
-        config,
-        LaunchConfig(),
-        module=WORKER,
-        environment=variables,
-        progress=progress,
-        name=f"{config.model.rsplit(':', 1)[-1]}, {PART}",
-        part=PART,
+    with generated.recorded() if config.compiler_opt else contextlib.nullcontext() as kernels:
+        rounds = int(os.environ[ROUNDS_VARIABLE])
+        train(config, Measuring(Path(config.run_dir), rounds, kernels))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train and measure, and end this process."""
+    worker.end_after(body, arguments)
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits of the machine, in turns with the steps: rates of matrix products and of a copy.
+#
+# The copy's arrays of 256 MiB are far larger than caches are. Its rate counts bytes read and bytes
+# written.
+
+
+_REPEATS = 3
+_COPY = "copy"
+
+
+def prepared_limits(device: torch.device, dtypes: Iterable[str]) -> dict[str, Any]:
+    """Return a product for each dtype, such as `bfloat16`, and a copy, ready to be run."""
+    products = {name: prepared_product(device, getattr(torch, name)) for name in sorted(dtypes)}
+    return {**products, _COPY: prepared_copy(device)}
+
+
+def limits_of(rates: Mapping[str, Sequence[float]]) -> Limits:
+    """Return the medians of the rates of products and of the copy, with lowest and highest."""
+    spreads = {name: Spread.of(measured) for name, measured in rates.items()}
+    copy = spreads.pop(_COPY)
+    return Limits(spreads, copy)
+
+
+# --------------------------------------------------------------------------------------------------
+# Seconds of each operation in a step, from torch's profiler.
+#
+# An operator's time includes that of the operators it calls: `aten::convolution_backward` has the
+# conversions that it does itself. What no counted operator has stays with its own name, and what
+# is no operator is time between them.
+
+
+OPTIMIZER_STEP = Operation(OPTIMIZER)
+_BETWEEN = Operation(BETWEEN)
+
+
+def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict[Operation, float]:
+    """Run one step on the CPU under the profiler, and return the seconds of each operation.
+
+    Args:
+        step: trains one step and returns its seconds. The optimizer's part of it is a region of
+            the profiler with the name `OPTIMIZER`.
+        counted: names of the operators whose work is known.
+    """
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True
+    ) as profiler:
+        seconds = step()
+    times = attributed(profiler.events() or (), counted)
+    times[_BETWEEN] = times.get(_BETWEEN, 0.0) + max(0.0, seconds - sum(times.values()))
+    return times
+
+
+def attributed(events: Iterable[Any], counted: Collection[str]) -> dict[Operation, float]:
+    """Return the seconds of each operation among the profiler's events."""
+    times: dict[Operation, float] = defaultdict(float)
+    waiting: list[tuple[Any, Operation | None]] = [
+        (event, None) for event in events if event.cpu_parent is None
+    ]
+    while waiting:
+        event, owner = waiting.pop()
+        owner = owner or _owner(event, counted)
+        times[owner or _unowned(event)] += event.self_cpu_time_total / 1e6
+        waiting += [(child, owner) for child in event.cpu_children]
+    return dict(times)
+
+
+def _owner(event: Any, counted: Collection[str]) -> Operation | None:
+    """Return the operation that has the event's time and that of all events below it."""
+    if event.name == OPTIMIZER:
+        return OPTIMIZER_STEP
+    if event.name.startswith(PREFIX):
+        return Operation(event.name)
+    if event.name not in counted:
+        return None
+    shapes = tuple(
+        tuple(shape)
+        for shape in event.input_shapes or ()
+        if shape and all(isinstance(size, int) for size in shape)
     )
-    return read_roofline(Path(config.run_dir) / FILE)
+    return Operation(event.name, shapes)
+
+
+def _unowned(event: Any) -> Operation:
+    """Return where the time of an event goes that nothing was counted for."""
+    namespace, _, name = event.name.partition("::")
+    is_operator = name and namespace in ("aten", "gallery", "mkldnn", "prims", "quantized")
+    return Operation(event.name) if is_operator else _BETWEEN
+
+
+# --------------------------------------------------------------------------------------------------
+# Work, times and limits of a step put together, by operation
+
+
+OWN = "own kernels"
+_MERGED = {
+    "batch norms": "normalisation",
+    "layer norms": "normalisation",
+    "copies and conversions": "data movement",
+    "fills and new memory": "data movement",
+}
+
+
+def group_of_operation(name: str) -> str:
+    """Return the group of an operation, by its name."""
+    if name in (OPTIMIZER, BETWEEN):
+        return name
+    if name.startswith(PREFIX):
+        return FUSED
+    if name.startswith("gallery::"):
+        return OWN
+    group = group_of(name)
+    if group == "convolutions":
+        return f"{group}, {'backward' if 'backward' in name else 'forward'}"
+    return _MERGED.get(group, group)
+
+
+def settled(
+    steps: Sequence[Mapping[Operation, float]], new_pages: Sequence[int]
+) -> list[Mapping[Operation, float]]:
+    """Return the steps that touched as few pages of memory for the first time as half of them do.
+
+    The profiler's own memory makes some steps touch new pages. That takes milliseconds for each
+    huge page, which whichever operator meets it seems to need; training by itself touches none.
+    """
+    usual = statistics.median_low(new_pages)
+    return [step for step, pages in zip(steps, new_pages, strict=True) if pages <= usual]
+
+
+def middle_of(steps: Sequence[Mapping[Operation, float]]) -> dict[Operation, float]:
+    """Return the mean seconds of each operation over the middle half of the steps.
+
+    The steps are ordered by their whole time, so that the few that something disturbed are left
+    out and the rest still adds up to a step.
+    """
+    ordered = sorted(steps, key=lambda step: sum(step.values()))
+    cut = len(ordered) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    operations = {operation for step in middle for operation in step}
+    return {
+        operation: sum(step.get(operation, 0.0) for step in middle) / len(middle)
+        for operation in operations
+    }
+
+
+def operations(
+    work: Mapping[Operation, Work], seconds: Mapping[Operation, float], limits: Limits
+) -> list[Part]:
+    """Return a part for each operation that was counted or timed, the most to gain first."""
+    parts = []
+    for operation in {**work, **seconds}:
+        done = work.get(operation, Work())
+        by_products, by_copies = _limit_seconds(done, limits)
+        limited_by = PRODUCTS if by_products > by_copies else COPIES
+        parts.append(
+            Part(
+                name=operation.name.removeprefix(PREFIX),
+                group=group_of_operation(operation.name),
+                shapes=" ".join("×".join(map(str, shape)) for shape in operation.shapes),
+                calls=done.calls,
+                bytes=done.bytes,
+                flops=done.flops,
+                seconds=seconds.get(operation, 0.0),
+                limit_seconds=max(by_products, by_copies),
+                limited_by=limited_by if max(by_products, by_copies) else None,
+            )
+        )
+    return sorted(parts, key=lambda part: -part.gain)
+
+
+def _limit_seconds(work: Work, limits: Limits) -> tuple[float, float]:
+    """Return the seconds of the work at the rates of products and of copies."""
+    by_products = 0.0
+    if work.flops:
+        assert work.dtype is not None
+        by_products = work.flops / limits.flops_per_second[work.dtype].median
+    return by_products, work.bytes / limits.copy_bytes_per_second.median

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,38 @@ class Roofline:
     def limit_seconds(self) -> float:
         """Return the seconds that the step would take at the limits."""
         return sum(group.limit_seconds for group in self.groups)
+
+
+def groups(parts: Iterable[Part]) -> list[Part]:
+    """Return the groups of these operations, the most seconds to gain first.
+
+    A group's time at the limits is the sum over its operations: one that copies cannot use the time
+    that another spends on products.
+    """
+    by_name: dict[str, list[Part]] = {}
+    for part in parts:
+        by_name.setdefault(part.group, []).append(part)
+    return sorted((summed(name, own) for name, own in by_name.items()), key=lambda p: -p.gain)
+
+
+def summed(name: str, parts: Sequence[Part]) -> Part:
+    """Return parts as one, limited by what limits most of its seconds at the limits."""
+    limited = {
+        by: sum(part.limit_seconds for part in parts if part.limited_by == by)
+        for by in (PRODUCTS, COPIES)
+    }
+    larger = max(limited, key=lambda by: limited[by])
+    return Part(
+        name=name,
+        group=name,
+        shapes="",
+        calls=sum(part.calls for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        flops=sum(part.flops for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        limit_seconds=sum(limited.values()),
+        limited_by=larger if limited[larger] else None,
+    )
 
 
 _OPTIONS = having({"amp_level": str, "compiler_opt": bool})

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER
-from gallery_lib.measure.profile.roofline.combined import (
+from gallery_lib.measure.profile.roofline.counts import Operation, Work
+from gallery_lib.measure.profile.roofline.measure import (
     OWN,
     group_of_operation,
-    groups,
     middle_of,
     operations,
     settled,
 )
-from gallery_lib.measure.profile.roofline.counts import Operation, Work
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     COPIES,
     PRODUCTS,
     Limits,
     Spread,
+    groups,
 )
 
 LIMITS = Limits(

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gallery_lib.measure.profile.roofline import generated, worker
+from gallery_lib.measure.profile.roofline import generated
 from gallery_lib.measure.profile.roofline.counts import Counts, Operation
+from gallery_lib.measure.profile.roofline.measure import seconds_of_step
 from gallery_lib.measure.profile.roofline.result import BETWEEN
 
 FP32 = 4
@@ -58,7 +59,7 @@ def test_a_compiled_step_has_all_its_work_and_all_its_time(
         return time.perf_counter() - began
 
     names = {"aten::mm", "aten::sum"}
-    seconds = worker.seconds_of_step(step, names)
+    seconds = seconds_of_step(step, names)
     assert all(seconds[kernel] > 0 for kernel in (*gelu, *gelus_gradient))
     assert seconds[Operation("aten::mm", ((64, 16), (16, 32), (64, 32)))] > 0
     assert seconds[Operation(BETWEEN)] > 0
@@ -72,7 +73,7 @@ def test_an_operators_time_has_that_of_the_operators_it_calls() -> None:
         images.to(torch.float64)
         return time.perf_counter() - began
 
-    seconds = worker.seconds_of_step(step, {"aten::_to_copy", "aten::copy_"})
+    seconds = seconds_of_step(step, {"aten::_to_copy", "aten::copy_"})
     # `to` calls `_to_copy`, which calls `copy_`.
     assert {operation.name for operation in seconds} == {"aten::to", "aten::_to_copy", BETWEEN}
     assert seconds[Operation("aten::_to_copy", ((8, 64, 64),))] > 0

@@ -14,7 +14,7 @@ from torch import nn
 
 from gallery_lib import optim
 from gallery_lib.config import TrainConfig
-from gallery_lib.measure.variants import by_hand, peers, recipes
+from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.fused import Fused
 from gallery_lib.optim.sync_free_step import SyncFree
@@ -151,14 +151,14 @@ def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_s
 def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_hand.allocator, "reason_not_applied", lambda: None)
+    monkeypatch.setattr(peers.allocator, "reason_not_applied", lambda: None)
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     for peer in peers.MODULES:
         assert "GLIBC_TUNABLES" not in recipes.variables_of([peer])
         assert (
             recipes.variables_of(recipes.best_form(peer))["GLIBC_TUNABLES"]
-            == by_hand.allocator.allocator_variables()["GLIBC_TUNABLES"]
+            == peers.allocator.allocator_variables()["GLIBC_TUNABLES"]
         )
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
     assert "GLIBC_TUNABLES" not in recipes.variables_of(recipes.best_form("fabric"))
@@ -167,9 +167,9 @@ def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks(
 def test_the_best_form_says_what_became_of_the_allocator_in_words_that_the_interval_goes_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_hand.allocator, "reason_not_applied", lambda: None)
+    monkeypatch.setattr(peers.allocator, "reason_not_applied", lambda: None)
     for tunables, said in (
-        ("glibc.malloc.mmap_threshold=1", by_hand.allocator.KEEPS),
+        ("glibc.malloc.mmap_threshold=1", peers.allocator.KEEPS),
         ("", "not applied: "),
     ):
         monkeypatch.setenv("GLIBC_TUNABLES", tunables)

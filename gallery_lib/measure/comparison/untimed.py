@@ -1,0 +1,235 @@
+"""Runs of a comparison that take no turns: the float64 reference, and second runs of variants.
+
+The reference does the first steps and the gradient probe eager, in float64. It also counts the
+floating-point operations of a step: nothing is fused or handed to a library that hides them. It is
+kept in the cache folder, by all that it depends on: task, options, the code that trains, and
+library versions. Digests of the initial weights and of the first batches, which every run records,
+decide whether it really belongs to a comparison. Changed data makes it be run again.
+
+A second run trains all steps of a variant again on the same batches, from weights that are moved by
+about a rounding of the precision. It tells how far rounding alone carries the training. It is made
+where a check fails or curves part, and not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gallery_lib
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
+from gallery_lib.console.progress import Progress
+from gallery_lib.measure.comparison.gradient_probe import differences_of_start
+from gallery_lib.measure.comparison.plan import Turns, Variant, configuration
+from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND, WORKER, Role
+from gallery_lib.measure.part import run_part
+from gallery_lib.optim.schedules import WITH_LENGTH
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.files import atomic_write
+from gallery_lib.system.json_files import set_aside
+from gallery_lib.system.version import library_version
+from gallery_lib.train.results import read_results
+
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
+_IRRELEVANT = (
+    *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
+    *("log_interval", "tensorboard", "terminate_on_nan", "rank_timeout"),
+    *("checkpoint_every", "keep", "resume"),
+)
+_TRAINS_EAGER = (
+    *("models", "tasks", "data", "optim", "train", "acceleration", "comm"),
+    *("measure/comparison/worker", "measure/comparison/gradient_probe"),
+)
+"""Code that a reference depends on, as rooms and modules of the package."""
+_EVERYTHING = (".",)
+_DIGEST_BYTES = 32  # at the head of a kept reference
+
+
+@dataclass(frozen=True)
+class Untimed:
+    """Losses and gradient probe of a run without turns.
+
+    `kept` says that they come from an earlier comparison.
+    """
+
+    losses: list[float | None]
+    probe: dict[str, Any]
+    kept: bool = False
+
+
+def reference_config(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
+    """Return the options of the reference run for a variant's `config`.
+
+    Its steps are so many that it sees as many batches as variants probe. Its schedule of the
+    learning rate goes over the variants' steps.
+    """
+    schedule_steps = config.lr_schedule_steps
+    if config.lr_schedule in WITH_LENGTH:
+        schedule_steps = schedule_steps or config.max_steps
+    return dataclasses.replace(
+        config,
+        compiler_opt=False,
+        amp_level="O0",
+        max_steps=max(parity_steps, probe_batches),
+        lr_schedule_steps=schedule_steps,
+        warmup_steps=0,
+        evaluate=False,
+        save_weights=False,
+    )
+
+
+def _digest(config: TrainConfig, facts: Any, code: tuple[str, ...]) -> str:
+    """Return a digest of the options that matter, more facts, code, versions and the processor."""
+    package = Path(gallery_lib.__file__).parent
+    sources = {
+        path
+        for name in code
+        for path in (*package.glob(f"{name}.py"), *(package / name).rglob("*.py"))
+    }
+    if ".py:" in config.model:
+        sources.add(Path(config.model.rsplit(":", 1)[0]))
+    relevant = {
+        name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT
+    }
+    versions = {name: library_version(name) or "none" for name in _LIBRARIES}
+    everything = [relevant, facts, platform.python_version(), hardware.processor(), versions]
+    digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode())
+    for path in sorted(sources):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def measured_key(config: TrainConfig, *facts: Any) -> str:
+    """Return a digest of all that a measured figure depends on: `facts`, and the whole package."""
+    machine = [hardware.cores(), hardware.gpu_count(), hardware.gpu_names()]
+    return _digest(config, [*facts, *machine], _EVERYTHING)
+
+
+def reference_file(config: TrainConfig, world_size: int) -> Path:
+    """Return where the reference of these options is kept."""
+    key = _digest(config, world_size, _TRAINS_EAGER)
+    return paths.cache_dir() / "references" / f"{key}.pt"
+
+
+def kept_reference(config: TrainConfig, world_size: int) -> Untimed | None:
+    """Return the reference of an earlier comparison with the same options and code, or None.
+
+    A damaged one is set aside.
+    """
+    file = reference_file(config, world_size)
+    if not file.exists():
+        return None
+    content = file.read_bytes()
+    if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
+        set_aside(file, "its content is not what was kept")
+        return None
+    content = content[_DIGEST_BYTES:]
+    return Untimed(**torch.load(io.BytesIO(content), weights_only=True), kept=True)
+
+
+def run_reference(
+    config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = ""
+) -> Untimed:
+    """Run the reference, keep it for the next time, and return it.
+
+    `config` is `reference_config(…)` with a run directory, which is removed.
+    """
+    result = _run(config, launch, Role(REFERENCE), {}, progress, label)
+    file, content = reference_file(config, launch.nproc_per_node), io.BytesIO()
+    torch.save({"losses": result.losses, "probe": result.probe}, content)
+    with contextlib.suppress(OSError):  # if the cache cannot be written, it runs again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file, "wb") as kept:
+            kept.write(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
+    return result
+
+
+def _run(
+    config: TrainConfig,
+    launch: LaunchConfig,
+    role: Role,
+    environment: Mapping[str, str],
+    progress: Progress,
+    label: str,
+) -> Untimed:
+    """Run to the end, and return losses and probe; the run's folder is removed."""
+    assert config.run_dir is not None
+    run_dir, variables = Path(config.run_dir), {**environment, **role.variable()}
+    run_part(config, launch, WORKER, variables, progress, label=label, part=role.name)
+    losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
+    result = Untimed(losses, torch.load(run_dir / PROBE_FILE, weights_only=True))
+    shutil.rmtree(run_dir)
+    return result
+
+
+class UntimedRuns:
+    """The runs without turns of one comparison, each made at most once.
+
+    Args:
+        variants: the variants by name, the baseline first.
+        launch: how processes are started.
+        compare: options of the comparison.
+        folder: parent of the runs' folders.
+        progress: where to show what is going on.
+        label: name shown before it.
+    """
+
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        launch: LaunchConfig,
+        compare: CompareConfig,
+        folder: Path,
+        progress: Progress,
+        label: str,
+    ) -> None:
+        self._variants, self._launch, self._folder = variants, launch, folder
+        self._progress, self._label = progress, label
+        first = next(iter(variants.values())).config
+        self._turns = Turns.of(first, compare)
+        self._config = reference_config(
+            configuration(first, self._turns, folder / "reference"),
+            compare.parity_steps,
+            self._turns.probe_batches,
+        )
+        self._reference: Untimed | None = None
+        self._second: dict[str, Untimed] = {}
+
+    def reference(self, variant: dict[str, Any] | None = None) -> Untimed:
+        """Return the reference: the kept one, or one that is run now.
+
+        A kept one has to belong to `variant`, the probe of a variant that has just run.
+        """
+        found = self._reference or kept_reference(self._config, self._launch.nproc_per_node)
+        changed = found and found.kept and variant and differences_of_start(found.probe, variant)
+        if found is None or changed:
+            found = run_reference(self._config, self._launch, self._progress, self._label)
+        self._reference = found
+        return found
+
+    def again(self, name: str) -> Untimed:
+        """Return a second run of a variant: its losses of all steps, and its probe."""
+        if name not in self._second:
+            variant = self._variants[name]
+            config = dataclasses.replace(
+                configuration(variant.config, self._turns, self._folder / f"{name}-again"),
+                evaluate=False,
+                save_weights=False,
+            )
+            role = Role(SECOND, recipe=list(variant.recipe))
+            label = f"{self._label}, {name}"
+            self._second[name] = _run(
+                config, self._launch, role, variant.environment, self._progress, label
+            )
+        return self._second[name]
