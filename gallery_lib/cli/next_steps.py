@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import tasks
-from gallery_lib.system import paths
 
 _SIZES = ("batch_size", "image_size", "sequence_length")
 _SAME = (*_SIZES, "amp_level", "amp_dtype", "data_dir", "seed")
@@ -52,13 +51,10 @@ def commands(
     options = " ".join(
         ["--model", model, *(f"--{name} {shlex.quote(str(v))}" for name, v in values.items())]
     )
-    own = python.parents[1].resolve() == paths.environment_dir(root).resolve()
-    gallery = python.parent / "gallery"
-    compare = here(gallery) if own or gallery.exists() else f"{here(python)} -m gallery_lib"
     return [
-        f"bash {here(root / 'prepare.sh')} --lab{'' if own else ' --into-current'}",
+        f"bash {here(root / 'prepare.sh')} --lab",
         f"{here(python)} {here(root / 'launch_single_task.py')} {options} --compiler-opt",
-        f"{compare} compare {options}",
+        f"{here(python.parent / 'gallery')} compare {options}",
     ]
 
 

@@ -1,11 +1,7 @@
-"""Installation of an extra of pyproject.toml (`site`, `bench`, `dev`) with the tools present here.
-
-An environment that uv has made has no pip. The uv that `prepare.sh` used may be on no PATH.
-"""
+"""Installation of an extra of pyproject.toml: `site`, `bench` or `dev`."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 import shutil
 import sys
@@ -14,23 +10,13 @@ from gallery_lib.system import paths
 
 
 def install_command(extra: str) -> str:
-    """Return a command that adds the packages of `extra` to this Python.
+    """Return a command that adds the packages of `extra` to this Python, from any folder.
 
-    It can be pasted into a shell in any folder.
+    An environment that uv has made has no pip; prepare.sh puts a uv into the cache where PATH has
+    none.
     """
-    root = paths.checkout()
-    if root is None:
-        return shlex.join([sys.executable, "-m", "pip", "install", f"gallery_lib[{extra}]"])
-    package = ["-e", f"{root}[{extra}]"]
-    # prepare.sh puts a uv there where PATH has none.
-    own_uv = root / ".cache" / "uv-tool" / "bin" / "uv"
+    root, own_uv = paths.checkout(), paths.cache_dir() / "uv-tool" / "bin" / "uv"
+    package = ["-e", f"{root}[{extra}]"] if root else [f"gallery_lib[{extra}]"]
     if uv := shutil.which("uv") or (str(own_uv) if own_uv.exists() else None):
-        pinned = (
-            ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []
-        )
-        return shlex.join([uv, "pip", "install", "--python", sys.executable, *package, *pinned])
-    # Not by `find_spec`: setuptools takes a look for pip's module for pip at work, and then refuses
-    # the compiler, which imports it.
-    if any(importlib.metadata.distributions(name="pip")):
-        return shlex.join([sys.executable, "-m", "pip", "install", *package])
-    return shlex.join(["bash", str(root / "prepare.sh"), "--test"])
+        return shlex.join([uv, "pip", "install", "--python", sys.executable, *package])
+    return shlex.join([sys.executable, "-m", "pip", "install", *package])

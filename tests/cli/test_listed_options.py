@@ -131,7 +131,7 @@ def test_gallery_compare_begins_with_each_option_in_its_help(
 @pytest.mark.parametrize("name", compare.LINE.fixed)
 def test_gallery_compare_lists_no_option_that_it_decides_itself_and_says_why(name: str) -> None:
     assert f"--{name}" not in compare.LINE.parser().format_help()
-    with refused(name, f"`--{name}`", compare.LINE.why_fixed[name]):
+    with refused(name, f"`--{name}`", compare.LINE.fixed[name]):
         compare.LINE.parse([f"--{name}", "1"])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_gpu.running import ROOT, SECONDS
 
-from gallery_lib.cli.preparation.environment import find_uv
+from gallery_lib.cli.prepare import find_uv
 from gallery_lib.system import paths
 from gallery_lib.system.processes import end_supervised, start_supervised
 

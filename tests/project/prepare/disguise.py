@@ -1,4 +1,4 @@
-"""An interpreter that seems to be another one: other owner, path, build or headers.
+"""An interpreter that seems to be another one: other owner, path or build.
 
 `write_interpreter` writes a script that starts this Python. It is told what to seem by variables,
 and a `sitecustomize`, which Python imports at its start, changes what it tells about itself.
@@ -17,29 +17,17 @@ if path := os.environ.get("SEEMS_AT"):
     sys.executable = sys._base_executable = path
 if "SEEMS_BUILT_WITH" in os.environ:
     sysconfig.get_config_vars()["CONFIG_ARGS"] = os.environ["SEEMS_BUILT_WITH"]
-if prefix := os.environ.get("SEEMS_INSTALLED_IN"):
-    sys.base_prefix = prefix
-    get_path, sysconfig.get_path = sysconfig.get_path, (
-        lambda name, *more: f"{prefix}/include" if name == "include" else get_path(name, *more)
-    )
+    sys.base_prefix = "/elsewhere"
 if user := os.environ.get("SEEMS_USER"):
     os.geteuid = lambda: int(user)
 """
 
 
-def write_interpreter(path: Path, folder: Path, *, note: bool = False, **seems: str) -> None:
-    """Write the script `path`, a Python with the variables `seems`; `folder` is for its files.
-
-    With `note`, modules and scripts that it is asked to run are noted instead.
-    """
+def write_interpreter(path: Path, folder: Path, **seems: str) -> None:
+    """Write the script `path`, a Python with the variables `seems`; `folder` is for its files."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    lines = ["#!/usr/bin/env bash"]
-    if note:
-        lines.append(
-            'if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi'
-        )
-    lines.append(f"export PYTHONPATH={shlex.quote(str(folder))}")
+    lines = ["#!/usr/bin/env bash", f"export PYTHONPATH={shlex.quote(str(folder))}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in seems.items()]
     lines.append(f'exec {shlex.quote(sys.executable)} "$@"')
     path.write_text("\n".join(lines) + "\n")

@@ -75,11 +75,11 @@ class Checkout:
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def add_interpreter(self, name: str, *, note: bool = False, **seems: str) -> None:
-        """Add an interpreter to PATH, or replace it; disguise.py explains `note` and `seems`."""
+    def add_interpreter(self, name: str, **seems: str) -> None:
+        """Add an interpreter to PATH, or replace it; disguise.py explains `seems`."""
         path = self.bin / name
         folder = self.bin.parent / "disguise"
-        write_interpreter(path, folder, note=note, SEEMS_AT=str(path), **seems)
+        write_interpreter(path, folder, SEEMS_AT=str(path), **seems)
 
     def notes(self) -> str:
         """Return what uv and .venv's python were asked since the last look."""
@@ -103,14 +103,6 @@ NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": \
 """
 
 
-def record_active_python(copy: Checkout) -> None:
-    """Make the copy's python3 one that notes the modules and scripts it is asked to run.
-
-    It is for `--into-current`.
-    """
-    copy.add_interpreter("python3", note=True)
-
-
 def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     """Return a copy of `checkout` below `tmp_path`.
 
@@ -120,9 +112,10 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     (root / "notebooks").mkdir(parents=True)
     (root / "data_prep").mkdir()
     (root / "data_prep" / "mock_imagenet.py").touch()
-    (root / "gallery_lib").symlink_to(checkout / "gallery_lib")
+    ignored = shutil.ignore_patterns("__pycache__", "*.cu", "*.cpp")
+    shutil.copytree(checkout / "gallery_lib", root / "gallery_lib", ignore=ignored)
     bin.mkdir()
-    for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
+    for name in ("prepare.sh", "pyproject.toml", "requirements.lock", "launch_single_task.py"):
         shutil.copy(checkout / name, root)
     for name in ("resnet50", "vgg16"):
         (root / f"notebooks/{name}.ipynb").write_text(NOTEBOOK)
@@ -135,6 +128,7 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     env = {
         "PATH": str(bin),
         "HOME": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "NOTES": str(tmp_path / "notes"),
         "VENV_PYTHON": str(tmp_path / "venv-python"),
     }

@@ -11,7 +11,7 @@ import pytest
 IMPORTS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import gallery_lib.cli.preparation.__main__
+import gallery_lib.cli.prepare
 import gallery_lib.notebooks.batch.parameters
 rooms = {name.partition(".")[0] for name in sys.modules}
 rooms = {name for name in rooms if not name.startswith("_sysconfigdata")}
