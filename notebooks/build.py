@@ -50,7 +50,7 @@ from gallery_lib.config import (
     WireConfig,
     YourModelConfig,
 )
-from gallery_lib.config.documentation import parameters_source
+from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch import latest
 from gallery_lib.notebooks.batch.plan import CPU_ONLY

@@ -1,8 +1,7 @@
 """Process lifetimes: a worker dies with its parent, and a supervisor ends everything below it.
 
 Every process that the launcher starts uses this. A supervisor also ends what has moved into
-sessions of its own (torchrun's workers, data loaders, compiler workers). The mechanisms are
-Linux's; elsewhere the parent's death is noticed by polling.
+sessions of its own (torchrun's workers, data loaders, compiler workers).
 """
 
 from __future__ import annotations
@@ -58,16 +57,11 @@ def now() -> float:
 
     The clock is the same in all processes, and nobody can set it.
     """
-    linux = sys.platform.startswith("linux")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if linux else time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def began_at() -> float:
     """Return when this process began, as `now()` says it, to some hundredths of a second."""
-    if not sys.platform.startswith("linux"):
-        import psutil
-
-        return now() - (time.time() - psutil.Process().create_time())
     # Ticks after the boot; proc(5), field 22.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -85,41 +79,24 @@ def can_fork() -> bool:
     CUDA does not survive a fork. Whether its driver is installed decides, since device files have
     different names (`/dev/nvidia0`, on WSL `/dev/dxg`).
     """
-    return sys.platform.startswith("linux") and not _has_cuda_driver()
-
-
-def _has_cuda_driver() -> bool:
-    """Return whether CUDA's driver library can be loaded, which initialises nothing."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
+    try:
+        ctypes.CDLL("libcuda.so.1")  # which initialises nothing
+    except OSError:
         return True
     return False
-
-
-def _prctl(operation: int, value: int) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    return ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0) == 0
 
 
 def die_with_parent() -> None:
     """Have this process killed when the process that started it ends, however it ends."""
     parent = os.getppid()
-    if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
-
-        def watch() -> None:
-            while os.getppid() == parent:
-                time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=watch, daemon=True).start()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Make descendants whose parents end children of this process, so that none can slip away."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:

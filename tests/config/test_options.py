@@ -13,8 +13,7 @@ from refusal import refused
 
 from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, parse_command_line, words_of
-from gallery_lib.config.documentation import options_table, parameters_source
-from gallery_lib.config.options import checked, from_mapping
+from gallery_lib.config.options import checked, from_mapping, options_table, parameters_source
 
 
 def parse(*words: str) -> list:
