@@ -32,7 +32,7 @@ import nbformat
 try:
     import jupytext
 except ImportError:
-    from gallery_lib.system.extras import install_command
+    from gallery_lib.system.version import install_command
 
     print(
         "error: notebooks are built with jupytext, one of the tools for development. "

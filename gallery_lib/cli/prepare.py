@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -20,13 +19,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
 from gallery_lib.system.exit_codes import shell_exit_code
+from gallery_lib.system.files import locked
 from gallery_lib.system.processes import adopt_orphans, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,9 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
     def begin(title: str) -> None:
         say(f"[{next(titles)}/{total}] {title}")
 
-    with checkout_lock():
+    paths.cache_dir().mkdir(parents=True, exist_ok=True)
+    wait = "Another prepare.sh is at work here: waiting for it."
+    with locked(paths.cache_dir() / "prepare.lock", waiting=lambda: say(wait)):
         begin("Checking this machine")
         check_machine(for_tests=options.test)
         extra = DEVELOPMENT if options.test else PLAIN
@@ -178,19 +180,6 @@ def find_notebook(name: str, start_folder: Path) -> Path:
         f"--run {name!r}: no such notebook.{did_you_mean(stem, known)}\n"
         f"    There are: {' '.join(known)}"
     )
-
-
-@contextlib.contextmanager
-def checkout_lock() -> Iterator[None]:
-    """Context: hold the lock of this set-up; wait for another run that holds it."""
-    paths.cache_dir().mkdir(parents=True, exist_ok=True)
-    with (paths.cache_dir() / "prepare.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("Another prepare.sh is at work here: waiting for it.")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def check_machine(*, for_tests: bool) -> None:

@@ -37,32 +37,3 @@ from gallery_lib.config.notebooks import (
     YourModelConfig,
 )
 from gallery_lib.config.training import LaunchConfig, TrainConfig
-
-__all__ = [
-    "BatchConfig",
-    "BenchConfig",
-    "Comm",
-    "CompareConfig",
-    "Compiler",
-    "Compute",
-    "Config",
-    "ConvergenceConfig",
-    "LabConfig",
-    "LabNameConfig",
-    "LabRunConfig",
-    "LaunchConfig",
-    "Loader",
-    "Memory",
-    "NotebookConfig",
-    "PerformanceDataConfig",
-    "RecordConfig",
-    "ReplayConfig",
-    "RooflineConfig",
-    "TrainConfig",
-    "Tune",
-    "WalkConfig",
-    "WaysConfig",
-    "WireConfig",
-    "YourModelConfig",
-    "backend_config",
-]

@@ -81,7 +81,6 @@ def option(
         maximum: greatest value of a number.
         refused: values that people try and that are not offered, with the reason.
     """
-    own_range = maximum is not None
     if unit and minimum is None:
         minimum = 1
     if minimum is not None and maximum is None:
@@ -91,7 +90,6 @@ def option(
         "unit": unit,
         "minimum": minimum,
         "maximum": maximum,
-        "own_range": own_range,
         "refused": refused or {},
     }
     if callable(default):
@@ -119,7 +117,6 @@ class Option:
     unit: str
     minimum: float | None
     maximum: float | None
-    own_range: bool  # whether the greatest value is the option's own, and not that of its unit
     refused: Mapping[str, str]
 
     @property
@@ -255,8 +252,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
             raise refuse(f"{name}={value!r} must be a finite number{unit}.")
         if low is not None and high is not None and not low <= result <= high:
             bound = f"at least {shown(low)}" if result < low else f"at most {shown(high)}"
-            bounds = f"between {shown(low)} and {shown(high)}" if declared.own_range else bound
-            raise refuse(f"{name}={value!r} must be {bounds}{unit}.")
+            raise refuse(f"{name}={value!r} must be {bound}{unit}.")
     return result
 
 

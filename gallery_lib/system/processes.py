@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from gallery_lib.errors import Interrupted
+from gallery_lib.errors import Interrupted, RunFailed
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Variable with the file in which processes of a run on one host meet, instead of at a port."""
@@ -224,6 +225,37 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
             end_supervised(process)
             raise
     return process.returncode, lines
+
+
+def printed_by(arguments: list[str], what: str) -> str:
+    """Run this Python with `arguments`, and return what it prints on standard output.
+
+    It is for questions that should leave nothing in this process: a CUDA context takes half a GiB
+    of the device for as long as its process lives, and forked processes cannot use CUDA then.
+
+    Args:
+        arguments: words behind `python`.
+        what: the purpose, for the message, as "the name of the GPU".
+
+    Raises:
+        RunFailed: when the child fails, with its error in a line.
+    """
+    with start_supervised(
+        [*PYTHON, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            printed, errors = process.communicate()
+        except BaseException:
+            end_supervised(process)
+            raise
+    if process.returncode:
+        advice = ". nvidia-smi lists what uses the GPU" if "out of memory" in errors else ""
+        lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
+        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed): ", line)]
+        reason = (named or lines)[-1].strip()
+        raise RunFailed(f"{what} could not be found out: {reason}{advice}")
+    return printed
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gallery_lib.system import hardware
-from gallery_lib.system.short_process import printed_by
+from gallery_lib.system.processes import printed_by
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 from gallery_lib.measure.variants import by_hand
 from gallery_lib.measure.variants.by_hand import Form
-from gallery_lib.system.extras import install_command
+from gallery_lib.system.version import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
 EAGER = "eager"

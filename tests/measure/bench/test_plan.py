@@ -13,7 +13,7 @@ from gallery_lib.measure.bench.plan import bench_plan, waterfall_plan
 from gallery_lib.measure.bench.task import groups
 from gallery_lib.measure.variants import forms, peers, recipes
 from gallery_lib.system import hardware
-from gallery_lib.system.extras import install_command
+from gallery_lib.system.version import install_command
 
 TINY = f"{tiny_task.__file__}:TASK"
 
