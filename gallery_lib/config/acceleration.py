@@ -201,21 +201,6 @@ class Tune(Settable):
         "Let layouts and compilers take turns on the first batch, and use the fastest that "
         "computes the same.",
     )
-    rounds: int = option(
-        6,
-        "Turns of each candidate. More tell smaller differences apart, and take longer.",
-        unit="turns",
-        minimum=4,
-    )
-    block_steps: int = option(
-        3,
-        "Forward and backward passes in a turn. The first does not count.",
-        unit="passes",
-        minimum=2,
-    )
-    confidence: float = option(
-        0.99, "Confidence level that a candidate's gain must reach.", minimum=0.5, maximum=0.9999
-    )
     keep: bool = option(True, "Keep the choice in a file, and use it next time.")
 
 

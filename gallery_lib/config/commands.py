@@ -19,9 +19,6 @@ class BatchConfig:
     deadline: float | None = option(
         None, "End a notebook that takes longer. Default: wait.", unit="seconds", minimum=1
     )
-    retries: int = option(
-        0, "How often a notebook that did not pass is run again.", unit="times", minimum=0
-    )
     resume: bool = option(
         False,
         "Go on with the batch in --out; keep what passed with the same notebook and versions.",

@@ -106,7 +106,7 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() ->
         ("loader", "pad_values", {"ids": "0"}, "dict[str | int, float]"),
         ("comm", "bucket_mb", "8", "a number"),
         ("comm", "wire", True, "exact or bf16"),
-        ("tune", "confidence", float("inf"), "a finite number"),
+        ("comm", "bucket_mb", float("inf"), "a finite number"),
     ],
 )
 def test_a_value_of_another_type_is_refused_when_it_is_set(

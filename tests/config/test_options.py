@@ -96,8 +96,8 @@ def test_what_is_no_duration_is_refused_with_the_forms_that_are(written: str) ->
 
 
 def test_other_numbers_take_no_duration() -> None:
-    with refused("retries", "'10m'", "number"):
-        from_mapping(BatchConfig, {"retries": "10m"})
+    with refused("max_steps", "'10m'", "number"):
+        from_mapping(TrainConfig, {"max_steps": "10m"})
 
 
 def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:
