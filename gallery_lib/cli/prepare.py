@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -60,10 +61,7 @@ sys.exit(not all(map(find_spec, ("torch", "torchvision", "jupyterlab", "gallery_
 
 
 def main(start_folder: str, *words: str) -> int:
-    """Prepare this checkout as the options in `words` say; return the exit code.
-
-    `start_folder` is the folder in which `prepare.sh` was called.
-    """
+    """Prepare this checkout as `words`, given in `start_folder`, say; return the exit code."""
 
     def body() -> int:
         os.chdir(ROOT)
@@ -109,11 +107,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(start_folder: Path, options: argparse.Namespace) -> int:
-    """Do what the options ask for; return the exit code.
-
-    Raises:
-        InputError: for a wrong notebook or parameter, and for something that the machine lacks.
-    """
+    """Do what the options ask for; return the exit code."""
     if options.lock:
         return write_lock()
     notebook = None
@@ -125,11 +119,10 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
             parameters.check(notebook, dict(options.p))
     if said := paths.notice():
         say(said)
-    titles = iter(range(1, 100))
-    total = 3 + (notebook is not None) + 2 * options.test
+    total, numbers = 3 + (notebook is not None) + 2 * options.test, itertools.count(1)
 
     def begin(title: str) -> None:
-        say(f"[{next(titles)}/{total}] {title}")
+        say(f"[{next(numbers)}/{total}] {title}")
 
     paths.cache_dir().mkdir(parents=True, exist_ok=True)
     wait = "Another prepare.sh is at work here: waiting for it."
@@ -146,10 +139,12 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
         python = environment / "bin" / "python"
         begin(f"Mock data, {options.data}")
         code = make_data(python, options.data)
-    words = [word for pair in options.p for word in pair]
     if notebook and not code:
         begin(f"Running {notebook.name}")
-        code = run_notebook(notebook, options.p, python)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{notebook.stem}"
+        folder = paths.free_name(paths.runs_dir() / "notebooks", name)
+        given = [word for pair in options.p for word in ("-p", *pair)]
+        code = run(python, "-m", "gallery_lib", "run", notebook, "--out", folder, *given)
     if options.test and not code:
         begin("Checking the code")
         if check_code(python):
@@ -161,16 +156,12 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
         return code
     if options.lab:
         replace_by(python, "-m", "gallery_lib.notebooks.jupyterlab", ROOT)
-    about = [notebook.stem, *words] if notebook else []
+    about = [notebook.stem, *itertools.chain(*options.p)] if notebook else []
     return run(python, "-m", "gallery_lib.cli.next_steps", start_folder, *about)
 
 
 def find_notebook(name: str, start_folder: Path) -> Path:
-    """Return the path of the notebook `name`: its name, a file name, or a path to it.
-
-    Raises:
-        InputError: with the closest name, where there is none.
-    """
+    """Return the path of the notebook `name`: its name, a file name, or a path to it."""
     folder, stem = ROOT / "notebooks", name.removesuffix(".ipynb")
     for path in (start_folder / name, ROOT / name, folder / f"{stem}.ipynb"):
         if path.suffix == ".ipynb" and path.is_file():
@@ -183,11 +174,7 @@ def find_notebook(name: str, start_folder: Path) -> Path:
 
 
 def check_machine(*, for_tests: bool) -> None:
-    """Install what is missing, as root on Debian and its kin, and name what is still lacking.
-
-    Raises:
-        InputError: the machine lacks what torch.compile needs.
-    """
+    """Install what is missing, as root on Debian and its kin, and name what is still lacking."""
     search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
     def lacking() -> dict[str, str]:
@@ -210,30 +197,18 @@ def check_machine(*, for_tests: bool) -> None:
 
 
 def make_data(python: Path, preset: str) -> int:
-    """Make the mock data; return the exit code of the first command that fails, else 0.
-
-    A packed task (`gallery pack`) has the commands of its own data alone. Of each the last line is
-    printed, which says what was made.
-    """
+    """Make the mock data; return the exit code of the first command that fails, else 0."""
     log = paths.cache_dir() / "mock-data.txt"
     for name in DATA_COMMANDS:
         script = Path("data_prep", f"{name}.py")
         options = ["--preset", preset] if name == "mock_imagenet" else []
-        if not script.is_file():
+        if not script.is_file():  # a packed task has the commands of its own data alone
             continue
         if code := run(python, script, *options, log=log):
             return code
         for line in last_lines(log, 1):
             detail(line)
     return 0
-
-
-def run_notebook(notebook: Path, pairs: Sequence[Sequence[str]], python: Path) -> int:
-    """Run the notebook as a batch of one in a new folder of runs; return its exit code."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{notebook.stem}"
-    folder = paths.free_name(paths.runs_dir() / "notebooks", name)
-    given = [word for pair in pairs for word in ("-p", *pair)]
-    return run(python, "-m", "gallery_lib", "run", notebook, "--out", folder, *given)
 
 
 def check_code(python: Path) -> int:
@@ -332,11 +307,7 @@ def make(environment: Path, extra: str) -> None:
 
 
 def _install(*command: str | Path) -> None:
-    """Run a command of an installation.
-
-    Raises:
-        InputError: when it fails.
-    """
+    """Run a command of an installation; raise InputError when it fails."""
     if run(*command, log=paths.cache_dir() / "installation.txt") != 0:
         raise InputError(
             "the packages could not be installed; the reason is above.\n"
@@ -348,13 +319,7 @@ def _install(*command: str | Path) -> None:
 
 
 def find_uv() -> str:
-    """Return the command of uv: that on PATH, or else one in an environment of its own.
-
-    That environment is made with pip, and so with pip's configuration.
-
-    Raises:
-        InputError: when uv cannot be installed.
-    """
+    """Return the command of uv: that on PATH, or else one that pip gets, as it is configured."""
     os.environ["UV_HTTP_TIMEOUT"] = os.environ.get("UV_HTTP_TIMEOUT") or "180"
     if paths.home() != Path(os.environ.get("HOME", "")):  # uv would keep its cache in the checkout
         os.environ.setdefault("UV_CACHE_DIR", str(paths.cache_dir() / "uv"))
@@ -403,13 +368,8 @@ def run(*command: str | Path, quiet: bool = False, log: Path | None = None) -> i
     """Run the command to its end and return its exit code, as a shell gives it.
 
     It has no standard input, and a session of its own, so that Ctrl-C reaches this process alone.
-    An exception here ends the command with all that it has started.
-
-    Args:
-        *command: program and arguments.
-        quiet: discard standard output.
-        log: file for all that the command prints. Its last line is shown meanwhile, and the last
-            lines after a failure.
+    An exception here ends the command with all that it has started. `quiet` discards its output;
+    with `log`, a file for it, the last line is shown meanwhile, and the last ones after a failure.
     """
     with contextlib.ExitStack() as stack:
         file = None if log is None else stack.enter_context(log.open("w"))

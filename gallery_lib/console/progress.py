@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from tqdm.std import Bar
-
 from gallery_lib.console import signals
 from gallery_lib.console.phases import IMPORTS
 from gallery_lib.console.table import duration
@@ -104,9 +102,9 @@ class _Phase:
         in_all = f"; {duration(seconds_in_all)} in all" if seconds_in_all >= elapsed + 1.0 else ""
         text = f"{counted}{clock}{in_all}"
         if width and self.total and len(self.label) + len(text) + _BAR_WIDTH + 3 <= width:
-            letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
-            bar = format(Bar(min(1.0, self.count / self.total)), f"{_BAR_WIDTH}{letters}")
-            text = f"{bar} {text}"
+            letter = "█" if "utf" in (sys.stderr.encoding or "").lower() else "#"
+            bar = letter * round(_BAR_WIDTH * min(1.0, self.count / self.total))
+            text = f"{bar.ljust(_BAR_WIDTH)} {text}"
         return fit(f"{self.label}: {text}", width)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from gallery_lib.system import paths
 
 OLDEST_PYTHON = (3, 11)
-PACKAGES = ("torch", "numpy", "psutil", "tqdm")
+PACKAGES = ("torch", "numpy", "psutil")
 """Packages without which no command starts."""
 
 

@@ -6,6 +6,7 @@ makes a .venv whose python records its arguments, too. Nothing is installed.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from project.prepare.disguise import write_interpreter
 
 TOOLS = ("bash", "cat", "dirname", "env")
 """What a machine has besides Python, a compiler and uv, as far as prepare.sh needs it."""
@@ -42,6 +42,20 @@ if [[ -e endless && "$*" == "-m gallery_lib run "* ]]; then touch started; sleep
 echo "python $*" >> "$NOTES"
 if [[ -e failing && "$*" == *"-m gallery_lib run "* ]]; then exit 3; fi
 """
+
+
+SITECUSTOMIZE = """
+import os, sys, sysconfig
+
+if path := os.environ.get("SEEMS_AT"):
+    sys.executable = sys._base_executable = path
+if "SEEMS_BUILT_WITH" in os.environ:
+    sysconfig.get_config_vars()["CONFIG_ARGS"] = os.environ["SEEMS_BUILT_WITH"]
+    sys.base_prefix = "/elsewhere"
+if user := os.environ.get("SEEMS_USER"):
+    os.geteuid = lambda: int(user)
+"""
+"""It makes a Python tell something else about itself: its path, its build or its user."""
 
 
 def write_script(path: Path, text: str) -> None:
@@ -76,10 +90,14 @@ class Checkout:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def add_interpreter(self, name: str, **seems: str) -> None:
-        """Add an interpreter to PATH, or replace it; disguise.py explains `seems`."""
-        path = self.bin / name
-        folder = self.bin.parent / "disguise"
-        write_interpreter(path, folder, SEEMS_AT=str(path), **seems)
+        """Add an interpreter to PATH, or replace it; `seems` are variables of SITECUSTOMIZE."""
+        path, folder = self.bin / name, self.bin.parent / "disguise"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        variables = {"PYTHONPATH": str(folder), "SEEMS_AT": str(path), **seems}
+        lines = [f"export {key}={shlex.quote(value)}" for key, value in variables.items()]
+        start = f'exec {shlex.quote(sys.executable)} "$@"'
+        write_script(path, "\n".join(["#!/usr/bin/env bash", *lines, start, ""]))
 
     def notes(self) -> str:
         """Return what uv and .venv's python were asked since the last look."""
