@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.visible import unescaped, visible
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
 from gallery_lib.system.exit_codes import shell_exit_code
@@ -403,7 +404,7 @@ def _end_group(group: int) -> None:
 
 def _wait_showing(process: subprocess.Popen[bytes], log: Path) -> int:
     """Wait for the process, and show its seconds and the last line of its log."""
-    began, is_terminal = time.monotonic(), sys.stdout.isatty()
+    began, is_terminal, screen = time.monotonic(), sys.stdout.isatty(), unescaped(sys.stdout)
     start, end = ("\r\033[K", "") if is_terminal else ("", "\n")
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -411,8 +412,8 @@ def _wait_showing(process: subprocess.Popen[bytes], log: Path) -> int:
             break
         line = f"      {time.monotonic() - began:.0f} s  {''.join(last_lines(log, 1)).strip()}"
         width = shutil.get_terminal_size().columns - 1 if is_terminal else None
-        print(f"{start}{line[:width]}", end=end, flush=True)
-    print(start, end="", flush=True)
+        print(f"{start}{visible(line)[:width]}", end=end, file=screen, flush=True)
+    print(start, end="", file=screen, flush=True)
     if process.returncode:
         print(*last_lines(log, 15), sep="\n", file=sys.stderr, flush=True)
     return process.returncode

@@ -221,8 +221,8 @@ class Comm(Settable):
     )
     find_unused_parameters: bool = option(
         False,
-        "Look in each step for parameters that the loss does not depend on, without which "
-        "such a step is an error. Costs a walk over the graph.",
+        "Look in each step for parameters that the loss does not depend on; without it, a step "
+        "that leaves some out is an error. Costs a walk over the graph.",
     )
     static_graph: bool = option(
         False,

@@ -182,15 +182,11 @@ def new_run_dir(name: str) -> Path:
 
     Its name is unique also when several start in the same second.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for attempt in range(1000):
-        path = runs_dir() / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
-        try:
+    while True:
+        path = free_name(runs_dir(), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+        with contextlib.suppress(FileExistsError):  # another process has just made it
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            continue
-    raise FileExistsError(f"no free run directory below {runs_dir()}")
 
 
 def check_resume(asked: str | None, *, resume: bool, work: str) -> None:
