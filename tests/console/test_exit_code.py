@@ -51,22 +51,6 @@ def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
         exit_code_of(body, error_prefix="error", interrupted="stopped")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        "gallery_lib --help",
-        "gallery_lib list",
-        "gallery_lib run --help",
-        "gallery_lib.cli.main show nowhere",
-    ],
-)
-def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
-    piped = f"{sys.executable} -m {command} 2>&1 | head -n 0"
-    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("", "")
-
-
 def run(source: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program that a line of the shell connects."""
     words = ["bash", "-c", f'"$0" -c "$1" {shell}', sys.executable, source]
@@ -133,16 +117,6 @@ def test_what_an_interrupted_import_leaves_is_no_defect_of_ours(
 
     assert exit_code_of(body, error_prefix="error", interrupted="stopped") == 130
     assert capsys.readouterr().err == "stopped\n"
-
-
-def test_a_command_without_standard_output_ends_as_it_would() -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m gallery_lib list >&-"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("given", [["--claases", "3"], ["--claases=3", "--seed=1"]])
