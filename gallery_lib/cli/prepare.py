@@ -54,11 +54,8 @@ TEST_TOOLS = {"chromium": "chromium", "tc": "iproute2", "slurmctld": "slurm-wlm"
 STAMP = "gallery-stamp"
 LINE_SECONDS = 60.0
 """Seconds between two lines about an installation, where the output is no terminal."""
-IS_COMPLETE = """
-import sys
-from importlib.util import find_spec
-sys.exit(not all(map(find_spec, ("torch", "torchvision", "jupyterlab", "gallery_lib"))))
-"""
+PACKAGES = ("torch", "torchvision", "jupyterlab", "gallery_lib")
+IS_COMPLETE = f"import importlib.util as u; exit(not all(map(u.find_spec, {PACKAGES})))"
 
 
 def main(start_folder: str, *words: str) -> int:
@@ -272,12 +269,8 @@ def make(environment: Path, extra: str) -> None:
     """Make the environment for this Python, or bring it up to date, and write the stamp last.
 
     The lock serves as constraints: each package must be in it, at its version and with its hash.
-    Packages are compiled to bytecode here, once. Otherwise every process compiles them anew on a
-    machine that keeps no bytecode (PYTHONDONTWRITEBYTECODE, or an environment that its users may
-    not write to), and the import of torch and its compiler takes three times as long.
-
-    Raises:
-        InputError: for a folder that `prepare.sh` has not made, and for a failed installation.
+    Packages are compiled to bytecode here, once: on a machine that keeps none every process would,
+    and the import of torch and its compiler would take three times as long.
     """
     settings, python = environment / "pyvenv.cfg", environment / "bin" / "python"
     if settings.is_file() and "prompt = gallery" not in settings.read_text("utf-8").splitlines():
@@ -342,13 +335,10 @@ def find_uv() -> str:
 
 
 def kernel_command(python: Path) -> list[str]:
-    """Return the command that registers the kernel "Gallery" in the environment of `python`.
-
-    The kernel's PATH begins with its environment, so that `!python` in a cell is the notebook's own
-    Python.
-    """
+    """Return the command that registers the kernel "Gallery" in the environment of `python`."""
     command = [str(python), "-m", "ipykernel", "install", "--sys-prefix"]
     command += ["--name", "gallery", "--display-name", "Gallery"]
+    # `!python` in a cell is then the notebook's own Python.
     return [*command, "--env", "PATH", f"{python.parent}:${{PATH}}"]
 
 
