@@ -91,7 +91,7 @@ def add_options(app: Any, page: str, source: list[str]) -> None:
     if page != "docs/reference":
         return
     from gallery_lib import config
-    from gallery_lib.config.documentation import options_table
+    from gallery_lib.config.options import options_table
 
     for cls in (config.TrainConfig, config.LaunchConfig, config.CompareConfig):
         source[0] += f"\n## Options: `{cls.__name__}`\n\n{options_table(cls)}\n"

@@ -32,7 +32,7 @@ import nbformat
 try:
     import jupytext
 except ImportError:
-    from gallery_lib.system.extras import install_command
+    from gallery_lib.system.version import install_command
 
     print(
         "error: notebooks are built with jupytext, one of the tools for development. "
@@ -50,7 +50,7 @@ from gallery_lib.config import (
     WireConfig,
     YourModelConfig,
 )
-from gallery_lib.config.documentation import parameters_source
+from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch import latest
 from gallery_lib.notebooks.batch.plan import CPU_ONLY

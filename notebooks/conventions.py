@@ -28,7 +28,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib import tasks
-from gallery_lib.config.documentation import parameters_source
+from gallery_lib.config.options import parameters_source
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
 from gallery_lib.notebooks.batch.parameters import options_class

@@ -1,16 +1,14 @@
-"""Entry points of `gallery` and `launch_single_task.py`: the commands, help page and completion.
+"""Entry points of `gallery` and `launch_single_task.py`: the commands and the help page.
 
-Each command is a file of commands/, which declares what the command takes. Its parser, help and
-completion come from that declaration. An error is one message on standard error; only a defect of
-this package has a traceback.
+Each command is a file of commands/, which declares what the command takes. An error is one message
+on standard error; only a defect of this package has a traceback.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gallery_lib.cli.commands import (
     bench,
@@ -27,7 +25,6 @@ from gallery_lib.comm import scheduler
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.console.signals import importing
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
@@ -86,91 +83,39 @@ def launch_single_task(arguments: Sequence[str]) -> int:
     return _guarded(body)
 
 
-def _completion_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="bash or zsh")
-
-
-_COMPLETION = CommandLine(
-    "gallery completion",
-    "Print a script that completes the gallery command. "
-    "Where the shell looks for it: see gallery --help.",
-    operands=_completion_operands,
-)
-
-
-def _completion(arguments: Sequence[str]) -> None:
-    (namespace,) = _COMPLETION.parse(arguments)
-    with importing():
-        from gallery_lib import tasks
-        from gallery_lib.cli import completion
-        from gallery_lib.notebooks.batch import plan
-
-    notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
-    known = {
-        "names": notebooks,
-        **dict.fromkeys(("task", "model", "roofline"), tasks.names()),
-    }
-    print(
-        completion.script(
-            namespace.shell,
-            {name: (command.does, command.line) for name, command in _COMMANDS.items()},
-            known,
-        )
-    )
-
-
 class Command(NamedTuple):
-    """Word after `gallery`, with what it runs, its command line, and its place in the help."""
+    """Word after `gallery`: its file in commands/, its place in the help, and what it does."""
 
-    run: Callable[[Sequence[str]], int | None]
-    line: CommandLine
+    module: Any
     group: str
     does: str
+
+    @property
+    def line(self) -> CommandLine:
+        """Return the command's line."""
+        return self.module.LINE
 
 
 _MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around and take away"
 
-_COMMANDS: dict[str, Command] = {
-    "run": Command(
-        run.main, run.LINE, _MEASURE, "notebooks, headless, and which of them really ran"
-    ),
+_COMMANDS = {
+    "run": Command(run, _MEASURE, "notebooks, headless, and which of them really ran"),
     "compare": Command(
-        compare.main,
-        compare.LINE,
-        _MEASURE,
-        "baseline against accelerated backend, in turns; or two batches",
+        compare, _MEASURE, "baseline against accelerated backend, in turns; or two batches"
     ),
     "bench": Command(
-        bench.main,
-        bench.LINE,
-        _MEASURE,
-        "tasks × variants, with other libraries, or one technique after another",
+        bench, _MEASURE, "tasks × variants, with other libraries, or one technique after another"
     ),
     "lab": Command(
-        lab.main,
-        lab.LINE,
-        _MEASURE,
-        "several hosts on this machine, with emulated links, to run distributed training on",
+        lab, _MEASURE, "several hosts on this machine, with emulated links, to train on"
     ),
-    "show": Command(
-        show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"
-    ),
-    "plot": Command(
-        plot.main, plot.LINE, _READ, "a comparison's throughput since launch, as a picture"
-    ),
+    "show": Command(show, _READ, "the tables of a run, a comparison, a batch or a bench"),
+    "plot": Command(plot, _READ, "a comparison's throughput since launch, as a picture"),
     "doctor": Command(
-        doctor.main,
-        doctor.LINE,
-        _READ,
-        "what this machine offers; where a step went, and how near its limits it is",
+        doctor, _READ, "what this machine offers; where a step went, and how near its limits it is"
     ),
-    "list": Command(list_tasks.main, list_tasks.LINE, _TAKE, "the tasks of the gallery"),
-    "pack": Command(
-        pack.main, pack.LINE, _TAKE, "one task as an archive that runs by itself on another machine"
-    ),
-    "completion": Command(
-        _completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"
-    ),
+    "list": Command(list_tasks, _TAKE, "the tasks of the gallery"),
+    "pack": Command(pack, _TAKE, "one task as an archive that runs by itself on another machine"),
 }
 
 EXAMPLES = {
@@ -190,10 +135,6 @@ EXAMPLES = {
 }
 
 _NOTES = """\
-Completion, from the next shell on
-  gallery completion bash > ~/.local/share/bash-completion/completions/gallery
-  gallery completion zsh > "${fpath[1]}/_gallery"
-
 Colours and progress
   A terminal gets a line or a table that is kept up to date; a file, a pipe \
 and a terminal that calls itself dumb get a
@@ -251,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 parameter="command",
             )
         _say_where_things_are_kept()
-        return _COMMANDS[words[0]].run(words[1:])
+        return _COMMANDS[words[0]].module.main(words[1:])
 
     return _guarded(body)
 

@@ -1,10 +1,8 @@
-"""Three commands to paste once `prepare.sh` has ended.
+"""Three commands to paste once `prepare.sh` has ended, as a plain shell in FOLDER needs them.
 
     python -m gallery_lib.cli.next_steps FOLDER [NOTEBOOK [NAME VALUE]…]
 
-The commands open the notebooks, train a task, and compare it with PyTorch as it comes. They work as
-they stand in a plain shell in FOLDER, where `prepare.sh` was called. After a task's notebook, they
-are of what it has measured. Else their sizes suit a few cores.
+After a task's notebook, they are of what it has measured. Else their sizes suit a few cores.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import tasks
-from gallery_lib.system import paths
 
 _SIZES = ("batch_size", "image_size", "sequence_length")
 _SAME = (*_SIZES, "amp_level", "amp_dtype", "data_dir", "seed")
@@ -25,14 +22,10 @@ _SAME = (*_SIZES, "amp_level", "amp_dtype", "data_dir", "seed")
 def commands(
     root: Path, folder: Path, python: Path, notebook: str = "", words: Sequence[str] = ()
 ) -> list[str]:
-    """Return the commands for the checkout at `root`.
+    """Return the commands for the checkout at `root` and the environment's `python`.
 
-    Args:
-        root: the checkout.
-        folder: the folder of the shell; paths are absolute unless this is the checkout.
-        python: the Python of the environment.
-        notebook: name of the notebook that was run.
-        words: names and values of its parameters.
+    `words` are names and values of the parameters with which `notebook` was run. Paths are absolute
+    unless `folder`, that of the shell, is the checkout.
     """
 
     def here(path: Path) -> str:
@@ -52,13 +45,10 @@ def commands(
     options = " ".join(
         ["--model", model, *(f"--{name} {shlex.quote(str(v))}" for name, v in values.items())]
     )
-    own = python.parents[1].resolve() == paths.environment_dir(root).resolve()
-    gallery = python.parent / "gallery"
-    compare = here(gallery) if own or gallery.exists() else f"{here(python)} -m gallery_lib"
     return [
-        f"bash {here(root / 'prepare.sh')} --lab{'' if own else ' --into-current'}",
+        f"bash {here(root / 'prepare.sh')} --lab",
         f"{here(python)} {here(root / 'launch_single_task.py')} {options} --compiler-opt",
-        f"{compare} compare {options}",
+        f"{here(python.parent / 'gallery')} compare {options}",
     ]
 
 

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import Comm
-from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
 SETTLING_STEPS = 2
@@ -89,29 +87,17 @@ def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
 
 def _buckets(setup: AsMade, options: Comm) -> dict[str, Any]:
     """Return DDP's attributes for bucket sizes: those of `options`, else the user's."""
-    if options.bucket_mb is None and options.first_bucket_mb is None:
+    if options.bucket_mb is None:
         return setup.buckets
     config = setup.buckets.get("_bucket_config")
-    if options.first_bucket_mb is not None:
-        if config is None:
-            raise InputError(
-                f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out.",
-                parameter="first_bucket_mb",
-            )
-        others = options.bucket_mb or setup.buckets["bucket_bytes_cap"] / _MEBIBYTE
-        sizes: dict[str, Any] = {
-            "bucket_cap_mb": None,
-            "bucket_cap_mb_list": [options.first_bucket_mb, others],
-        }
-    else:
-        sizes = {"bucket_cap_mb": options.bucket_mb, "bucket_cap_mb_list": None}
     if config is None:  # older versions of torch keep two numbers instead
-        assert options.bucket_mb is not None
         return {
             "bucket_bytes_cap": int(options.bucket_mb * _MEBIBYTE),
             "bucket_bytes_cap_default": False,
         }
-    config = type(config).create(use_python_reducer=False, **sizes)
+    config = type(config).create(
+        use_python_reducer=False, bucket_cap_mb=options.bucket_mb, bucket_cap_mb_list=None
+    )
     return {
         "_bucket_config": config,
         "bucket_bytes_cap": config.bucket_bytes_cap,
@@ -124,9 +110,6 @@ def rebuild(model: DDP, setup: AsMade, options: Comm) -> None:
     """Replace `model.reducer` and `model.logger`, following the user's settings and `options`.
 
     Call it between two steps, on every rank.
-
-    Raises:
-        InputError: for bucket sizes that this version of torch does not know.
     """
     # the user's own _set_static_graph() counts as the user's setting
     setup.static_graph |= model.static_graph and not setup.rebuilt_static_graph

@@ -132,8 +132,6 @@ def _inductor(
     # Where it is off Inductor would lay convolutions out by rules of its own.
     compile_options["layout_optimization"] = channels_last
     compile_options["force_layout_optimization"] = channels_last
-    if device.type == "cpu" and options.any_threads:
-        compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
     compile_options |= cuda_graphs.compile_options(options, device)

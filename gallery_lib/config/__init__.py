@@ -1,9 +1,9 @@
 """Declarations of every option of the gallery: a dataclass per subject, a file per kind.
 
-Each field says what it means, in which unit, and which values it takes. The check of values
-(`options.py`), command lines (`command_line.py`), the notebooks' parameters cells and the tables of
-the documentation (`documentation.py`) all come from these declarations. No other module parses an
-option or sets its default. The room needs no torch.
+Each field says what it means, in which unit, and which values it takes. The check of values, the
+notebooks' parameters cells and the tables of the documentation (`options.py`) and command lines
+(`command_line.py`) come from these declarations. No other module parses an option or sets its
+default. The room needs no torch.
 """
 
 from gallery_lib.config.acceleration import (
@@ -16,17 +16,17 @@ from gallery_lib.config.acceleration import (
     Tune,
     backend_config,
 )
-from gallery_lib.config.cluster import LabConfig, LabNameConfig, LabRunConfig
 from gallery_lib.config.commands import (
     BatchConfig,
     BenchConfig,
     CompareConfig,
-    RooflineConfig,
-)
-from gallery_lib.config.communication import (
     ConvergenceConfig,
+    LabConfig,
+    LabNameConfig,
+    LabRunConfig,
     RecordConfig,
     ReplayConfig,
+    RooflineConfig,
     WaysConfig,
 )
 from gallery_lib.config.notebooks import (
@@ -37,32 +37,3 @@ from gallery_lib.config.notebooks import (
     YourModelConfig,
 )
 from gallery_lib.config.training import LaunchConfig, TrainConfig
-
-__all__ = [
-    "BatchConfig",
-    "BenchConfig",
-    "Comm",
-    "CompareConfig",
-    "Compiler",
-    "Compute",
-    "Config",
-    "ConvergenceConfig",
-    "LabConfig",
-    "LabNameConfig",
-    "LabRunConfig",
-    "LaunchConfig",
-    "Loader",
-    "Memory",
-    "NotebookConfig",
-    "PerformanceDataConfig",
-    "RecordConfig",
-    "ReplayConfig",
-    "RooflineConfig",
-    "TrainConfig",
-    "Tune",
-    "WalkConfig",
-    "WaysConfig",
-    "WireConfig",
-    "YourModelConfig",
-    "backend_config",
-]

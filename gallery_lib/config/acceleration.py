@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import numbers
+import types
+import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Union
 
-from gallery_lib.config.compiler import Compiler
-from gallery_lib.config.options import option
-from gallery_lib.config.settable import Settable
+from gallery_lib.config.options import check_value, option, options_of, type_name
 from gallery_lib.config.training import TrainConfig
+from gallery_lib.errors import InputError, did_you_mean
+
+
+class Settable:
+    """Base of option dataclasses that are changed in place.
+
+    Setting a misspelt name, a value of another type or an impossible value raises InputError.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check a value and set it; raise InputError for a wrong name or value."""
+        cls: Any = type(self)
+        known, where = options_of(cls), cls.__name__
+        if name not in known:
+            raise InputError(
+                f"{where} has no option `{name}`.{did_you_mean(name, known)} "
+                f"Known: {', '.join(known)}.",
+                parameter=name,
+            )
+        declared = known[name]
+        if not (value is None and declared.optional) and not _is_a(value, declared.type):
+            raise InputError(
+                f"{where}.{name}={value!r} must be {type_name(declared)}.", parameter=name
+            )
+        if declared.type in (int, float, bool, str) or declared.choices:
+            value = check_value(cls, name, value)
+        object.__setattr__(self, name, value)
+
+
+def _is_a(value: Any, annotation: Any) -> bool:
+    """Return whether `value` has the annotated type without conversion: text is never a number."""
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return isinstance(value, str) or value in members  # check_value names the choices
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, member) for member in members)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, members[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items()
+        )
+    if annotation in (int, float):
+        kind = numbers.Integral if annotation is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+    return isinstance(value, annotation)
 
 
 @dataclass
@@ -16,26 +63,87 @@ class Compute(Settable):
     """Precision, own CUDA kernels, and the implementation of the optimizer."""
 
     fp16: bool = option(
-        False, "Say that the training runs under float16 autocast, with a GradScaler of its own."
+        False, "The training runs under float16 autocast, with a GradScaler of its own."
     )
     bf16: bool = option(
-        False,
-        "Say that the training runs under bfloat16 autocast, which stays in your loop. A first "
-        "step without it is announced.",
+        False, "The training runs under bfloat16 autocast, which stays in your loop."
     )
     kernels: bool = option(
         True, "Use own CUDA kernels. Switch them off to compare, or where one fails."
     )
     optimizer: bool = option(
-        True,
-        "Give the optimizer its fastest form: one pass over memory or torch's fused one "
-        "on a CPU, torch's fused one on CUDA, and sync-free there with fp16. Updates "
-        "differ by rounding.",
+        True, "Give the optimizer its fastest form, fused or sync-free. Updates differ by rounding."
     )
     cudnn_benchmark: bool = option(
+        True, "On CUDA, let cuDNN time its algorithms, unless deterministic ones are asked for."
+    )
+
+
+@dataclass
+class Compiler(Settable):
+    """Compiler behind the accelerated backend."""
+
+    enabled: bool = option(
         True,
-        "On CUDA, let cuDNN measure its algorithms for each shape and use the fastest. Left alone "
-        "where deterministic algorithms are asked for.",
+        "Compile the model. The first step waits for the compiler; a short run never earns "
+        "that back.",
+    )
+    backend: str = option("inductor", "Compiler, by its name in the registry of backends.")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        option("default", "Mode of torch.compile. max-autotune searches longer for faster kernels.")
+    )
+    cuda_graphs: bool = option(
+        True,
+        "On CUDA, capture compiled graphs of static shapes and replay them. Needs more memory.",
+    )
+    keep_activations: float = option(
+        1.0,
+        "Share of the activations kept for the backward pass. Less saves memory and takes time.",
+        minimum=0,
+        maximum=1,
+    )
+    short_attention: bool = option(
+        True,
+        "On a CPU, compute attention over short sequences as plain products, which are faster.",
+    )
+    small_convolutions: bool = option(
+        True,
+        "With AVX512-BF16, compute bfloat16 convolutions over few positions as matrix products.",
+    )
+    vector_dropout: bool = option(
+        True, "On a CPU, draw dropout's random numbers by vector instructions; they are the same."
+    )
+    vector_masks: bool = option(
+        True, "On a CPU, read and write masks (ReLU, dropout, attention) by vector instructions."
+    )
+    whole_upsampling: bool = option(
+        True,
+        "On a CPU, enlarge images by torch's operator, whose gradient is faster than compiled "
+        "code.",
+    )
+    max_pooling: bool = option(
+        True,
+        "On a CPU, pool images in channels_last in C++, whose gradient is faster than "
+        "compiled code.",
+    )
+    large_batch_norms: bool = option(
+        True,
+        "With AVX-512, compute bfloat16 batch norms over a MiB and more in channels_last, "
+        "with residual and ReLU, in C++.",
+    )
+    all_batch_norms: bool = option(
+        False,
+        "Compute batch norms in channels_last of every size by own operators, in fp32 and on "
+        "CUDA too. For measurements: it gains nothing.",
+    )
+    mixed_products: bool = option(
+        True,
+        "With AVX512-BF16, multiply few rows in bfloat16 by fp32 weights as they lie. A "
+        "weight must not change between a forward pass and its backward pass then.",
+    )
+    bf16_on_fp32_units: bool = option(
+        True,
+        "On a CPU without bfloat16 units, compute its products in fp32 instead of emulating them.",
     )
 
 
@@ -45,13 +153,11 @@ class Memory(Settable):
 
     layout: Literal["auto", "contiguous", "channels_last"] = option(
         "auto",
-        "Memory format of 4-d weights and inputs. auto is channels_last for models with "
-        "2-d convolutions, except on x86 without AVX-512.",
+        "Memory format of 4-d weights and inputs. auto is channels_last for models with 2-d "
+        "convolutions, except on x86 without AVX-512.",
     )
     allocator: bool = option(
-        True,
-        "Keep large host blocks instead of returning them to the kernel in every step. "
-        "Holds more memory. Processes of the launcher use huge pages as well.",
+        True, "Keep large host blocks instead of returning them to the kernel. Holds more memory."
     )
 
 
@@ -61,34 +167,28 @@ class Loader(Settable):
 
     prefetch: int = option(
         2,
-        "Batches copied to the GPU ahead of their use. Raise it where steps wait for "
-        "data. Each takes device memory.",
+        "Batches copied to the GPU ahead of their use. More take device memory.",
         unit="batches",
         minimum=0,
     )
     buckets: tuple[int, ...] = option(
         (),
-        "Lengths that batches are padded to, so that the compiler sees few shapes. "
-        "None: batches stay as they are. Padding is computed, too.",
+        "Lengths that batches are padded to, so that the compiler sees few shapes. Default: none.",
         unit="tokens or frames",
     )
     pad_values: dict[str | int, float] = option(
-        dict,
-        "What fills the parts of a batch that have a length, by name or position. "
-        "Needed with buckets.",
+        dict, "What fills the padded parts of a batch, by name or position. Needed with buckets."
     )
     nice: int = option(
         19,
-        "On a CPU, niceness of the processes that load data, so that the step's threads "
-        "have the cores. 0: unchanged.",
+        "On a CPU, niceness of the processes that load data, so that steps have the cores.",
         minimum=0,
         maximum=19,
     )
     shard: Literal["auto", "always", "never"] = option(
         "auto",
-        "Whether each of several processes takes its share of the batches (always) or "
-        "all that its loader yields (never). auto: its share, unless the loader turns "
-        "out to be divided already.",
+        "Whether each process takes its share of the batches (always), or all that its loader "
+        "yields (never). auto: its share, unless the loader is divided already.",
     )
 
 
@@ -98,23 +198,8 @@ class Tune(Settable):
 
     enabled: bool = option(
         False,
-        "Let layouts and compilers take turns on the first batch, and use the fastest "
-        "that computes the same. The first step takes longer.",
-    )
-    rounds: int = option(
-        6,
-        "Turns of each candidate. More turns tell smaller differences apart, and take longer.",
-        unit="turns",
-        minimum=4,
-    )
-    block_steps: int = option(
-        3,
-        "Forward and backward passes in a turn. The first does not count.",
-        unit="passes",
-        minimum=2,
-    )
-    confidence: float = option(
-        0.99, "Confidence level that a candidate's gain must reach.", minimum=0.5, maximum=0.9999
+        "Let layouts and compilers take turns on the first batch, and use the fastest that "
+        "computes the same.",
     )
     keep: bool = option(True, "Keep the choice in a file, and use it next time.")
 
@@ -125,74 +210,56 @@ class Comm(Settable):
 
     bucket_mb: float | None = option(
         None,
-        "Size of the gradient buckets that are sent. Smaller ones start earlier and "
-        "cost more messages. Default: DDP's own, a first one of 1, then 25.",
-        unit="MiB",
-        minimum=0.001,
-    )
-    first_bucket_mb: float | None = option(
-        None,
-        "Size of the bucket that is sent first. Default: as bucket_mb; 1 where that is left out.",
+        "Size of the gradient buckets. Smaller ones start earlier and cost more messages. "
+        "Default: DDP's own, a first one of 1, then 25.",
         unit="MiB",
         minimum=0.001,
     )
     bucket_views: bool = option(
         False,
-        "Let gradients lie in the buckets, which saves a copy. A gradient kept over a "
-        "step is overwritten by the next.",
+        "Let gradients lie in the buckets, which saves a copy. The next step overwrites them.",
     )
     find_unused_parameters: bool = option(
         False,
-        "Look in each step for parameters that the loss does not depend on. Needed "
-        "where a step leaves some out: without it such a step is an error. Costs a walk "
-        "over the graph in each step.",
+        "Look in each step for parameters that the loss does not depend on; without it, a step "
+        "that leaves some out is an error. Costs a walk over the graph.",
     )
     static_graph: bool = option(
         False,
-        "Promise that every step uses the same parameters in the same order. DDP then "
-        "skips checks.",
+        "Promise that every step uses the same parameters in the same order, which saves checks.",
     )
     streams: int = option(
-        1,
-        "Buckets on their way at the same time, each on a process group of its own. "
-        "More may help where one connection does not fill the network.",
-        minimum=1,
-        maximum=8,
+        1, "Buckets on their way at once, each on a process group of its own.", minimum=1, maximum=8
     )
     hierarchical: bool = option(
         False,
-        "Add up within each host first; then the processes of a host exchange a part "
-        "each with other hosts. Pays where links between hosts are the slow ones.",
+        "Add up within each host first, then between hosts. Pays where links between hosts "
+        "are slow.",
     )
     tune: bool = option(
         False,
-        "Let lossless ways take turns over the first steps, and use the fastest if it "
+        "Let lossless strategies take turns over the first steps, and use the fastest if it "
         "certainly beats DDP's own.",
     )
     wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
         "exact",
-        "What is sent: gradients as they are, rounded, as int8 with a scale for every "
-        "256, or as products of narrow matrices. For slow networks; changes the "
-        "training. Double precision is rounded alike; sparse gradients are sent as they "
-        "are.",
+        "What is sent: gradients as they are, rounded, as int8 with a scale for every 256, or "
+        "as products of narrow matrices. For slow networks; changes the training.",
     )
     error_feedback: bool = option(
         True,
-        "With int8, send what rounding loses along the next time. Costs memory of the "
-        "gradients' size in fp32.",
+        "With int8, send what rounding loses the next time. Costs the gradients' size in fp32.",
     )
     powersgd_rank: int = option(
         4,
-        "With powersgd, columns of the matrices. More are closer to the gradient, and more bytes.",
+        "With powersgd, columns of the matrices. More are closer, and more bytes.",
         minimum=1,
         maximum=4096,
     )
     non_finite: Literal["ignore", "skip", "stop"] = option(
         "ignore",
-        "What happens when a gradient is infinite or not a number. ignore: nothing (a "
-        "GradScaler sees to it). skip: rank and parameter are named, and no parameter "
-        "has a gradient in that step, so that optimizers change nothing. stop: an error "
-        "ends the run.",
+        "When a gradient is not finite: ignore it (a GradScaler sees to it), skip the step "
+        "and name rank and parameter, or stop the run.",
     )
 
 

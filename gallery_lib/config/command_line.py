@@ -82,18 +82,17 @@ class CommandLine:
     """Declaration of a command line: its options, operands and actions.
 
     `operands` declares arguments that are no option of a class (names of files, say). `fixed` holds
-    options whose values the caller has decided; the command does not offer them, for the reason
-    that `why_fixed` gives. `behind_dashes` names the words behind `--`, which are taken as they
-    are. A command with `actions` takes one of these words first, and then the arguments of that
-    action; it has no other options.
+    options that the command does not offer, each with the reason; they have their defaults.
+    `behind_dashes` names the words behind `--`, which are taken as they are. A command with
+    `actions` takes one of these words first, and then the arguments of that action; it has no other
+    options.
     """
 
     prog: str
     description: str
     classes: tuple[type, ...] = ()
     operands: Callable[[argparse.ArgumentParser], None] | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    why_fixed: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
     behind_dashes: str = ""
     actions: Mapping[str, CommandLine] = field(default_factory=dict)
 
@@ -145,7 +144,7 @@ class CommandLine:
         namespace, unknown = self.parser().parse_known_intermixed_args(words[:end])
         if unknown:
             raise self._unknown(unknown[0])
-        values = {**vars(namespace), **self.fixed}
+        values = vars(namespace)
         instances: list[Any] = [
             from_mapping(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
             for cls in self.classes
@@ -156,7 +155,7 @@ class CommandLine:
     def _unknown(self, word: str) -> InputError:
         """Return the error for a word that the command does not know."""
         name = _field_name(word)
-        if reason := self.why_fixed.get(name):
+        if reason := self.fixed.get(name):
             message = f"{self.prog} has no `{word.split('=')[0]}`: {reason}."
         else:
             message = f"unknown option `{word}`.{self._suggestion(word)}"

@@ -1,11 +1,12 @@
-"""Options of the commands that run, show and measure."""
+"""Options of the commands that run, show and measure, and of programs of the network benchmarks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from gallery_lib.config.options import option
+from gallery_lib.config.notebooks import NotebookConfig
+from gallery_lib.config.options import option, same_as
 
 
 @dataclass(frozen=True)
@@ -13,20 +14,14 @@ class BatchConfig:
     """Options of `gallery run`, which runs notebooks headless."""
 
     profile: Literal["quick", "full"] | None = option(
-        None,
-        "Parameters from notebooks/profiles/, for the notebooks that have them. "
-        "Default: the notebooks' own.",
+        None, "Parameters from notebooks/profiles/. Default: the notebooks' own."
     )
     deadline: float | None = option(
         None, "End a notebook that takes longer. Default: wait.", unit="seconds", minimum=1
     )
-    retries: int = option(
-        0, "How often a notebook that did not pass is run again.", unit="times", minimum=0
-    )
     resume: bool = option(
         False,
-        "Continue the batch in --out. Keep what passed with the same notebook, "
-        "parameters and versions.",
+        "Go on with the batch in --out; keep what passed with the same notebook and versions.",
     )
     out: str | None = option(
         None, "Folder of the executed notebooks and reports. Default: a new one below runs/."
@@ -39,16 +34,13 @@ class RooflineConfig:
 
     roofline: str | None = option(
         None,
-        "Measure this task's training step against the machine's limits: a name from "
-        "`gallery list`, or FILE.py:NAME. Takes the options of training; a minute or more, "
-        "since every graph is compiled anew.",
+        "Measure this task's step against the machine's limits. Takes the options of "
+        "training, and a minute or more.",
     )
     rounds: int = option(
         8,
-        "Turns of the limits, a step, and a profiled step. The middle half of those that touch no "
-        "new memory counts. More are steadier, and take longer.",
+        "Turns of the limits, a step, and a profiled step. More are steadier, and take longer.",
         unit="turns",
-        minimum=1,
     )
     out: str | None = option(
         None, "Folder of roofline.json and its picture. Default: a new one below runs/."
@@ -61,23 +53,16 @@ class CompareConfig:
 
     rounds: int = option(
         16,
-        "Turns of each variant; the interval comes from these. More turns narrow it, "
-        "and take longer.",
+        "Turns of each variant. More narrow the interval, and take longer.",
         unit="turns",
         minimum=4,
     )
-    starts: int = option(
-        1,
-        "Times that both variants start anew, each time for that many turns. Processes "
-        "of one code differ, and several starts average it. Each costs a start.",
-        minimum=1,
-        maximum=100,
-    )
+    starts: int = same_as(NotebookConfig, "starts")
     block_steps: int = option(
         4, "Steps in one turn. The first of each does not count.", unit="steps", minimum=2
     )
     parity_steps: int = option(
-        3, "First steps checked against a float64 run, which is slow.", unit="steps", minimum=1
+        3, "First steps checked against a float64 run, which is slow.", unit="steps"
     )
     confidence: float = option(
         0.99, "Confidence level of the speed-up's interval.", minimum=0.5, maximum=0.9999
@@ -90,111 +75,186 @@ class BenchConfig:
 
     variants: str | None = option(
         None,
-        "Variants, with commas between; `as-it-comes` or `best` stand for these forms "
-        "of all peers. The eager one of the precision, the reference of all, always "
-        "takes part. Default: all.",
+        "Variants, with commas between; `as-it-comes` or `best` are these forms of all peers. "
+        "The eager one always takes part. Default: all.",
     )
     peer_modes: str | None = option(
         None,
-        "Modes of torch.compile that the best forms of the peers choose from, with "
-        "commas between. They take turns once for each task, for one to three minutes; "
-        "`default` spares that. Default: all that may be the fastest on this device.",
+        "Modes of torch.compile that the best forms of the peers choose from. Default: all "
+        "that may be the fastest here; `default` saves one to three minutes a task.",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "Precision of all variants: fp32 (O0) or mixed (O1). auto is O1 where the "
-        "device computes in bfloat16, else O0.",
+        "Precision of all variants. auto is O1 where the device computes in bfloat16, else O0.",
     )
     waterfall: str | None = option(
         None, "Measure this task alone, with one technique after another switched on."
     )
     profile: Literal["auto", "quick", "large", "full"] = option(
         "auto",
-        "Sizes of the tasks. quick is for a few cores. large has quick's batches, "
-        "images of 224² and sequences of up to 128, and fewer turns. auto is full on a "
-        "GPU, else quick.",
+        "Sizes of the tasks. quick is for a few cores; large has quick's batches with images "
+        "of 224² and sequences of 128. auto is full on a GPU, else quick.",
     )
-    batch_size: int | None = option(
-        None, "Samples per step. Default: the profile's.", unit="samples", minimum=1
-    )
-    image_size: int | None = option(
-        None, "Height and width of input images. Default: the profile's.", unit="pixels", minimum=32
-    )
-    sequence_length: int | None = option(
-        None,
-        "Tokens or frames per sample. Default: the profile's.",
-        unit="tokens or frames",
-        minimum=8,
-    )
+    batch_size: int | None = same_as(NotebookConfig, "batch_size")
+    image_size: int | None = same_as(NotebookConfig, "image_size")
+    sequence_length: int | None = same_as(NotebookConfig, "sequence_length")
     workers: int | None = option(
         None,
-        "Processes that load data, per training process. Raise it where steps wait for "
-        "data. On a CPU they share the cores with the training. Default: 1; on a GPU, one per "
-        "core, 16 at most.",
+        "Data-loading processes per training process. Default: 1; on a GPU one per core, at "
+        "most 16.",
         unit="processes",
         minimum=0,
     )
     threads: int | None = option(
-        None, "CPU threads per process. Default: all cores.", unit="threads", minimum=1
+        None, "CPU threads per process. Default: all cores.", unit="threads"
     )
-    rounds: int | None = option(
-        None,
-        "Turns of each variant. More narrow the intervals, and take longer. Default: "
-        "the profile's.",
-        unit="turns",
-        minimum=4,
-    )
-    starts: int = option(
-        1,
-        "Times that all variants start anew, each time for that many turns. Processes "
-        "of one code differ, and several starts average it. Each costs a start.",
-        minimum=1,
-        maximum=100,
-    )
-    block_steps: int | None = option(
-        None,
-        "Steps in one turn, the first not counted. Default: the profile's.",
-        unit="steps",
-        minimum=2,
-    )
+    rounds: int | None = same_as(NotebookConfig, "rounds")
+    starts: int = same_as(NotebookConfig, "starts")
+    block_steps: int | None = same_as(NotebookConfig, "block_steps")
     parity_steps: int | None = option(
-        None,
-        "First steps checked against a float64 run, which is slow. Default: the profile's.",
-        unit="steps",
-        minimum=1,
+        None, "First steps checked against a float64 run. Default: the profile's.", unit="steps"
     )
-    confidence: float = option(
-        0.99, "Confidence level of the intervals.", minimum=0.5, maximum=0.9999
-    )
+    confidence: float = same_as(CompareConfig, "confidence")
     alive: int | None = option(
         None,
-        "Variants that are alive and take turns at a time. More share their rounds, and "
-        "need more memory. Default: as many as fit into memory, 2 on a GPU.",
+        "Variants that are alive and take turns. Default: as many as fit into memory, 2 on a GPU.",
         unit="variants",
         minimum=2,
     )
     roofline: bool = option(
         False,
-        "Also hold ours against the machine's limits, after the turns, as `gallery doctor "
-        "--roofline` does on CPUs. Costs a start and a compilation for each task.",
+        "Also hold ours against the machine's limits, as `gallery doctor --roofline` does on CPUs.",
     )
     data_dir: str | None = option(
-        None,
-        "Data folder. Default: the mock data that prepare.sh makes. Image classifiers "
-        "get an output for each class of the folder; without a folder they have "
-        "ImageNet's 1000.",
+        None, "Data folder. Default: the mock data that prepare.sh makes."
     )
-    seed: int = option(
-        0,
-        "Seed of weights, shuffling and augmentation. Runs of one seed start alike.",
-        minimum=0,
-        maximum=2**32 - 1,
-    )
+    seed: int = same_as(NotebookConfig, "seed")
     resume: bool = option(
         False,
-        "Continue the bench in --out. Keep tasks measured with the same options, "
-        "package, versions and machine.",
+        "Go on with the bench in --out; keep tasks measured with the same options and versions.",
     )
     out: str | None = option(
         None, "Folder of results, tables and plots. Default: a new one below runs/."
     )
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """Options of `gallery lab up`: hosts on this machine with emulated links (see cluster/)."""
+
+    hosts: int = option(2, "Hosts of the lab.", unit="hosts", maximum=64)
+    rate: str = option("1gbit", "Rate of each host's link, in either direction: 100mbit, 2.5gbit.")
+    cpus: float | None = option(
+        None,
+        "Cores' worth of time for each host. Default: an equal part of all.",
+        unit="cores",
+        minimum=0.05,
+    )
+    name: str = option("lab", "Name of the lab. Give one to have several labs up.")
+
+
+@dataclass(frozen=True)
+class LabRunConfig:
+    """Options of `gallery lab run`, which starts a command on every host of a lab."""
+
+    nproc_per_node: int = option(
+        1, "Processes that torchrun starts on each host.", unit="processes"
+    )
+    torchrun: bool = option(
+        True,
+        "Start a Python script over torchrun; --no-torchrun starts any command, once on each host.",
+    )
+    master_port: int = option(
+        29400, "Port on host 0, where the processes meet.", minimum=1, maximum=65535
+    )
+    name: str = same_as(LabConfig, "name")
+
+
+@dataclass(frozen=True)
+class LabNameConfig:
+    """Options of `gallery lab down`: the lab to take down."""
+
+    name: str = same_as(LabConfig, "name")
+
+
+@dataclass(frozen=True)
+class WaysConfig:
+    """Options of a measurement in which strategies of averaging gradients take turns."""
+
+    width: int = option(512, "Width of the four layers that are trained.", unit="units", minimum=16)
+    rounds: int = option(
+        4,
+        "Turns of each strategy. More narrow the intervals, and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    block_steps: int = option(3, "Counted steps in one turn.", unit="steps")
+    confidence: float = same_as(CompareConfig, "confidence")
+    out: str | None = option(None, "File for the figures, as JSON.")
+
+
+@dataclass(frozen=True)
+class ConvergenceConfig:
+    """Options of the convergence check, which trains with every wire format."""
+
+    digits: bool = option(
+        True, "Learn scikit-learn's digits, with parameters in common and in mixed units."
+    )
+    epochs: int = option(8, "Passes over the digits.", unit="epochs")
+    seeds: int = option(
+        4,
+        "How often, each time from other weights. More tell smaller differences apart.",
+        unit="seeds",
+        minimum=2,
+    )
+    task: str | None = option(
+        None, "Task of the gallery whose loss is compared as well, in minutes. Default: none."
+    )
+    task_steps: int = option(
+        16,
+        "Steps of the task, whose loss is the mean of the last quarter.",
+        unit="steps",
+        minimum=4,
+    )
+    batch_size: int | None = option(
+        None, "Samples of the task per process. Default: its quick setting.", unit="samples"
+    )
+    image_size: int | None = option(
+        None, "Height of the task's images. Default: its quick setting.", unit="pixels"
+    )
+    sequence_length: int | None = option(
+        None, "Length of the task's sequences. Default: its quick setting.", minimum=1
+    )
+    out: str | None = same_as(WaysConfig, "out")
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """Options of recording a timeline (see measure/replay/)."""
+
+    steps: int = option(
+        5,
+        "Steps that are recorded after a warm-up; times are medians over them.",
+        unit="steps",
+        minimum=3,
+    )
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Options of replaying timelines, and the strategies of averaging gradients that take part."""
+
+    stretch: float = option(
+        1.0,
+        "Multiply waits by it and divide rates and step times, where this machine is too slow.",
+        minimum=1.0,
+        maximum=1000.0,
+    )
+    wires: str = option("exact", "Wire formats, with commas between, each tried in all strategies.")
+    only: str | None = option(
+        None, "Only these strategies, with semicolons between, beside DDP's own. Default: all."
+    )
+    rounds: int = option(
+        6, "Turns of each strategy. More turns take longer.", unit="turns", minimum=4
+    )
+    block_steps: int = option(4, "Counted steps in a turn.", unit="steps")

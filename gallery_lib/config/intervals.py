@@ -1,17 +1,43 @@
-"""Interval of checkpoints as people write it: `20` or `20steps`, `10min`, `90s`, `1h30m`."""
+"""Durations as people write them (`90`, `10m`, `1h30m`), and intervals between checkpoints."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from gallery_lib.config import durations
 from gallery_lib.errors import InputError
 
-FORMS = "a number of steps such as 20, or a time such as 10min, 90s or 2h"
+DURATIONS = "seconds, or such as 90s, 10m, 2h, 1h30m"
+INTERVALS = "a number of steps such as 20, or a time such as 10min, 90s or 2h"
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_NUMBER = r"\d+(?:\.\d+)?"
+_WRITTEN = re.compile(
+    "".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _SECONDS), re.IGNORECASE
+)
 _STEPS = re.compile(r"(\d+)\s*(?:steps?)?", re.IGNORECASE | re.ASCII)
 _LONGEST_SECONDS = 30 * 86_400.0
 _MOST_STEPS = 1_000_000_000
+
+
+def check_plain(text: str) -> None:
+    """Raise ValueError for what Python reads as a number and few mean: `１２`, `1_000`, ` 8`."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds that `text` means: 5400 for `1h30m`.
+
+    Raises:
+        ValueError: for other text.
+    """
+    check_plain(text)
+    written = _WRITTEN.fullmatch(text)
+    if not text or written is None:
+        return float(text)
+    return sum(
+        float(number) * _SECONDS[unit] for unit, number in written.groupdict(default="0").items()
+    )
 
 
 @dataclass(frozen=True)
@@ -37,9 +63,9 @@ def interval_of(text: str | int, parameter: str = "checkpoint_every") -> Interva
             return Interval(steps=int(steps[1]))
     else:
         try:
-            seconds = durations.seconds_of(re.sub(r"min(?:utes?|s)?", "m", text, flags=re.I))
+            seconds = seconds_of(re.sub(r"min(?:utes?|s)?", "m", text, flags=re.I))
         except ValueError:
             seconds = 0.0
         if 0.0 < seconds <= _LONGEST_SECONDS and not text.replace(".", "").isdecimal():
             return Interval(seconds=seconds)
-    raise InputError(f"{parameter}={text!r} must be {FORMS}.", parameter=parameter)
+    raise InputError(f"{parameter}={text!r} must be {INTERVALS}.", parameter=parameter)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gallery_lib.config.options import option, same_as
-from gallery_lib.config.training import NO_LOSS_PARITY
+from gallery_lib.config.training import NO_LOSS_PARITY, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -15,18 +15,18 @@ class NotebookConfig:
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "Sizes: quick is minutes on two cores, full is the task at its real size. auto "
-        "is full on a GPU, else quick.",
+        "Sizes: quick is minutes on two cores, full is the task at its real size. auto is "
+        "full on a GPU, else quick.",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "Precision of both variants. auto is O1 where the device computes in bf16 or "
-        "fp16, else O0.",
+        "Precision of both variants. auto is O1 where the device computes in bf16 or fp16, "
+        "else O0.",
         refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
     )
     amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1.")
     batch_size: int | None = option(
-        None, "Samples per process and step. Default: the profile's.", unit="samples", minimum=1
+        None, "Samples per process and step. Default: the profile's.", unit="samples"
     )
     image_size: int | None = option(
         None, "Height and width of input images. Default: the profile's.", unit="pixels", minimum=32
@@ -41,7 +41,6 @@ class NotebookConfig:
         None,
         "Processes of the comparison on several. Default: one per device, at most 8.",
         unit="processes",
-        minimum=1,
     )
     rounds: int | None = option(
         None,
@@ -63,18 +62,12 @@ class NotebookConfig:
         "Measure one technique after another. Takes minutes the first time; the result is kept.",
     )
     measure_again: bool = option(
-        False,
-        "Measure anew what was measured before with this code and these parameters.",
+        False, "Measure anew what was measured before with this code and these parameters."
     )
     data_dir: str | None = option(
         None, "Data folder. Default: the mock data that prepare.sh makes."
     )
-    seed: int = option(
-        0,
-        "Seed of weights, shuffling and augmentation. Runs of one seed start alike.",
-        minimum=0,
-        maximum=2**32 - 1,
-    )
+    seed: int = same_as(TrainConfig, "seed")
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,8 @@ class YourModelConfig:
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "How much is measured: quick is a minute or two on two cores. auto is full on a "
-        "GPU, else quick.",
+        "How much is measured: quick is a minute or two on two cores. auto is full on a GPU, "
+        "else quick.",
     )
     optimizer: Literal[
         "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"
@@ -95,10 +88,7 @@ class YourModelConfig:
     amp_level: Literal["auto", "O0", "O1"] = same_as(NotebookConfig, "amp_level")
     amp_dtype: Literal["auto", "bf16", "fp16"] = same_as(NotebookConfig, "amp_dtype")
     batch_size: int | None = option(
-        None,
-        "Samples per step. Default: that of the call of your_settings.",
-        unit="samples",
-        minimum=1,
+        None, "Samples per step. Default: that of the call of your_settings.", unit="samples"
     )
     rounds: int | None = same_as(NotebookConfig, "rounds")
     starts: int = same_as(NotebookConfig, "starts")
@@ -126,23 +116,16 @@ class WalkConfig:
         maximum=1024,
     )
     batch_size: int | None = option(
-        None,
-        "Samples per process and step. Default: 64 on a GPU, else 4.",
-        unit="samples",
-        minimum=1,
+        None, "Samples per process and step. Default: 64 on a GPU, else 4.", unit="samples"
     )
-    epochs: int = option(1, "Passes over the images.", unit="epochs", minimum=1)
+    epochs: int = option(1, "Passes over the images.", unit="epochs")
     log_steps: int | None = option(
-        None,
-        "Steps between two lines of the log. Default: 5 on a GPU, else 1.",
-        unit="steps",
-        minimum=1,
+        None, "Steps between two lines of the log. Default: 5 on a GPU, else 1.", unit="steps"
     )
     processes: int | None = option(
         None,
         "Processes of the parallel runs. Default: one per device, at most 8.",
         unit="processes",
-        minimum=1,
     )
     rounds: int = option(
         8,
@@ -151,7 +134,7 @@ class WalkConfig:
         minimum=4,
     )
     block_steps: int | None = option(
-        None, "Counted steps in one turn. Default: 10 on a GPU, else 1.", unit="steps", minimum=1
+        None, "Counted steps in one turn. Default: 10 on a GPU, else 1.", unit="steps"
     )
 
 
@@ -170,12 +153,12 @@ class WireConfig:
         maximum=8,
     )
     processes: int = option(
-        1, "Training processes on each host of the lab.", unit="processes", minimum=1, maximum=8
+        1, "Training processes on each host of the lab.", unit="processes", maximum=8
     )
     rate: str = option(
         "200mbit",
-        "Rate of each host's link, in either direction, in bits per second. The lower, "
-        "the more the wire formats gain.",
+        "Rate of each host's link, in either direction, in bits per second. The lower, the "
+        "more the wire formats gain.",
     )
     width: int = option(
         512,
@@ -190,14 +173,14 @@ class WireConfig:
         unit="turns",
         minimum=4,
     )
-    block_steps: int = option(3, "Counted steps in one turn.", unit="steps", minimum=1)
+    block_steps: int = option(3, "Counted steps in one turn.", unit="steps")
     seeds: int = option(
         2,
         "How often each wire format learns digits, each time from other weights.",
         unit="seeds",
         minimum=2,
     )
-    epochs: int = option(8, "Passes over the digits.", unit="epochs", minimum=1)
+    epochs: int = option(8, "Passes over the digits.", unit="epochs")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 An options class is a dataclass whose fields are made by `option(...)`; config/ holds all of them.
 Bad values raise InputError with the option's name, the value, and what the value must be.
-`command_line` and `documentation` make words, cells and tables of the same declarations.
+`command_line` makes words of the same declarations, `parameters_source` a notebook's cell, and
+`options_table` the tables of the documentation.
 
     @dataclass(frozen=True)
     class Sizes:
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import re
 import types
@@ -23,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union
 
-from gallery_lib.config import durations
+from gallery_lib.config.intervals import DURATIONS, check_plain, seconds_of
 from gallery_lib.errors import InputError, did_you_mean
 
 T = TypeVar("T")
@@ -74,12 +76,13 @@ def option(
         default: the default value, or a factory. None means "decided later"; `help` says by what.
         help: what the option means.
         unit: unit of a number; with "seconds" a duration such as `1h30m` is accepted too.
-        minimum: least value of a number. A number with a minimum and no maximum has the greatest of
-            its unit.
+        minimum: least value of a number; of one with a unit, 1 unless said otherwise. Without a
+            maximum, a number with a minimum has the greatest of its unit.
         maximum: greatest value of a number.
         refused: values that people try and that are not offered, with the reason.
     """
-    own_range = maximum is not None
+    if unit and minimum is None:
+        minimum = 1
     if minimum is not None and maximum is None:
         maximum = _GREATEST[unit]
     metadata = {
@@ -87,7 +90,6 @@ def option(
         "unit": unit,
         "minimum": minimum,
         "maximum": maximum,
-        "own_range": own_range,
         "refused": refused or {},
     }
     if callable(default):
@@ -115,7 +117,6 @@ class Option:
     unit: str
     minimum: float | None
     maximum: float | None
-    own_range: bool  # whether the greatest value is the option's own, and not that of its unit
     refused: Mapping[str, str]
 
     @property
@@ -131,7 +132,7 @@ class Option:
     @property
     def shown_unit(self) -> str:
         """Return the unit as help texts and tables name it."""
-        return durations.FORMS if self.unit == _SECONDS else self.unit
+        return DURATIONS if self.unit == _SECONDS else self.unit
 
     @property
     def bracket(self) -> str:
@@ -179,12 +180,13 @@ def to_mapping(config: Any) -> dict[str, Any]:
 # Checking
 
 
-def _type_name(declared: Option) -> str:
+def type_name(declared: Option) -> str:
+    """Return what an option must be, for a message."""
     if declared.choices:
         return " or ".join(declared.choices)
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[
-        declared.type
-    ]
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    kind = declared.type
+    return names.get(kind) or (kind.__name__ if isinstance(kind, type) else str(kind))
 
 
 def _convert(value: Any, declared: Option) -> Any:
@@ -218,9 +220,9 @@ def _convert(value: Any, declared: Option) -> Any:
     if declared.type is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
     if isinstance(value, str):
-        durations.check_plain(value)
+        check_plain(value)
     is_duration = declared.unit == _SECONDS and isinstance(value, str)
-    return declared.type(durations.seconds_of(value) if is_duration else value)
+    return declared.type(seconds_of(value) if is_duration else value)
 
 
 def check_value(cls: type, name: str, value: Any) -> Any:
@@ -237,7 +239,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
     try:
         result = _convert(value, declared)
     except (ValueError, TypeError, OverflowError):
-        raise refuse(f"{name}={value!r} must be {_type_name(declared)}{unit}.") from None
+        raise refuse(f"{name}={value!r} must be {type_name(declared)}{unit}.") from None
     if isinstance(result, str) and (not result.strip() or "\0" in result):
         raise refuse(
             f"{name}={value!r} must not be empty{' or hold a null byte' if result.strip() else ''}."
@@ -250,8 +252,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
             raise refuse(f"{name}={value!r} must be a finite number{unit}.")
         if low is not None and high is not None and not low <= result <= high:
             bound = f"at least {shown(low)}" if result < low else f"at most {shown(high)}"
-            bounds = f"between {shown(low)} and {shown(high)}" if declared.own_range else bound
-            raise refuse(f"{name}={value!r} must be {bounds}{unit}.")
+            raise refuse(f"{name}={value!r} must be {bound}{unit}.")
     return result
 
 
@@ -297,3 +298,47 @@ def check_whole_numbers(values: Any, limits: Mapping[str, tuple[int, int]]) -> N
                 f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.",
                 parameter=name,
             )
+
+
+# --------------------------------------------------------------------------------------------------
+# Documenting
+
+
+def parameters_source(cls: type) -> str:
+    """Return the source of a notebook's parameters cell.
+
+    Each field is one assignment with its meaning as a comment. `int | None` is written `: int =
+    None`, since papermill's parameter inspection does not read unions.
+    """
+    lines = []
+    for declared in options_of(cls).values():
+        name = "str" if declared.choices else declared.type.__name__
+        choices = f" ({', '.join(declared.choices)})" if declared.choices else ""
+        default = declared.default
+        value = json.dumps(default) if isinstance(default, str) else repr(default)
+        lines.append(
+            f"{declared.name}: {name} = {value}  # {declared.help}{choices}{declared.bracket}"
+        )
+    return "\n".join(lines)
+
+
+def _may_be(declared: Option) -> str:
+    """Return the choices or the range of an option, as Markdown; "" for text."""
+    if declared.choices:
+        return ", ".join(f"`{value}`" for value in declared.choices)
+    kind = {bool: "on, off", int: "whole number", float: "number"}.get(declared.type, "")
+    if not kind or declared.minimum is None or declared.maximum is None:
+        return kind
+    return f"{kind}, {shown(declared.minimum)} to {shown(declared.maximum)}"
+
+
+def options_table(cls: type) -> str:
+    """Return the options of `cls` as a Markdown table: name, default, values, unit, meaning."""
+    rows = ["| option | default | may be | unit | meaning |", "|---|---|---|---|---|"]
+    for declared in options_of(cls).values():
+        default = "" if declared.default is None else f"`{declared.default}`"
+        rows.append(
+            f"| `{declared.name}` | {default} | {_may_be(declared)} | {declared.shown_unit} | "
+            f"{declared.help} |"
+        )
+    return "\n".join(rows)

@@ -21,38 +21,31 @@ class TrainConfig:
     """Options of one training run, as `train()` and `launch_single_task.py` take them."""
 
     model: str = option(
-        "resnet50",
-        "Task to train: a name from `gallery list`, or FILE.py:NAME for a task of your own.",
+        "resnet50", "Task: a name from `gallery list`, or FILE.py:NAME for a task of your own."
     )
     compiler_opt: bool = option(
         False, "Switch the accelerated backend on. Training starts later, and its steps are faster."
     )
     kernels: bool = option(
         True,
-        "Use own kernels inside the accelerated backend: all on CUDA, the loss's on the "
-        "CPU. Switch them off to compare, or where one fails.",
+        "Use own kernels in the accelerated backend. Switch them off to compare, or where one "
+        "fails.",
     )
     tune: bool = option(
-        False,
-        "Inside the accelerated backend, choose layout and compiler by measurement at "
-        "the first step. That step takes longer; the choice is kept.",
+        False, "In the accelerated backend, choose layout and compiler by measurement, once."
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "O0 is fp32. O1 is autocast, with gradient scaling where the dtype is fp16. auto is O1 "
-        "where the device computes in bf16 or fp16, else O0.",
+        "O0 is fp32, O1 is autocast, with gradient scaling in fp16. auto is O1 where the "
+        "device computes in bf16 or fp16, else O0.",
         refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
     )
     amp_dtype: Literal["auto", "bf16", "fp16"] = option(
         "auto",
-        "dtype of autocast under O1. auto is bf16 where the device computes in it, else "
-        "fp16 on CUDA.",
+        "dtype of autocast. auto is bf16 where the device computes in it, else fp16 on CUDA.",
     )
     batch_size: int | None = option(
-        None,
-        "Samples per process and step. Default: the task's own. Lower it where memory is short.",
-        unit="samples",
-        minimum=1,
+        None, "Samples per process and step. Default: the task's own.", unit="samples"
     )
     image_size: int | None = option(
         None,
@@ -70,13 +63,9 @@ class TrainConfig:
         None,
         "Passes over the training data. Default: 1, or as many as max_steps takes.",
         unit="epochs",
-        minimum=1,
     )
     max_steps: int | None = option(
-        None,
-        "Stop after this many steps. Default: at the end of the last epoch.",
-        unit="steps",
-        minimum=1,
+        None, "Stop after this many steps. Default: at the end of the last epoch.", unit="steps"
     )
     warmup_steps: int = option(
         3,
@@ -87,41 +76,33 @@ class TrainConfig:
     lr: float | None = option(None, "Learning rate. Default: the task's own.", minimum=0.0)
     weight_decay: float | None = option(None, "Weight decay. Default: the task's own.", minimum=0.0)
     max_grad_norm: float | None = option(
-        None,
-        "Clip gradients to this L2 norm of all of them together. Default: no clipping.",
-        minimum=1e-6,
+        None, "Clip gradients to this L2 norm of all together. Default: no clipping.", minimum=1e-6
     )
     lr_schedule: Literal["task", "none", "linear", "cosine", "step", "onecycle"] = option(
         "task",
-        "Learning rate by step, as torch.optim.lr_scheduler has it. linear and cosine "
-        "fall to 0, step falls to a tenth every lr_step_size steps, onecycle rises to lr "
-        "and falls. task: the task's own, where it has one.",
+        "Learning rate by step, as in torch.optim.lr_scheduler. linear and cosine fall to 0, "
+        "step to a tenth every lr_step_size steps, onecycle rises to lr and falls.",
     )
     lr_warmup_steps: int = option(
         0,
-        "First steps, in which the learning rate rises in a line. With large batches, or "
-        "where the loss is unsteady at the start. onecycle: 0 is torch's 30 %.",
+        "First steps, in which the learning rate rises in a line. onecycle: 0 is torch's 30 %.",
         unit="steps",
         minimum=0,
     )
     lr_step_size: int | None = option(
         None,
-        "With lr_schedule step, steps between two falls. Default: a third of what follows "
-        "the warm-up.",
+        "With lr_schedule step, steps between two falls. Default: a third of the run.",
         unit="steps",
-        minimum=1,
     )
     lr_schedule_steps: int | None = option(
         None,
-        "Steps over which linear, cosine, step and onecycle go. Default: those of the run. "
-        "Give it where a run ends earlier, to be continued.",
+        "Steps of the schedule. Default: those of the run. Give it where a run is to be continued.",
         unit="steps",
-        minimum=1,
     )
     label_smoothing: float | None = option(
         None,
-        "Share of each label that is spread over all classes, for tasks whose loss is a "
-        "cross-entropy over classes. Default: the task's own.",
+        "Share of each label spread over all classes, with a cross-entropy. Default: the "
+        "task's own.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -131,37 +112,30 @@ class TrainConfig:
     )
     pretrained: str | None = option(
         None,
-        "File of weights to start from, safetensors or a state dict of torch.save. Tensors "
-        "of another name or shape stay as drawn, and the log names them.",
+        "File of weights to start from, safetensors or a state dict. What does not fit stays "
+        "as drawn, and is named.",
     )
     init_from: str | None = option(
-        None,
-        "Folder of an earlier run, to start from its weights: weights.pt of save_weights, "
-        "else its newest checkpoint.",
+        None, "Folder of an earlier run to start from: its weights.pt, else its newest checkpoint."
     )
     data_dir: str | None = option(
         None,
-        "Data folder. Default: the mock data that prepare.sh makes. Image classifiers "
-        "get an output for each class of the folder; without a folder they have "
-        "ImageNet's 1000.",
+        "Data folder. Default: the mock data that prepare.sh makes. Image classifiers get an "
+        "output for each class of the folder; without a folder they have ImageNet's 1000.",
     )
     workers: int = option(
         1,
-        "Processes that load data, per training process. Raise it where steps wait for "
-        "data. On a CPU they share the cores with the training.",
+        "Data-loading processes per training process. On a CPU they share the cores with it.",
         unit="processes",
         minimum=0,
     )
     threads: int | None = option(
-        None,
-        "CPU threads per process. Default: cores / processes on this host.",
-        unit="threads",
-        minimum=1,
+        None, "CPU threads per process. Default: cores / processes on this host.", unit="threads"
     )
     rank_timeout: float = option(
         120.0,
-        "End a run when one of several processes gives no sign of life for so long, or when "
-        "no batch comes and nothing works on one. Raise it where a step takes longer.",
+        "End a run when one of several processes gives no sign of life for so long, or no "
+        "batch comes.",
         unit="seconds",
         minimum=5.0,
     )
@@ -174,21 +148,20 @@ class TrainConfig:
         minimum=0,
         maximum=2**32 - 1,
     )
-    log_interval: int = option(10, "Steps between two log lines.", unit="steps", minimum=1)
+    log_interval: int = option(10, "Steps between two log lines.", unit="steps")
     tensorboard: bool = option(False, "Also write TensorBoard events into the run directory.")
     run_dir: str | None = option(
-        None, "Run directory. It must not hold a finished run. Default: a new one below runs/."
+        None, "Run directory, without a finished run. Default: a new one below runs/."
     )
     checkpoint_every: str | None = option(
         None,
         "Save a checkpoint every so many steps (20) or minutes (10min), in the background. "
-        "A step waits for a copy of the weights and optimizer states. Default: none.",
+        "Default: none.",
     )
     keep: int = option(2, "Newest checkpoints to keep; older ones are deleted.", minimum=1)
     resume: str | None = option(
         None,
-        "Go on from a checkpoint: auto is the newest whole one of run_dir, where there is one; "
-        "else a folder. Default: start anew.",
+        "Go on from a checkpoint: auto is the newest whole one of run_dir, if any; else a folder.",
     )
 
 
@@ -200,12 +173,11 @@ class LaunchConfig:
         1,
         "Training processes on this host, at most one per device (GPU, else CPU core).",
         unit="processes",
-        minimum=1,
     )
     nnodes: str = option(
         "1",
-        "Hosts that take part: a number, or MIN:MAX. With MIN:MAX the run goes on from its last "
-        "checkpoint when a host is lost or joins, and needs checkpoint_every.",
+        "Hosts: a number, or MIN:MAX, with which the run goes on from its last checkpoint "
+        "when a host is lost or joins (checkpoint_every).",
     )
     node_rank: int = option(0, "This host's number among them, from 0.", minimum=0)
     master_addr: str = option("127.0.0.1", "Address of host 0, as the other hosts see it.")
@@ -217,14 +189,12 @@ class LaunchConfig:
     )
     max_restarts: int = option(
         0,
-        "Times that the run's processes are started again, from the last checkpoint, after one "
-        "of them has failed. Needs checkpoint_every.",
+        "Times that the processes are started again from the last checkpoint after a failure.",
         unit="times",
         minimum=0,
     )
     rdzv_endpoint: str | None = option(
-        None,
-        "HOST:PORT where the hosts of MIN:MAX meet. Default: master_addr and master_port.",
+        None, "HOST:PORT where the hosts of MIN:MAX meet. Default: master_addr and master_port."
     )
     rdzv_id: str | None = option(
         None, "Name of the run at that place, the same on all hosts. Default: gallery."

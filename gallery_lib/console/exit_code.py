@@ -6,7 +6,6 @@ An error becomes one message and an exit code. The module needs nothing but the 
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
 import errno
 import io
@@ -60,37 +59,9 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
-            stream.reconfigure(errors=_IN_ASCII)
+            stream.reconfigure(errors="replace")
         if not isinstance(stream, VisibleStream):
             setattr(sys, name, VisibleStream(stream))
-
-
-_IN_ASCII = "gallery_lib.in_ascii"
-_ASCII = {
-    "×": "x",
-    "–": "-",
-    "—": "-",
-    "−": "-",
-    "…": "...",
-    "→": "->",
-    "·": "-",
-    "≤": "<=",
-    "≥": ">=",
-    "’": "'",
-    "²": "2",
-    "█": "#",
-}
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return replacements for letters that the terminal's encoding lacks, and where they end."""
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(
-        _ASCII.get(letter, "?") for letter in error.object[error.start : error.end]
-    ), error.end
-
-
-codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _reader_of_output_is_gone() -> bool:
@@ -107,10 +78,9 @@ def _output_fails() -> bool:
     """Return whether standard output accepts no more data: its disk is full, say."""
     try:
         sys.stdout.flush()
-        os.write(sys.stdout.fileno(), b"")  # /dev/full refuses even that
-        return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(
-            os.fstat(sys.stdout.fileno()).st_mode
-        )
+        number = sys.stdout.fileno()
+        os.write(number, b"")  # /dev/full refuses even that
+        return stat.S_ISREG(os.fstat(number).st_mode) and os.fstatvfs(number).f_bavail == 0
     except io.UnsupportedOperation:  # not a file: something in this process collects the output
         return False
     except (OSError, ValueError):
@@ -168,11 +138,7 @@ def refusal(error: OSError) -> str:
     what = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
         return what
-    where = (
-        Path(os.fsdecode(error.filename))
-        if isinstance(error.filename, str | bytes)
-        else Path(str(error.filename))
-    )
+    where = Path(str(error.filename))
     text = f"{where}: {what}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         there = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())

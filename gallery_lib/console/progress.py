@@ -5,8 +5,8 @@
         progress.show("training", count=3, total=40)  # repeated calls let the clock tick
 
 The form suits the place. A notebook has one output that is updated, and needs neither JavaScript
-nor trust. A terminal has its last line drawn over. Elsewhere there are plain lines, which become
-rarer. A phase has an estimate once its own pace gives one.
+nor trust. A terminal has its last line drawn over. Elsewhere there are plain lines. A phase has an
+estimate once its own pace gives one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from tqdm.std import Bar
-
 from gallery_lib.console import signals
 from gallery_lib.console.phases import IMPORTS
 from gallery_lib.console.table import duration
@@ -30,8 +28,6 @@ from gallery_lib.system.standard_error import tell
 
 LINE_SECONDS = 10.0
 """Seconds between two plain lines of one part."""
-LINE_PART = 0.25
-"""Part of the time so far that passes between two plain lines."""
 _TICK_SECONDS = 1.0
 _BAR_WIDTH = 20
 _NOTEBOOK_WIDTH = 100
@@ -106,9 +102,9 @@ class _Phase:
         in_all = f"; {duration(seconds_in_all)} in all" if seconds_in_all >= elapsed + 1.0 else ""
         text = f"{counted}{clock}{in_all}"
         if width and self.total and len(self.label) + len(text) + _BAR_WIDTH + 3 <= width:
-            letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
-            bar = format(Bar(min(1.0, self.count / self.total)), f"{_BAR_WIDTH}{letters}")
-            text = f"{bar} {text}"
+            letter = "█" if "utf" in (sys.stderr.encoding or "").lower() else "#"
+            bar = letter * round(_BAR_WIDTH * min(1.0, self.count / self.total))
+            text = f"{bar.ljust(_BAR_WIDTH)} {text}"
         return fit(f"{self.label}: {text}", width)
 
 
@@ -283,10 +279,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         now, phase = self._clock(), self._shown
         if phase is None:
             return
-        seconds = _TICK_SECONDS
-        if self._plain:
-            rarer = max(self._line_seconds, LINE_PART * (now - self._began))
-            seconds = self._line_seconds and rarer
+        seconds = self._line_seconds if self._plain else _TICK_SECONDS
         if at_once or now - self._drawn_at >= seconds:
             self._draw(phase.text(now, now - self._began, self._width()))
             self._drawn_at = now

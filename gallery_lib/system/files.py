@@ -9,6 +9,8 @@ with locked(folder, waiting=lambda: print("waiting for another process")):
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -90,8 +92,8 @@ def locked(
 
     A folder is locked as such, without a file in it, so a read-only one can be locked too. A lock
     file is created where it is missing, and stays. The kernel releases the lock when its holder
-    ends, however it ends. The lock is that of flock(1) and of `filelock.FileLock`. A process that
-    is forked meanwhile holds it as well; a command that is started does not.
+    ends, however it ends. The lock is that of flock(1). A process that is forked meanwhile holds it
+    as well; a command that is started does not.
 
     Args:
         path: the folder or the lock file.
@@ -102,18 +104,20 @@ def locked(
         LockHeld: another process still holds the lock.
         OSError: the file cannot be opened or locked.
     """
-    from filelock import lock_descriptor  # 30 ms, which most processes need not spend
-
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags, 0o666)
     try:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        if not lock_descriptor(descriptor, blocking=False):
-            if waiting is not None:
-                waiting()
-            while not lock_descriptor(descriptor, blocking=False):
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise LockHeld(f"another process holds the lock of {path}")
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if waiting is not None:
+                    waiting()
+                    waiting = None
+                if time.monotonic() >= deadline:
+                    raise LockHeld(f"another process holds the lock of {path}") from None
                 time.sleep(_LOOK_SECONDS)
         yield
     finally:

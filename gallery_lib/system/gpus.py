@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from gallery_lib.system.short_process import printed_by
+from gallery_lib.system.processes import printed_by
 
 _NAME_BYTES = 96
 _QUESTION = """

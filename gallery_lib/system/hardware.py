@@ -13,7 +13,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,7 @@ def cores() -> int:
 
     That is its affinity mask, cut by the CPU quota of its cgroups.
     """
-    available = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
-    quota = cgroups.cpu_quota()
+    available, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
     return available if quota is None else min(available, max(1, int(quota)))
 
 
@@ -146,32 +142,22 @@ def cpp_compiler() -> str | None:
 
     Inductor looks for no other where CXX names one that is not there.
     """
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    name = os.environ.get("CXX") or "g++"
     several_words = len(name.split()) > 1  # as in `ccache g++`
     return shutil.which("g++" if several_words else name)
 
 
 def git_revision(folder: Path) -> str | None:
     """Return `<commit>` or `<commit>+changes` of the checkout at `folder`; None without one."""
-    git = ["git", "--no-optional-locks", "-C", str(folder)]  # a run refreshes no index
+    # A run refreshes no index, and tags are no names of commits here.
+    git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--exclude=*"]
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        status = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+        done = subprocess.run(
+            [*git, "--abbrev=12", "--dirty=+changes"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+    return done.stdout.strip() or None
 
 
 def machine_facts() -> dict[str, Any]:

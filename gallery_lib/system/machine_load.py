@@ -12,6 +12,7 @@ every figure in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -140,7 +141,7 @@ class Look:
     """The counters at one moment; times in CPU seconds since their beginning."""
 
     at: float
-    load_average: float | None
+    load_average: float
     busy: float  # of the CPUs that this process may use
     stolen: float
     total: float
@@ -167,15 +168,13 @@ def _below(process: int, parents: Mapping[int, int]) -> set[int]:
 def _threads_of(process: int) -> dict[int, tuple[float, float]]:
     """Return the seconds that each thread of a process ran, and waited for a core.
 
-    None where the system does not count them, as most others than Linux.
+    None where the kernel does not count them.
     """
     threads = {}
-    try:
+    with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
         for task in Path(f"/proc/{process}/task").iterdir():
             ran, waited, _ = (task / "schedstat").read_text().split()
             threads[int(task.name)] = int(ran) / 1e9, int(waited) / 1e9
-    except (OSError, ValueError):  # it has ended meanwhile
-        return {}
     return threads
 
 
@@ -187,20 +186,17 @@ def look(root: int | None = None) -> Look:
     Args:
         root: the process that is measured together with all below it; None: this one.
     """
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    allowed = os.sched_getaffinity(0)
     try:
         cpus = [
-            times
-            for number, times in enumerate(psutil.cpu_times(percpu=True))
-            if allowed is None or number in allowed
+            times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in allowed
         ]
     except (OSError, RuntimeError, ValueError):  # no /proc/stat, or one that is cut short
         cpus = []
-    stolen = sum(getattr(times, "steal", 0.0) for times in cpus)
-    idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in cpus)
+    stolen = sum(times.steal for times in cpus)
+    idle = sum(times.idle + times.iowait for times in cpus)
     # Guest time is counted as user time already.
-    guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cpus)
-    total = sum(map(sum, cpus)) - guests
+    total = sum(sum(times) - times.guest - times.guest_nice for times in cpus)
     seen = [
         process.info
         for process in psutil.process_iter(["pid", "ppid", "name", "create_time", "cpu_times"])
@@ -214,10 +210,9 @@ def look(root: int | None = None) -> Look:
         for i in seen
         if i["pid"] not in ours
     }
-    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     threads = {number: times for process in ours for number, times in _threads_of(process).items()}
     busy = total - idle - stolen
-    return Look(time.monotonic(), average, busy, stolen, total, own, others, threads)
+    return Look(time.monotonic(), os.getloadavg()[0], busy, stolen, total, own, others, threads)
 
 
 def others_between(looks: Sequence[Look], *, with_hidden: bool) -> Others | None:
@@ -301,13 +296,10 @@ class Watch:
         stolen = None
         if self._pauses and (total := self._pauses[-1].total - self._pauses[0].total) > 0:
             stolen = (self._pauses[-1].stolen - self._pauses[0].stolen) / total
-        averages = self._begun.load_average, last.load_average
         drifts = {name: drift(turns) for name, turns in rounds.items()}
         return MachineLoad(
             cores=hardware.cores(),
-            load_average=[value for value in averages if value is not None]
-            if None not in averages
-            else None,
+            load_average=[self._begun.load_average, last.load_average],
             start_up=others_between([self._begun, *self._pauses[:1]], with_hidden=False),
             turns=others_between(self._pauses, with_hidden=True),
             stolen=stolen,

@@ -70,14 +70,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "gallery_lib"
 
 
-def environment_dir(root: Path) -> Path:
-    """Return the folder of the environment that `prepare.sh` made for the checkout at `root`.
+def own_environment_dir(root: Path) -> Path:
+    """Return the folder of this user's own environment for the checkout at `root`."""
+    if ours(root):
+        return root / ".venv"
+    return cache_dir() / "environments" / str(root).replace(os.sep, "-")
 
-    It is `.venv` in the checkout. In a checkout of another user it is a folder below this user's
-    cache folder, where there is one.
-    """
-    own = cache_dir() / "environments" / str(root).replace(os.sep, "-")
-    return own if not ours(root) and own.is_dir() else root / ".venv"
+
+def environment_dir(root: Path) -> Path:
+    """Return the environment to use for the checkout at `root`: this user's own, or its owner's."""
+    own = own_environment_dir(root)
+    return own if own.is_dir() else root / ".venv"
 
 
 def data_dir(name: str) -> Path:
@@ -179,15 +182,11 @@ def new_run_dir(name: str) -> Path:
 
     Its name is unique also when several start in the same second.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for attempt in range(1000):
-        path = runs_dir() / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
-        try:
+    while True:
+        path = free_name(runs_dir(), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+        with contextlib.suppress(FileExistsError):  # another process has just made it
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            continue
-    raise FileExistsError(f"no free run directory below {runs_dir()}")
 
 
 def check_resume(asked: str | None, *, resume: bool, work: str) -> None:

@@ -5,8 +5,8 @@
     if __name__ == "__main__":
         run_in_prepared_environment()  # before the imports that need torch
 
-A Python that is new enough and has the packages goes on as it is: an activated environment, conda,
-`prepare.sh --into-current`. This module and `paths` need the standard library only. Python 3.8 can
+A Python that is new enough and has the packages goes on as it is: an activated environment, say.
+This module and `paths` need the standard library only. Python 3.8 can
 read both, because such a Python has to be told what is missing.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from gallery_lib.system import paths
 
 OLDEST_PYTHON = (3, 11)
-PACKAGES = ("torch", "numpy", "psutil", "tqdm")
+PACKAGES = ("torch", "numpy", "psutil")
 """Packages without which no command starts."""
 
 

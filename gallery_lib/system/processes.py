@@ -1,8 +1,7 @@
 """Process lifetimes: a worker dies with its parent, and a supervisor ends everything below it.
 
 Every process that the launcher starts uses this. A supervisor also ends what has moved into
-sessions of its own (torchrun's workers, data loaders, compiler workers). The mechanisms are
-Linux's; elsewhere the parent's death is noticed by polling.
+sessions of its own (torchrun's workers, data loaders, compiler workers).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from gallery_lib.errors import Interrupted
+from gallery_lib.errors import Interrupted, RunFailed
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Variable with the file in which processes of a run on one host meet, instead of at a port."""
@@ -52,16 +52,11 @@ def now() -> float:
 
     The clock is the same in all processes, and nobody can set it.
     """
-    linux = sys.platform.startswith("linux")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if linux else time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def began_at() -> float:
     """Return when this process began, as `now()` says it, to some hundredths of a second."""
-    if not sys.platform.startswith("linux"):
-        import psutil
-
-        return now() - (time.time() - psutil.Process().create_time())
     # Ticks after the boot; proc(5), field 22.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -79,41 +74,24 @@ def can_fork() -> bool:
     CUDA does not survive a fork. Whether its driver is installed decides, since device files have
     different names (`/dev/nvidia0`, on WSL `/dev/dxg`).
     """
-    return sys.platform.startswith("linux") and not _has_cuda_driver()
-
-
-def _has_cuda_driver() -> bool:
-    """Return whether CUDA's driver library can be loaded, which initialises nothing."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
+    try:
+        ctypes.CDLL("libcuda.so.1")  # which initialises nothing
+    except OSError:
         return True
     return False
-
-
-def _prctl(operation: int, value: int) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    return ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0) == 0
 
 
 def die_with_parent() -> None:
     """Have this process killed when the process that started it ends, however it ends."""
     parent = os.getppid()
-    if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
-
-        def watch() -> None:
-            while os.getppid() == parent:
-                time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=watch, daemon=True).start()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Make descendants whose parents end children of this process, so that none can slip away."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
@@ -231,6 +209,37 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
             end_supervised(process)
             raise
     return process.returncode, lines
+
+
+def printed_by(arguments: list[str], what: str) -> str:
+    """Run this Python with `arguments`, and return what it prints on standard output.
+
+    It is for questions that should leave nothing in this process: a CUDA context takes half a GiB
+    of the device for as long as its process lives, and forked processes cannot use CUDA then.
+
+    Args:
+        arguments: words behind `python`.
+        what: the purpose, for the message, as "the name of the GPU".
+
+    Raises:
+        RunFailed: when the child fails, with its error in a line.
+    """
+    with start_supervised(
+        [*PYTHON, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            printed, errors = process.communicate()
+        except BaseException:
+            end_supervised(process)
+            raise
+    if process.returncode:
+        advice = ". nvidia-smi lists what uses the GPU" if "out of memory" in errors else ""
+        lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
+        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed): ", line)]
+        reason = (named or lines)[-1].strip()
+        raise RunFailed(f"{what} could not be found out: {reason}{advice}")
+    return printed
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ VARIABLE = "GALLERY_SOCKETS"
 """Variable with the folder of a run, which its launcher removes at the end."""
 PREFIX = "gallery-sockets-"
 _LONGEST_BASE = 60
-"""Bytes: macOS takes 103 for a socket, of which PREFIX, a number and a name take 42."""
+"""Bytes: a socket may have 107, of which PREFIX, a number and a name take 42."""
 _NEW_SECONDS = 60.0
 """A folder that is younger may not be locked yet."""
 

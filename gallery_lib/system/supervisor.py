@@ -65,7 +65,7 @@ def main(parent: int, command: list[str]) -> int:
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
-    heeds_parent = HEARS_NOTICE_VARIABLE in os.environ and hasattr(signal, "sigwaitinfo")
+    heeds_parent = HEARS_NOTICE_VARIABLE in os.environ
     if heeds_parent:
         _heed_the_parent_alone(parent)
     code = exit_code_of_signal(signal.SIGTERM)

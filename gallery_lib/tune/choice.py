@@ -36,6 +36,8 @@ from gallery_lib.system.json_files import read_json, set_aside, write_json
 from gallery_lib.system.version import version
 from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 
+ROUNDS, BLOCK_STEPS = 6, 3
+"""Turns of each candidate, and passes in a turn, of which the first does not count."""
 SCALE_TOLERANCE = {"fp32": 4e-3, "half": 8e-2}
 """Largest relative deviation of a gradient norm, by precision.
 
@@ -143,9 +145,9 @@ def take_turns(
                     Row(BASELINE.name, None, None, None, None, None, dropped[BASELINE.name][0])
                 ], BASELINE.name
     rounds: dict[str, list[list[float]]] = {name: [] for name in trials}
-    for number in range(config.tune.rounds):
+    for number in range(ROUNDS):
         for name in stats.turn_order(trials, number):
-            rounds[name].append([trials[name].step() for _ in range(config.tune.block_steps)][1:])
+            rounds[name].append([trials[name].step() for _ in range(BLOCK_STEPS)][1:])
     slowest = {
         name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()
     }
@@ -159,9 +161,7 @@ def take_turns(
         if candidate == BASELINE:
             rows.append(Row(name, p50, None, None, None, None, "baseline"))
             continue
-        ratio = stats.ratio_of_medians(
-            slowest[BASELINE.name], slowest[name], confidence=config.tune.confidence
-        )
+        ratio = stats.ratio_of_medians(slowest[BASELINE.name], slowest[name])
         deviation, _ = worst_deviation(norms[BASELINE.name], norms[name], sizes)
         rows.append(Row(name, p50, ratio.ratio, ratio.low, ratio.high, deviation, ratio.verdict))
         if ratio.verdict == "faster" and ratio.ratio > best[0]:

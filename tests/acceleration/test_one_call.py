@@ -96,17 +96,17 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() ->
 @pytest.mark.parametrize(
     ("part", "name", "value", "wanted"),
     [
-        ("compute", "bf16", "true", "True or False"),
-        ("compute", "bf16", 1, "True or False"),
-        ("compute", "bf16", None, "True or False"),
+        ("compute", "bf16", "true", "true or false"),
+        ("compute", "bf16", 1, "true or false"),
+        ("compute", "bf16", None, "true or false"),
         ("loader", "prefetch", "2", "a whole number"),
         ("loader", "prefetch", 2.0, "a whole number"),
-        ("loader", "buckets", [64, 128], "a tuple of whole numbers"),
-        ("loader", "buckets", ("64",), "a tuple of whole numbers"),
-        ("loader", "pad_values", {"ids": "0"}, "a dict from text or a whole number to a number"),
+        ("loader", "buckets", [64, 128], "tuple[int, ...]"),
+        ("loader", "buckets", ("64",), "tuple[int, ...]"),
+        ("loader", "pad_values", {"ids": "0"}, "dict[str | int, float]"),
         ("comm", "bucket_mb", "8", "a number"),
         ("comm", "wire", True, "exact or bf16"),
-        ("tune", "confidence", float("inf"), "a finite number"),
+        ("comm", "bucket_mb", float("inf"), "a finite number"),
     ],
 )
 def test_a_value_of_another_type_is_refused_when_it_is_set(

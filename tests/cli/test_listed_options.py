@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import runpy
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from gallery_lib.cli.commands import compare
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import options_of
-from gallery_lib.console import exit_code as command
 from gallery_lib.errors import GalleryError
 from gallery_lib.measure.comparison import compare as measure
 
@@ -131,42 +127,5 @@ def test_gallery_compare_begins_with_each_option_in_its_help(
 @pytest.mark.parametrize("name", compare.LINE.fixed)
 def test_gallery_compare_lists_no_option_that_it_decides_itself_and_says_why(name: str) -> None:
     assert f"--{name}" not in compare.LINE.parser().format_help()
-    with refused(name, f"`--{name}`", compare.LINE.why_fixed[name]):
+    with refused(name, f"`--{name}`", compare.LINE.fixed[name]):
         compare.LINE.parse([f"--{name}", "1"])
-
-
-@pytest.mark.parametrize(
-    "script",
-    sorted((Path(__file__).parents[2] / "data_prep").glob("*.py")),
-    ids=lambda path: path.stem,
-)
-def test_each_option_in_the_help_of_a_data_command_is_taken(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", [str(script), *words])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(script), run_name="__main__")
-        return ended.value.code
-
-    begun = 77  # its work, which is not done here
-    monkeypatch.setattr(command, "exit_code_of", lambda body, **said: begun)
-    assert run("--help") == 0
-    usage, _, options = capsys.readouterr().out.partition("options:")
-    operands = re.findall(r"^ {2}([A-Za-z]+)  ", usage, re.MULTILINE)
-    found = re.findall(
-        r"^ {2}(--[\w-]+)(?:, --[\w-]+)*(?: (\{.*?\}|[A-Z_]+))?", options, re.MULTILINE
-    )
-    assert found
-    values = {
-        option: metavar.strip("{}").split(",")[0] if metavar.startswith("{") else "1"
-        for option, metavar in found
-        if metavar
-    }
-    required = {
-        option: value for option, value in values.items() if re.search(rf"(?<!\[){option} ", usage)
-    }
-    for option, _ in found:
-        given = {**required, option: values.get(option)}
-        words = [word for pair in given.items() for word in pair if word is not None]
-        assert run(*words, *operands) == begun, option

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import platform
 import re
 import shlex
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -68,7 +65,6 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         (["compare", "before"], ["two batches", "got before."]),
         (["compare", "before", "after", "--seed=1"], ["two batches", "--seed=1"]),
         (["plot", "folder", "picture.pdf"], ["picture.pdf", ".png"]),
-        (["completion", "fish"], ["SHELL", "'fish'"]),
         (["lab"], ["ACTION", "gallery lab --help"]),
         (["lab", "dwn"], ["ACTION", "'dwn'"]),
         (["lab", "up", "--hots", "2"], ["`--hots`", "`--hosts`", "gallery lab up --help"]),
@@ -81,50 +77,3 @@ def test_bad_input_ends_with_2_and_one_message(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     check_refused_command(code, line, *values)
-
-
-@pytest.fixture(scope="module")
-def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("completion") / "gallery"
-    with path.open("w") as file, contextlib.redirect_stdout(file):
-        assert main(["completion", "bash"]) == 0
-    return path
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered", "not_offered"),
-    [
-        (["co"], {"compare", "completion"}, {"run"}),
-        (["run", "resnet"], {"resnet18", "resnet50"}, {"alexnet"}),
-        (["run", "--pro"], {"--profile"}, {"--deadline"}),
-        (["run", "--profile", ""], {"quick", "full"}, {"resnet50"}),
-        (["compare", "--batch"], {"--batch-size"}, {"--batch_size"}),
-        (["compare", "--model", "hf"], {"hf_Bart", "hf_Bert"}, {"resnet50"}),
-        (["lab", ""], {"up", "run", "status", "down"}, {"list"}),
-        (["lab", "up", "--ra"], {"--rate"}, {"--name"}),
-        (["pack", "timm_v"], {"timm_vovnet", "timm_vision_transformer"}, {"index"}),
-    ],
-)
-def test_bash_completes_commands_options_their_values_and_names(
-    bash_script: Path, typed: list[str], offered: set[str], not_offered: set[str]
-) -> None:
-    words = shlex.join(["gallery", *typed])
-    pressed = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _shtab_gallery"
-    steps = f'source {shlex.quote(str(bash_script))}; {pressed}; echo "${{COMPREPLY[@]}}"'
-    found = set(
-        subprocess.run(
-            ["bash", "-c", steps], capture_output=True, text=True, timeout=20
-        ).stdout.split()
-    )
-    assert offered <= found
-    assert not not_offered & found
-
-
-def test_zsh_reads_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "zsh"]) == 0
-    path = tmp_path / "_gallery"
-    path.write_text(capsys.readouterr().out)
-    assert path.read_text().startswith("#compdef gallery")
-    if shutil.which("zsh") is None:
-        pytest.skip("no zsh: apt-get install zsh has the script's syntax checked as well")
-    assert subprocess.run(["zsh", "-n", str(path)], capture_output=True).stderr == b""

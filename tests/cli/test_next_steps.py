@@ -44,12 +44,11 @@ def test_from_elsewhere_they_have_the_path_quoted(root: Path, python: Path, tmp_
 
 def test_they_are_of_the_notebook_that_was_run_and_of_another_environment(root: Path) -> None:
     words = ["rounds", "4", "batch_size", "2"]
-    lab, train, compare = commands(root, root, Path("/opt/env/bin/python"), "hf_Bert", words)
-    assert lab == "bash prepare.sh --lab --into-current"
+    _, train, compare = commands(root, root, Path("/opt/env/bin/python"), "hf_Bert", words)
     assert train.startswith(
         "/opt/env/bin/python launch_single_task.py --model hf_Bert --batch_size 2"
     )
-    assert compare.startswith("/opt/env/bin/python -m gallery_lib compare --model hf_Bert")
+    assert compare.startswith("/opt/env/bin/gallery compare --model hf_Bert")
 
 
 def test_a_packed_task_is_the_one_that_is_there(root: Path, python: Path) -> None:

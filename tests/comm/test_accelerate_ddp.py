@@ -114,8 +114,6 @@ LAYER = 4 * (64 * 64 + 64)
     [
         ({"bucket_mb": 1}, [4 * LAYER]),
         ({"bucket_mb": 0.01}, [LAYER] * 4),
-        ({"first_bucket_mb": 0.01}, [LAYER, 3 * LAYER]),
-        ({"first_bucket_mb": 0.01, "bucket_mb": 0.03}, [LAYER, 2 * LAYER, LAYER]),
     ],
     ids=str,
 )

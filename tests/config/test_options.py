@@ -2,19 +2,15 @@
 
 import argparse
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import papermill
 import pytest
 from refusal import refused
 
-from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.config import BatchConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, parse_command_line, words_of
-from gallery_lib.config.documentation import options_table, parameters_source
-from gallery_lib.config.options import checked, from_mapping
+from gallery_lib.config.options import checked, from_mapping, options_table, parameters_source
 
 
 def parse(*words: str) -> list:
@@ -22,15 +18,9 @@ def parse(*words: str) -> list:
 
 
 def test_the_seed_commands_parse_verbatim() -> None:
-    config, launch = parse(
-        "--nproc_per_node=8", "--amp_level=O1", "--compiler-opt", "--batch_size=128"
-    )
-    assert (launch.nproc_per_node, config.amp_level, config.compiler_opt, config.batch_size) == (
-        8,
-        "O1",
-        True,
-        128,
-    )
+    words = ("--nproc_per_node=8", "--amp_level=O1", "--compiler-opt", "--batch_size=128")
+    expected = TrainConfig(amp_level="O1", compiler_opt=True, batch_size=128)
+    assert parse(*words) == [expected, LaunchConfig(nproc_per_node=8)]
 
 
 def test_dashes_and_underscores_are_the_same() -> None:
@@ -56,7 +46,7 @@ def test_dashes_and_underscores_are_the_same() -> None:
         (("--batch-sise=4",), "batch_sise", ("`--batch-sise=4`", "`--batch-size`")),
         (("--no-kernel",), "no_kernel", ("`--no-kernel`", "`--no-kernels`")),
         (("batch_size", "4"), "batch_size", ("`batch_size`", "`--batch_size`")),
-        (("--master_port", "70000"), "master_port", ("'70000'", 1, 65535)),
+        (("--master_port", "70000"), "master_port", ("'70000'", "at most 65535")),
         (("stray",), "stray", ("`stray`",)),
         (("--batch-size",), "batch_size", ("one argument",)),
     ],
@@ -88,7 +78,6 @@ def test_a_word_that_is_no_action_is_named() -> None:
     [
         ("600", 600),
         ("90s", 90),
-        ("10m", 600),
         ("2h", 7200),
         ("1h30m", 5400),
         ("1.5h", 5400),
@@ -107,8 +96,8 @@ def test_what_is_no_duration_is_refused_with_the_forms_that_are(written: str) ->
 
 
 def test_other_numbers_take_no_duration() -> None:
-    with refused("retries", "'10m'", "number"):
-        from_mapping(BatchConfig, {"retries": "10m"})
+    with refused("max_steps", "'10m'", "number"):
+        from_mapping(TrainConfig, {"max_steps": "10m"})
 
 
 def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:
@@ -149,24 +138,13 @@ def test_papermill_reads_type_and_help_of_every_parameter(checkout: Path) -> Non
     assert all(parameter["help"] for parameter in found.values())
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, LaunchConfig, CompareConfig, NotebookConfig])
-def test_every_option_has_a_meaning_and_a_row_in_the_table(cls: type) -> None:
-    table = options_table(cls)
-    for f in dataclasses.fields(cls):
-        assert f.metadata["help"]
-        assert f"| `{f.name}` |" in table
-
-
-def test_help_shows_every_option_with_default_and_unit(checkout: Path) -> None:
-    command = [sys.executable, str(checkout / "launch_single_task.py"), "--help"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"}
-    )
-    assert result.returncode == 0
-    for f in (*dataclasses.fields(TrainConfig), *dataclasses.fields(LaunchConfig)):
-        assert f"--{f.name}" in result.stdout
-    assert "[samples]" in result.stdout
-    assert "(default: resnet50)" in result.stdout
+def test_tables_and_help_have_every_option_with_its_meaning_default_and_unit() -> None:
+    text = CommandLine("test", "", (TrainConfig, LaunchConfig)).parser().format_help()
+    for cls in (TrainConfig, LaunchConfig):
+        for f in dataclasses.fields(cls):
+            assert f.metadata["help"] and f"| `{f.name}` |" in options_table(cls)
+            assert f"--{f.name}" in text
+    assert "[samples]" in text and "(default: resnet50)" in text
 
 
 def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:

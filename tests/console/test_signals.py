@@ -30,6 +30,10 @@ def started():
 """
 PLACES = {
     "a computation": ("", "sum(range(1000))"),
+    "a wait, with a file to tidy up": (
+        "import tempfile",
+        "with tempfile.TemporaryFile(): time.sleep(60)",
+    ),
     "the start of a process": (STARTED, "started()"),
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_gpu.running import ROOT, SECONDS
 
-from gallery_lib.cli.preparation.environment import find_uv
+from gallery_lib.cli.prepare import find_uv
 from gallery_lib.system import paths
 from gallery_lib.system.processes import end_supervised, start_supervised
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 PACKAGES = (
     "torch==2.11.*", "torchvision==0.26.*", "timm", "transformers", "matplotlib", "cuda-core>=1.0",
-    "psutil", "tqdm", "filelock", "pytest", "hypothesis",
+    "psutil", "filelock", "pytest", "hypothesis",
 )  # fmt: skip
 DISK_GIB = 20
 
@@ -38,7 +38,7 @@ def python() -> str:
     free = shutil.disk_usage(paths.cache_dir()).free / 2**30
     if free < DISK_GIB:
         pytest.skip(f"an environment with torch 2.11 needs {DISK_GIB} GiB of disk; {free:.0f} free")
-    uv = find_uv(paths.cache_dir())
+    uv = find_uv()
     for command in (
         [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
         [uv, "pip", "install", "--quiet", "--python", str(of_it), *PACKAGES],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from gallery_lib.cli.preparation.environment import kernel_command
+from gallery_lib.cli.prepare import kernel_command
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from project.documented_commands import Command
 from project.fresh_clone import Clone
-from project.prepare.small_checkout import record_active_python, small_checkout
+from project.prepare.small_checkout import small_checkout
 
 from gallery_lib.cli.main import _COMMANDS
 
@@ -72,8 +72,6 @@ def sets_up(clone: Clone, text: str) -> None:
     """
     copy = small_checkout(clone.root, clone.home / f"{abs(hash(text))}")
     shutil.copytree(clone.root / "notebooks", copy.root / "notebooks", dirs_exist_ok=True)
-    if "--into-current" in text:
-        record_active_python(copy)
     bash, script, *options = words_of(text)
     assert (bash, script) == ("bash", "prepare.sh")
     done = copy.run(*options)

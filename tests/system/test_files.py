@@ -12,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-import filelock
 import pytest
 
 from gallery_lib.system.files import LockHeld, atomic_write, is_temporary, locked
@@ -159,12 +158,6 @@ def test_who_waits_no_longer_gets_an_error_that_names_the_lock(path: Path) -> No
     assert not _is_held(path)
 
 
-def test_threads_exclude_each_other_too(path: Path) -> None:
-    with locked(path):
-        assert _is_held(path)
-    assert not _is_held(path)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_lock_goes_with_its_holder_however_that_ends(path: Path, number: int) -> None:
     with _holder(path) as holder:
@@ -196,29 +189,3 @@ def test_a_process_that_was_forked_meanwhile_holds_the_lock_too(path: Path) -> N
         while _is_held(path) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not _is_held(path)
-
-
-def test_a_folder_is_locked_without_a_file_in_it(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        assert _names(tmp_path) == []
-    (tmp_path / "lock").touch(0o600)
-    with locked(tmp_path / "lock"):
-        pass
-    assert _names(tmp_path) == ["lock"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_can_be_locked(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with locked(tmp_path):
-        assert _is_held(tmp_path)
-
-
-def test_the_lock_of_a_file_is_that_of_filelock_and_of_flock(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    with locked(path):
-        assert subprocess.run(["flock", "-n", path, "true"], check=False).returncode == 1
-        with pytest.raises(filelock.Timeout):
-            filelock.FileLock(path).acquire(blocking=False)
-    with filelock.FileLock(path):
-        assert _is_held(path)

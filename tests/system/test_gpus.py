@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.system import gpus, hardware, short_process
+from gallery_lib.system import gpus, hardware, processes
 from gallery_lib.system.gpus import Gpu
 
 
@@ -44,6 +44,6 @@ def test_where_nvml_refuses_an_answer_a_child_asks_cuda(monkeypatch: pytest.Monk
 
 
 def test_a_short_process_that_fails_is_one_line() -> None:
-    assert short_process.printed_by(["-c", "print('yes')"], "an answer") == "yes\n"
+    assert processes.printed_by(["-c", "print('yes')"], "an answer") == "yes\n"
     with pytest.raises(RunFailed, match=r"^an answer could not be found out: ValueError: no$"):
-        short_process.printed_by(["-c", "raise ValueError('no')"], "an answer")
+        processes.printed_by(["-c", "raise ValueError('no')"], "an answer")

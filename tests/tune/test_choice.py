@@ -77,7 +77,7 @@ def planted_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def tuned(name: str) -> tuple[nn.Module, Config]:
     config = Config()
-    config.tune.enabled, config.tune.rounds, config.compiler.backend = True, 4, name
+    config.tune.enabled, config.compiler.backend = True, name
     torch.manual_seed(0)
     model, _ = accelerate(Sleepy(), None, config)
     return model, config

@@ -1,5 +1,5 @@
 """Commands behind `gallery`, one per file.
 
 `LINE` declares what the command takes, and `main(arguments)` runs it. A command imports what it
-needs when it runs, so help and completion stay quick.
+needs when it runs, so help stays quick.
 """

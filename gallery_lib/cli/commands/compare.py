@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
-from gallery_lib.config.options import default_of
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 
@@ -28,7 +27,7 @@ _LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
 _ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
 _UNDISTURBED = "it compares undisturbed steps; launch_single_task.py has it"
 _HOSTS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id")
-_WHY_FIXED = {
+_FIXED = {
     "compiler_opt": "it trains with and without",
     "dry_run": "launch_single_task.py has it",
     "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
@@ -36,9 +35,6 @@ _WHY_FIXED = {
     **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
     **dict.fromkeys(("checkpoint_every", "keep", "resume", "max_restarts"), _UNDISTURBED),
     **dict.fromkeys(_HOSTS, _ONE_HOST),
-}
-_DEFAULTS = {
-    f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)
 }
 
 LINE = CommandLine(
@@ -50,8 +46,7 @@ LINE = CommandLine(
     "benchmarks/results/, compares those.",
     (TrainConfig, LaunchConfig, CompareConfig),
     _compare_operands,
-    {name: _DEFAULTS[name] for name in _WHY_FIXED},
-    _WHY_FIXED,
+    _FIXED,
 )
 
 

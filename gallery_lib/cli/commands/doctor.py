@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from gallery_lib.config import RooflineConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
-from gallery_lib.config.options import default_of
 from gallery_lib.console.signals import importing
 from gallery_lib.errors import InputError
 
@@ -26,7 +25,7 @@ def _doctor_operands(parser: argparse.ArgumentParser) -> None:
 
 
 _FEW_STEPS = "it trains a few steps on one batch"
-_WHY_FIXED = {
+_FIXED = {
     "model": "--roofline names the task",
     "run_dir": "--out names the folder",
     **dict.fromkeys(
@@ -39,7 +38,6 @@ _WHY_FIXED = {
         _FEW_STEPS,
     ),
 }
-_DEFAULTS = {f.name: default_of(f) for f in dataclasses.fields(TrainConfig)}
 
 LINE = CommandLine(
     "gallery doctor",
@@ -48,8 +46,7 @@ LINE = CommandLine(
     "of operators.",
     (RooflineConfig, TrainConfig),
     _doctor_operands,
-    {name: _DEFAULTS[name] for name in _WHY_FIXED},
-    _WHY_FIXED,
+    _FIXED,
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gallery_lib.system import hardware
-from gallery_lib.system.short_process import printed_by
+from gallery_lib.system.processes import printed_by
 
 
 def best_seconds(body: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:

@@ -40,7 +40,7 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
 from gallery_lib.memory.layout import memory_format, takes_any_layout
-from gallery_lib.system.extras import install_command
+from gallery_lib.system.version import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
 EAGER = "eager"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.progress import LINE_PART, redraws
+from gallery_lib.console.progress import redraws
 from gallery_lib.console.table import duration
 from gallery_lib.console.visible import unescaped, visible
 from gallery_lib.errors import InputError
@@ -21,6 +21,7 @@ from gallery_lib.notebooks.batch.schedule import Execution, Observer
 from gallery_lib.report import verdict
 
 LINE_SECONDS = 20.0
+LINE_PART = 0.5  # of the time so far passes between two plain lines
 REDRAW_SECONDS = 1.0  # drawing takes CPU time from the measured notebooks
 
 
@@ -87,7 +88,7 @@ class Progress(Observer):
                     self._live.console.print(visible(line), markup=False, highlight=False)
         if self._live is not None:
             self._live.update(self._table(running, report), refresh=True)
-        elif now - self._said >= max(LINE_SECONDS, 2 * LINE_PART * (now - self._began)):
+        elif now - self._said >= max(LINE_SECONDS, LINE_PART * (now - self._began)):
             self._said = now
             for one in running:
                 print(f"{one.planned.name}: {one.progress()}, {duration(one.seconds)}", flush=True)

@@ -32,7 +32,7 @@ class Record:
     reason: str | None
     seconds: float  # of the last attempt, from the start of its process to its end
     date: str | None  # start time, ISO 8601; None: not run
-    attempts: int  # in this batch, including retries and repeats by --resume
+    attempts: int  # in this batch, including repeats by --resume
     kept: bool  # whether --resume kept the earlier result
     parameters: dict[str, Any]
     digest: str  # of the notebook that ran (`plan.digest`), unless it was changed meanwhile

@@ -247,7 +247,6 @@ class _Batch:
         self._began = time.monotonic()
         self.waiting = [planned for planned in plan if not report.notebooks[planned.name].kept]
         self.executed: list[Path] = []  # whole notebooks, with outputs
-        self._tries: dict[str, int] = {}
         for name, record in report.notebooks.items():
             if record.kept:
                 observer.ended(name, record)
@@ -262,7 +261,6 @@ class _Batch:
     def run_next(self, config: BatchConfig, arrived: Sequence[str]) -> None:
         """Run the next notebook to its end, or until the name of a signal is in `arrived`."""
         planned = self.waiting.pop(0)
-        self._tries[planned.name] = self._tries.get(planned.name, 0) + 1
         execution = Execution(planned, paths.free_name(self.folder, planned.name), config.deadline)
         try:
             self.observer.started(planned.name)
@@ -275,11 +273,6 @@ class _Batch:
         finally:
             execution.stop("not run", "the runner failed")
         record = self._record(execution)
-        if (
-            record.status not in ("passed", "not run")
-            and self._tries[planned.name] <= config.retries
-        ):
-            self.waiting.append(planned)
         self.observer.ended(planned.name, record)
         self.bring_up_to_date(notebooks={**self.report.notebooks, planned.name: record})
 

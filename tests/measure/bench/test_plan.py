@@ -24,7 +24,7 @@ from gallery_lib.measure.bench.result import (
 from gallery_lib.measure.bench.task import groups
 from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.system import hardware
-from gallery_lib.system.extras import install_command
+from gallery_lib.system.version import install_command
 
 TINY = f"{tiny_task.__file__}:TASK"
 

@@ -55,7 +55,7 @@ def report() -> Report:
         ended="2026-11-21T12:10:00+0000",
         interrupted_by="SIGTERM",
         seconds=600.0,
-        options={"retries": 1},
+        options={"deadline": 60.0},
         machine={
             "python": "3.11",
             "torch": "2.15",

@@ -6,6 +6,7 @@ makes a .venv whose python records its arguments, too. Nothing is installed.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from project.prepare.disguise import write_interpreter
 
 TOOLS = ("bash", "cat", "dirname", "env")
 """What a machine has besides Python, a compiler and uv, as far as prepare.sh needs it."""
@@ -42,6 +42,20 @@ if [[ -e endless && "$*" == "-m gallery_lib run "* ]]; then touch started; sleep
 echo "python $*" >> "$NOTES"
 if [[ -e failing && "$*" == *"-m gallery_lib run "* ]]; then exit 3; fi
 """
+
+
+SITECUSTOMIZE = """
+import os, sys, sysconfig
+
+if path := os.environ.get("SEEMS_AT"):
+    sys.executable = sys._base_executable = path
+if "SEEMS_BUILT_WITH" in os.environ:
+    sysconfig.get_config_vars()["CONFIG_ARGS"] = os.environ["SEEMS_BUILT_WITH"]
+    sys.base_prefix = "/elsewhere"
+if user := os.environ.get("SEEMS_USER"):
+    os.geteuid = lambda: int(user)
+"""
+"""It makes a Python tell something else about itself: its path, its build or its user."""
 
 
 def write_script(path: Path, text: str) -> None:
@@ -75,11 +89,15 @@ class Checkout:
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def add_interpreter(self, name: str, *, note: bool = False, **seems: str) -> None:
-        """Add an interpreter to PATH, or replace it; disguise.py explains `note` and `seems`."""
-        path = self.bin / name
-        folder = self.bin.parent / "disguise"
-        write_interpreter(path, folder, note=note, SEEMS_AT=str(path), **seems)
+    def add_interpreter(self, name: str, **seems: str) -> None:
+        """Add an interpreter to PATH, or replace it; `seems` are variables of SITECUSTOMIZE."""
+        path, folder = self.bin / name, self.bin.parent / "disguise"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        variables = {"PYTHONPATH": str(folder), "SEEMS_AT": str(path), **seems}
+        lines = [f"export {key}={shlex.quote(value)}" for key, value in variables.items()]
+        start = f'exec {shlex.quote(sys.executable)} "$@"'
+        write_script(path, "\n".join(["#!/usr/bin/env bash", *lines, start, ""]))
 
     def notes(self) -> str:
         """Return what uv and .venv's python were asked since the last look."""
@@ -103,14 +121,6 @@ NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": \
 """
 
 
-def record_active_python(copy: Checkout) -> None:
-    """Make the copy's python3 one that notes the modules and scripts it is asked to run.
-
-    It is for `--into-current`.
-    """
-    copy.add_interpreter("python3", note=True)
-
-
 def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     """Return a copy of `checkout` below `tmp_path`.
 
@@ -120,9 +130,10 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     (root / "notebooks").mkdir(parents=True)
     (root / "data_prep").mkdir()
     (root / "data_prep" / "mock_imagenet.py").touch()
-    (root / "gallery_lib").symlink_to(checkout / "gallery_lib")
+    ignored = shutil.ignore_patterns("__pycache__", "*.cu", "*.cpp")
+    shutil.copytree(checkout / "gallery_lib", root / "gallery_lib", ignore=ignored)
     bin.mkdir()
-    for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
+    for name in ("prepare.sh", "pyproject.toml", "requirements.lock", "launch_single_task.py"):
         shutil.copy(checkout / name, root)
     for name in ("resnet50", "vgg16"):
         (root / f"notebooks/{name}.ipynb").write_text(NOTEBOOK)
@@ -135,6 +146,7 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     env = {
         "PATH": str(bin),
         "HOME": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "NOTES": str(tmp_path / "notes"),
         "VENV_PYTHON": str(tmp_path / "venv-python"),
     }

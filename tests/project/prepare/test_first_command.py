@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,33 +10,31 @@ from project.fresh_clone import Clone, add_prepared, fresh_clone
 from terminal_recording import record
 from tiny_notebooks import write_notebook
 
-from gallery_lib.cli.preparation.environment import kernel_command
+from gallery_lib.cli.prepare import kernel_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PREPARE = "export HF_HUB_OFFLINE=1 PATH=$PWD/.venv/bin:$PATH && bash prepare.sh --into-current"
+PREPARE = "export HF_HUB_OFFLINE=1 PATH=$PWD/.venv/bin:$PATH && bash prepare.sh"
 SMALL = "-p rounds 4 -p block_steps 2 -p processes 1 -p waterfall false -p batch_size 16"
 STAMP = """
-from pathlib import Path
-from gallery_lib.cli.preparation.environment import PLAIN, find_environment, folders_of
-active = find_environment(folders_of(Path.cwd()), PLAIN, into_current=True)
-active.write_stamp()
-print(active.stamp_file)
+from gallery_lib.cli.prepare import PLAIN, STAMP, find_environment, wanted_stamp
+environment = find_environment(PLAIN)
+(environment / STAMP).write_text(" ".join(wanted_stamp(environment, PLAIN)))
 """
 
 
 @pytest.fixture(scope="module")
-def clone(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """Yield a clone in which nothing is left to install."""
+def clone(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """Return a clone in which nothing is left to install."""
     made = fresh_clone(checkout, tmp_path_factory.mktemp("first-command"))
     add_prepared(made.root)
     python = made.root / ".venv" / "bin" / "python3"
     done = made.run(" ".join(f"'{word}'" for word in kernel_command(python)))
     assert done.returncode == 0, done.stderr
     (made.root / "stamp.py").write_text(STAMP)
-    stamp = made.run(f"PYTHONPATH=. '{python}' stamp.py").stdout.strip()
-    yield made
-    (made.root / stamp).unlink()  # the cache is the checkout's
+    done = made.run(f"PYTHONPATH=. '{python}' stamp.py")
+    assert done.returncode == 0, done.stderr
+    return made
 
 
 def test_a_pipe_gets_few_lines_and_the_answer_last(clone: Clone) -> None:

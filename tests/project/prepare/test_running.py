@@ -6,6 +6,7 @@ import re
 import signal
 
 import pytest
+from terminal_recording import record
 
 
 @pytest.mark.parametrize("name", ["resnet50", "resnet50.ipynb", "notebooks/resnet50.ipynb"])
@@ -48,3 +49,11 @@ def test_lab_does_not_start_after_a_notebook_that_failed(copy):
     (copy.root / "failing").touch()
     assert copy.run("--run", "vgg16", "--lab").returncode == 3
     assert "-m gallery_lib.notebooks.jupyterlab" not in copy.notes()
+
+
+def test_a_terminal_has_one_line_about_an_installation_that_is_drawn_over(copy):
+    (copy.root / "slow").write_text("2")
+    seen = record("prepare-installing", ["bash", str(copy.root / "prepare.sh")], copy.env)
+    assert seen.code == 0, seen.lines
+    drawn = {line for line in seen.drawn if re.match(r" {6}\d+ s  ", line)}
+    assert drawn and not drawn & set(seen.lines), seen.lines
