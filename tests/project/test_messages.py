@@ -62,7 +62,7 @@ def finished_run(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> None:
-    (folder / "report.json").write_text('{"schema": 1, "notebooks": []}')
+    (folder / "report.json").write_text('{"schema": 2, "notebooks": []}')
     read_report(folder)
 
 
