@@ -38,6 +38,9 @@ _SEVERAL_GRAPHS = (
     "serve all shapes"
 )
 
+_open: weakref.ref[Checkpoint] | None = None
+"""The Checkpoint that is open in this process."""
+
 
 class Checkpoint:
     """Checkpoints of a training, which goes on from the newest whole one. A collective call.
@@ -47,7 +50,8 @@ class Checkpoint:
     the step and end the script with exit code 75 (EX_TEMPFAIL: go on later).
 
     One Checkpoint holds all of a training. For a generator and its critic, say, `model` is an
-    `nn.ModuleDict` of both, and `optimizer` a list. Two Checkpoints would not keep step.
+    `nn.ModuleDict` of both, and `optimizer` a list. A second one is refused while one is open: at
+    a signal the two would end at different steps.
 
     Args:
         folder: the folder of this training's checkpoints. Several hosts share it.
@@ -63,8 +67,8 @@ class Checkpoint:
         exit_on_notice: whether a signal ends the script. Otherwise `notice` tells of it.
 
     Raises:
-        InputError: the checkpoint is of another model or optimizer, is damaged, or the folder
-            cannot be written to.
+        InputError: the checkpoint is of another model or optimizer, is damaged, the folder cannot
+            be written to, or another Checkpoint is open.
 
     Example:
         >>> import torch
@@ -100,8 +104,16 @@ class Checkpoint:
         resume: str | Path | None = AUTO,
         exit_on_notice: bool = True,
     ) -> None:
+        global _open
         process_group.ensure_initialized()
         interval = interval_of(every, "every")
+        if _open is not None and (other := _open()) is not None and not other._closed:
+            raise InputError(
+                f"a Checkpoint is open already, in {other.folder}. Give it all models and "
+                "optimizers of the training (model=torch.nn.ModuleDict({...}), optimizer=[...]), "
+                "or close() it first.",
+                parameter="Checkpoint",
+            )
         if not isinstance(keep, int) or keep < 1:
             raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
         self.folder = Path(folder).expanduser()
@@ -115,7 +127,7 @@ class Checkpoint:
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
         self._ends = contextlib.ExitStack()
-        self._several_graphs, self._watching = False, False
+        self._several_graphs, self._watching, self._closed = False, False, False
         self._go_on(None if resume is None else str(resume))
         state = self._parts.state()
         check_plain({**state.common, **state.of_rank})
@@ -124,6 +136,7 @@ class Checkpoint:
         self._notice, self._saver = notice, Saver(self.folder, interval, keep, say, notice)
         # At its end Python would stop the thread in the middle of a write.
         self._finish = weakref.finalize(self, self._saver.finish)
+        _open = weakref.ref(self)
 
     @property
     def epoch(self) -> int:
@@ -171,6 +184,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
+        self._closed = True
         self._finish()
         self._ends.close()
 

@@ -124,6 +124,16 @@ def test_a_checkpoint_of_another_training_is_refused_by_what_differs(tmp_path: P
         Checkpoint(tmp_path, **parts, every=2, resume=None)
 
 
+def test_a_second_one_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    generator, critic = nn.Linear(3, 4), nn.Linear(4, 1)
+    first = Checkpoint(tmp_path / "generator", model=generator, every=10)
+    with refused("Checkpoint", str(tmp_path / "generator")):
+        Checkpoint(tmp_path / "critic", model=critic, every=10)
+    first.close()
+    both = nn.ModuleDict({"generator": generator, "critic": critic})
+    Checkpoint(tmp_path / "both", model=both, every=10).close()
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     parts = Training().parts()
     for every in ("soon", "0", "-3", "1.5"):
