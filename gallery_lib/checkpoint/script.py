@@ -90,6 +90,9 @@ class Checkpoint:
         12
     """
 
+    folder: Path
+    _closed = False
+
     def __init__(
         self,
         folder: Path | str,
@@ -127,7 +130,7 @@ class Checkpoint:
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
         self._ends = contextlib.ExitStack()
-        self._several_graphs, self._watching, self._closed = False, False, False
+        self._several_graphs, self._watching = False, False
         self._go_on(None if resume is None else str(resume))
         state = self._parts.state()
         check_plain({**state.common, **state.of_rank})
