@@ -61,10 +61,13 @@ def test_other_pooling_is_left_to_the_compiler(function, image):
     assert rewritten(function, image) == 0
 
 
-def trained(model: nn.Module, ours: bool, image: torch.Tensor, dtype: torch.dtype | None) -> Any:
-    """Return the result and all gradients of a compiled step."""
+def trained(
+    model: nn.Module, ours: bool | None, image: torch.Tensor, dtype: torch.dtype | None
+) -> Any:
+    """Return the result and all gradients of a step: compiled, or where `ours` is None, eager."""
     model = copy.deepcopy(model)
-    compile_model(model, Compiler(max_pooling=ours), torch.device("cpu"), channels_last=True)
+    if ours is not None:
+        compile_model(model, Compiler(max_pooling=ours), torch.device("cpu"), channels_last=True)
     image = image.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         result = model(image)
@@ -85,10 +88,12 @@ def test_a_compiled_step_has_torchs_gradients(dtype):
     calls = operators.counts() - before
     assert calls["max_pool", operators.KERNEL] == 2
     assert calls["max_pool_gradient", operators.KERNEL] == 2
-    plain = trained(model, False, image, dtype)
-    double = trained(model.double(), False, image.double(), None)
-    for one, other, exact in zip(ours, plain, double, strict=True):
-        off = (one.double() - exact).norm() / exact.norm()
-        others_off = (other.double() - exact).norm() / exact.norm()
-        assert off <= 1.5 * others_off + 1e-6
+    # Code that computes bfloat16 in fp32 rounds less than eager mode, which this is held to, too.
+    others = [trained(model, way, image, dtype) for way in (False, None)]
+    double = trained(model.double(), None, image.double(), None)
+    for one, *plain, exact in zip(ours, *others, double, strict=True):
+        off, *others_off = (
+            float((each.double() - exact).norm() / exact.norm()) for each in (one, *plain)
+        )
+        assert off <= 1.5 * max(others_off) + 1e-6
     assert not operators.counts()["max_pool", operators.PLAIN_TORCH]
