@@ -44,10 +44,10 @@ import task_cells
 
 from gallery_lib import tasks
 from gallery_lib.config import (
+    CommunicationNotebookConfig,
+    DataParallelNotebookConfig,
     NotebookConfig,
     PerformanceDataConfig,
-    WalkConfig,
-    WireConfig,
     YourModelConfig,
 )
 from gallery_lib.config.options import parameters_source
@@ -58,8 +58,8 @@ from gallery_lib.notebooks.cells.visible_code import LOOP
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {
-    "data_parallel": WalkConfig,
-    "communication": WireConfig,
+    "data_parallel": DataParallelNotebookConfig,
+    "communication": CommunicationNotebookConfig,
     "performance_data": PerformanceDataConfig,
     "your_model": YourModelConfig,
 }

@@ -46,12 +46,12 @@ def _parent_cgroup() -> tuple[str, Path] | None:
 def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
     """Return the best CPU share that this machine offers. Nothing is made yet."""
     if parent := _parent_cgroup():
-        own = _dealt(hosts, int(cpus)) if float(cpus).is_integer() else ()
+        own = _cores_by_host(hosts, int(cpus)) if float(cpus).is_integer() else ()
         return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"), cores=own)  # type: ignore[arg-type]
     return _cores(hosts, cpus, "this user can make no cgroup that controls the CPU")
 
 
-def _dealt(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
+def _cores_by_host(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of each host's cores; an empty tuple where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     if per_host * hosts > len(cores):
@@ -61,7 +61,7 @@ def _dealt(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
 
 def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
     per_host = max(1, round(cpus))
-    if cores := _dealt(hosts, per_host):
+    if cores := _cores_by_host(hosts, per_host):
         return CpuShare("cores", cores=cores, reason=reason)
     there = len(os.sched_getaffinity(0))
     return CpuShare(

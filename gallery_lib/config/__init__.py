@@ -27,13 +27,13 @@ from gallery_lib.config.commands import (
     RecordConfig,
     ReplayConfig,
     RooflineConfig,
-    WaysConfig,
+    StrategiesConfig,
 )
 from gallery_lib.config.notebooks import (
+    CommunicationNotebookConfig,
+    DataParallelNotebookConfig,
     NotebookConfig,
     PerformanceDataConfig,
-    WalkConfig,
-    WireConfig,
     YourModelConfig,
 )
 from gallery_lib.config.training import LaunchConfig, TrainConfig

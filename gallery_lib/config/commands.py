@@ -178,7 +178,7 @@ class LabNameConfig:
 
 
 @dataclass(frozen=True)
-class WaysConfig:
+class StrategiesConfig:
     """Options of a measurement in which strategies of averaging gradients take turns."""
 
     width: int = option(512, "Width of the four layers that are trained.", unit="units", minimum=16)
@@ -225,7 +225,7 @@ class ConvergenceConfig:
     sequence_length: int | None = option(
         None, "Length of the task's sequences. Default: its quick setting.", minimum=1
     )
-    out: str | None = same_as(WaysConfig, "out")
+    out: str | None = same_as(StrategiesConfig, "out")
 
 
 @dataclass(frozen=True)

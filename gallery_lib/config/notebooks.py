@@ -98,7 +98,7 @@ class YourModelConfig:
 
 
 @dataclass(frozen=True)
-class WalkConfig:
+class DataParallelNotebookConfig:
     """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
 
     images: int | None = option(
@@ -139,7 +139,7 @@ class WalkConfig:
 
 
 @dataclass(frozen=True)
-class WireConfig:
+class CommunicationNotebookConfig:
     """Parameters of the notebook communication."""
 
     model: str = option(

@@ -123,14 +123,14 @@ class Job:
         environment: Mapping[str, str],
         *,
         say: Callable[[str], None] | None,
-        hold: run_folder.Hold,
+        lock: run_folder.FolderLock,
         folders: contextlib.ExitStack,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
         self.began = float(environment[LAUNCHED_AT_VARIABLE])
-        self._hold, self._folders = hold, folders
+        self._lock, self._folders = lock, folders
         self._in_memory = Path(environment[sockets.VARIABLE])
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
@@ -150,7 +150,7 @@ class Job:
         return True
 
     def _check_folder(self) -> None:
-        if self._hold.folder_is_gone():
+        if self._lock.folder_is_gone():
             raise RunFailed(
                 f"the folder {self.run_dir} was removed or renamed while a run was at work in it. "
                 "The run has been ended; a renamed folder holds what was written before."
@@ -245,12 +245,12 @@ def start(
     preflight.check(resolved, launch)
     preflight.check_address(launch)
     variables = {**environment_of(resolved, launch), **(environment or {})}
-    goes_on = preflight.goes_on(resolved, launch)
-    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=goes_on))
+    resumes = preflight.resumes(resolved, launch)
+    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=resumes))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     folders = contextlib.ExitStack()
     try:
-        hold = folders.enter_context(run_folder.Hold(Path(run_dir), launch.node_rank))
+        lock = folders.enter_context(run_folder.FolderLock(Path(run_dir), launch.node_rank))
         meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
         run_folder.clear(Path(run_dir), launch.node_rank, resume=resolved.resume is not None)
         variables[sockets.VARIABLE] = str(meeting)
@@ -274,7 +274,7 @@ def start(
             else [*forked, run_dir, module],
             variables,
             say=say,
-            hold=hold,
+            lock=lock,
             folders=folders,
         )
     except BaseException:
@@ -333,10 +333,10 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
         shown.say(visible(f"$ {line}"))  # a folder's name may be any bytes
         shown.say(f"precision: {precision.described(job.config, hardware.device_type())}")
         view = job.view(shown)
-        handed_on = False
+        forwarded = False
         while job.running():
-            if heard.heard() and not handed_on:
-                handed_on = True
+            if heard.heard() and not forwarded:
+                forwarded = True
                 shown.say(f"{heard.heard()}: the run saves a checkpoint after this step, and ends")
                 notice.request(job.run_dir, job.launch.node_rank, heard.heard())
             view.look()

@@ -27,7 +27,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     _check_restarts(config, launch)
     autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
     if config.run_dir:
-        run_folder.checked(config.run_dir, make=False, resume=goes_on(config, launch))
+        run_folder.checked(config.run_dir, make=False, resume=resumes(config, launch))
     memory_estimate.check(config, launch.nproc_per_node)
     if launch.node_rank == 0:  # the others get its weights
         pretrained.check_file(config)
@@ -143,6 +143,6 @@ def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
         )
 
 
-def goes_on(config: ResolvedConfig, launch: LaunchConfig) -> bool:
+def resumes(config: ResolvedConfig, launch: LaunchConfig) -> bool:
     """Return whether the run's folder may hold checkpoints: of this run, interrupted before."""
     return config.resume is not None or launch.elastic

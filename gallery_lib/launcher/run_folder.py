@@ -147,7 +147,7 @@ def clear(folder: Path, host: int, *, resume: bool) -> None:
             file.unlink()
 
 
-class Hold(contextlib.AbstractContextManager["Hold"]):
+class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """Lock on a run's folder, for one host of the run, until `release` or the end of this process.
 
     Raises:

@@ -144,7 +144,7 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
             return True
         gradients: list[Any] = [p.grad for p in weights]
         names = self._state_names(group)
-        if not takes_options(group) or not self._suit(weights, gradients, names):
+        if not takes_options(group) or not self._are_suitable(weights, gradients, names):
             return False
         has_state = bool(names) or self._counts_steps
         states = [self.state[p] for p in weights] if has_state else []
@@ -173,7 +173,9 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
                         state.copy_(copy)
         return True
 
-    def _suit(self, weights: list[Tensor], gradients: list[Any], names: tuple[str, ...]) -> bool:
+    def _are_suitable(
+        self, weights: list[Tensor], gradients: list[Any], names: tuple[str, ...]
+    ) -> bool:
         """Return whether all tensors of a group, existing states included, suit the C++ code."""
         states = [self.state.get(p) for p in weights]
         columns = [weights, gradients]

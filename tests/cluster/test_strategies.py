@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 from gallery_lib.cluster import Lab
-from gallery_lib.config import WaysConfig
+from gallery_lib.config import StrategiesConfig
 from gallery_lib.measure.communication import strategies
 from gallery_lib.measure.communication.launch import run_on_lab
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
-SHORT = WaysConfig(width=256, rounds=4, block_steps=2)
+SHORT = StrategiesConfig(width=256, rounds=4, block_steps=2)
 
 
 def measured(processes: int, rate: str) -> Effects:

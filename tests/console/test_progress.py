@@ -32,7 +32,8 @@ from gallery_lib.notebooks.batch.record import Record, Report
 record = Record("failed", "it raised", 65.0, "2026-11-21T12:00:00+0000", 1, False, {}, \
 "abc", "alexnet")
 with live.shown(2) as observer:
-    observer.goes_on([], Report("gallery run", "", None, None, 65.0, {}, {}, {"alexnet": record}))
+    report = Report("gallery run", "", None, None, 65.0, {}, {}, {"alexnet": record})
+    observer.in_progress([], report)
     observer.ended("alexnet", record)
 """
 COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:3[0-8]|9[0-7])(?:;[\d;]*)?m")

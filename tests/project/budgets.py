@@ -48,7 +48,7 @@ LIMITS = {
     "measure": 6_750,
     "cluster": 1_470,
     "report": 2_840,
-    "notebooks": 4_510,
+    "notebooks": 4_520,
     "gallery_lib": 51_530,
     "tests": 53_560,
     "benchmarks": 2_955,

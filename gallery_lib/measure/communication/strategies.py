@@ -33,7 +33,7 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.rebuild import SETTLING_STEPS
 from gallery_lib.comm.strategy import gradient_reducer
-from gallery_lib.config import Comm, WaysConfig
+from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.communication import bytes_sent
 from gallery_lib.measure.communication.launch import end_after
@@ -272,7 +272,7 @@ class _Training:
         return slowest, None if before is None or after is None else after - before
 
 
-def measure(config: WaysConfig) -> int:
+def measure(config: StrategiesConfig) -> int:
     """Run all turns on the ranks of this run; rank 0 prints a line per way and writes the file."""
     if process_group.world_size() < 2:
         raise InputError(
@@ -329,7 +329,7 @@ def measure(config: WaysConfig) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     """Run one process of the measurement, and end it."""
-    end_after(measure, WaysConfig, arguments, "ways")
+    end_after(measure, StrategiesConfig, arguments, "ways")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Progress(Observer):
             flush=True,
         )
 
-    def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+    def in_progress(self, running: Sequence[Execution], report: Report) -> None:
         """Show new verdicts, and the progress of the running notebook."""
         now = time.monotonic()
         if now - self._looked < REDRAW_SECONDS:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.config import (
+    CommunicationNotebookConfig,
+    DataParallelNotebookConfig,
     NotebookConfig,
     PerformanceDataConfig,
-    WalkConfig,
-    WireConfig,
     YourModelConfig,
 )
 from gallery_lib.config.options import check_value, option
@@ -33,7 +33,13 @@ from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
 
-_OF_THE_GALLERY = (NotebookConfig, YourModelConfig, WalkConfig, WireConfig, PerformanceDataConfig)
+_OF_THE_GALLERY = (
+    NotebookConfig,
+    YourModelConfig,
+    DataParallelNotebookConfig,
+    CommunicationNotebookConfig,
+    PerformanceDataConfig,
+)
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 

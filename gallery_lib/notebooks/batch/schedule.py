@@ -159,7 +159,7 @@ class Observer:
     def ended(self, name: str, record: Record) -> None:
         """Receive the outcome of a notebook, or its earlier outcome if that one is kept."""
 
-    def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+    def in_progress(self, running: Sequence[Execution], report: Report) -> None:
         """Receive the state of the batch, several times a second."""
 
 
@@ -265,7 +265,7 @@ class _Batch:
         try:
             self.observer.started(planned.name)
             while execution.running():
-                self.observer.goes_on([execution], self.report)
+                self.observer.in_progress([execution], self.report)
                 time.sleep(TICK_SECONDS)
                 if arrived:
                     because = f"interrupted by {arrived[0]} after {execution.seconds:.0f} s"

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import Comm, ConvergenceConfig, WaysConfig, WireConfig, options
+from gallery_lib.config import (
+    Comm,
+    CommunicationNotebookConfig,
+    ConvergenceConfig,
+    StrategiesConfig,
+    options,
+)
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.cells.display import NotMeasured, display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
@@ -27,7 +33,7 @@ UNKNOWN = (
 """What to do where the techniques were not measured."""
 
 
-def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
+def settings(parameters: dict[str, Any] | None = None) -> CommunicationNotebookConfig:
     """Check the notebook's parameters, show them and return them.
 
     Without `parameters`, those of this kernel are used.
@@ -36,7 +42,7 @@ def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
         InputError: for an impossible value.
     """
     config = options.from_mapping(
-        WireConfig, kernel_parameters() if parameters is None else parameters
+        CommunicationNotebookConfig, kernel_parameters() if parameters is None else parameters
     )
     from gallery_lib import tasks  # imported only after the parameters are checked
     from gallery_lib.cluster import link_rate
@@ -51,7 +57,7 @@ def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
     return config
 
 
-def show_bytes(settings: WireConfig) -> None:
+def show_bytes(settings: CommunicationNotebookConfig) -> None:
     """Show what each host sends in a step of the task, by wire format.
 
     The bytes are computed from the shapes of the task's parameters.
@@ -90,7 +96,7 @@ def show_bytes(settings: WireConfig) -> None:
     )
 
 
-def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
+def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasured:
     """Measure the techniques in turns on a lab, which is created for it and removed afterwards.
 
     Returns NotMeasured where this machine cannot have a lab.
@@ -99,7 +105,7 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
     from gallery_lib.measure.communication import strategies
     from gallery_lib.measure.communication.launch import run_on_lab
 
-    turns = WaysConfig(
+    turns = StrategiesConfig(
         width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps
     )
     try:
@@ -161,7 +167,7 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
     display_chart(communication.buckets(effects))
 
 
-def learn_digits(settings: WireConfig) -> list[Scores]:
+def learn_digits(settings: CommunicationNotebookConfig) -> list[Scores]:
     """Train with every wire format, in two processes on this host; return the scores."""
     from gallery_lib.measure.communication import convergence
 

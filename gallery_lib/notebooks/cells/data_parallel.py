@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import WalkConfig, options
+from gallery_lib.config import DataParallelNotebookConfig, options
 from gallery_lib.console.table import markdown_table, rate
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
@@ -79,7 +79,7 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
         InputError: for an impossible value.
     """
     config = options.from_mapping(
-        WalkConfig, kernel_parameters() if parameters is None else parameters
+        DataParallelNotebookConfig, kernel_parameters() if parameters is None else parameters
     )
     gpus = hardware.gpu_count()
     devices = gpus or hardware.cores()

@@ -16,10 +16,10 @@ from refusal import check_refused_command, refused
 from tiny_notebooks import write_notebook
 
 from gallery_lib.config import (
+    CommunicationNotebookConfig,
+    DataParallelNotebookConfig,
     NotebookConfig,
     PerformanceDataConfig,
-    WalkConfig,
-    WireConfig,
     YourModelConfig,
 )
 from gallery_lib.config.options import check_value
@@ -27,8 +27,8 @@ from gallery_lib.notebooks.batch import parameters, plan
 from gallery_lib.notebooks.batch.notebook_file import read_notebook
 
 EXPECTED = {
-    "communication": WireConfig,
-    "data_parallel": WalkConfig,
+    "communication": CommunicationNotebookConfig,
+    "data_parallel": DataParallelNotebookConfig,
     "index": parameters.NoParameters,
     "performance_data": PerformanceDataConfig,
     "your_model": YourModelConfig,
