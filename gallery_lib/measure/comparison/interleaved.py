@@ -92,8 +92,9 @@ def take_turns(
     names, at_once = list(variants), hardware.cores()
     try:
         for first in range(0, len(names), at_once):
+            lineup.importing = names[first : first + at_once]
             for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
-                lineup.each(names[first : first + at_once], action)
+                lineup.each(lineup.importing, action)
         at_pause()
         for number in range(turns.rounds):
             lineup.each(stats.turn_order(lineup.jobs, number), lineup.take_turn)
@@ -128,6 +129,7 @@ class _Lineup:
         self.jobs: dict[str, Job] = {}
         self.views: dict[str, RunView] = {}
         self.measurements: dict[str, Measurement] = {}
+        self.importing: list[str] = []
         self.turns_taken, self.turns_began = 0, 0.0
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
@@ -178,7 +180,8 @@ class _Lineup:
         """Return when the variant `name` is held after its imports; raise when it has ended."""
         job = self.jobs[name]
         while not job.held():
-            self.progress.show(f"{self.label}, {name}: {IMPORTS}", part=IMPORTS)
+            together = " and ".join(self.importing)
+            self.progress.show(f"{self.label}, {together}: {IMPORTS}", part=IMPORTS)
             if not job.running():
                 job.result()
             time.sleep(_LOOK_SECONDS)
