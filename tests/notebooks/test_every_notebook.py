@@ -236,7 +236,9 @@ def test_a_readers_own_model_is_measured_like_the_tasks(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.whole_machine
+@pytest.mark.timeout(1800)
 def test_the_walk_to_several_processes_runs_and_ends_with_turns(
     run: Callable[..., Executed],
 ) -> None:
