@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gallery_lib import stats
@@ -55,7 +55,7 @@ class Group:
         return stats.geometric_mean(ratios)
 
     def parity(
-        self, one: str, other: str, exact: Untimed, steps: int, again: Callable[[str], Untimed]
+        self, one: str, other: str, exact: Untimed, steps: int, again: Callable[[str, int], Untimed]
     ) -> Parity:
         """Return whether two variants compute the same training; it must hold in each start.
 
@@ -77,8 +77,8 @@ def _parity(
     candidate: Measurement,
     exact: Untimed,
     steps: int,
-    second_baseline: Callable[[], Untimed],
-    second_candidate: Callable[[], Untimed],
+    again_baseline: Callable[[int], Untimed],
+    again_candidate: Callable[[int], Untimed],
 ) -> Parity:
     pair = (baseline, candidate)
     levels = [variant.results.config["amp_level"] for variant in pair]
@@ -95,7 +95,7 @@ def _parity(
         },
     )
     if found.of_rounding:
-        second = second_baseline()
+        second = again_baseline(0)
         if parity.rounding_explains(
             (losses[0][:steps], list(second.losses[:steps]), exact.losses),
             (baseline.probe, second.probe, exact.probe),
@@ -109,8 +109,8 @@ def _parity(
         losses[0],
         losses[1],
         levels[1],
-        lambda: second_baseline().losses,
-        lambda: second_candidate().losses,
+        lambda move: again_baseline(move).losses,
+        lambda move: again_candidate(move).losses,
         same_precision=same_precision,
     )
     return Parity(later.passed, [*found.checks, later])
@@ -131,9 +131,11 @@ def _parity(
 # the first run is allowed, and the tolerance. 3. A unit that falls on the other side of a ReLU's
 # zero makes a small network part by a percent, in one of many runs. So a candidate beyond the
 # limit is trained a second time in the same way. A fault shows in both of its runs, such chance
-# does not.
+# does not. 4. One second run may by chance stay near the first. So before a candidate is called
+# another training, the plain variant is trained from three more moved weights, and the largest
+# distance between any two of its runs counts.
 #
-# Each second run costs its steps and a start. Where precisions differ, the second run of step 2 is
+# Each further run costs its steps and a start. Where precisions differ, those of steps 2 and 4 are
 # the candidate's, whose rounding is the larger one.
 
 
@@ -151,6 +153,8 @@ _LEAST_LOSS = 0.01
 
 A loss that training has made tiny may be any multiple of another.
 """
+_MORE_RUNS = 3
+"""Further runs of the plain variant before a candidate is called another training."""
 _STEPS_AHEAD = 2
 """Steps by which the second run may part later than the candidate does."""
 
@@ -164,18 +168,22 @@ def _means(values: Sequence[float], width: int) -> list[float]:
 
 
 def _deviations(
-    candidate: Curve, baseline: Curve, amp_level: str, explained: Sequence[float] = ()
+    candidate: Curve, baseline: Curve, amp_level: str, same: Sequence[Curve] = ()
 ) -> list[Deviation]:
     """Return the distance at each step and in each window, with its limit, in the order of steps.
 
-    `explained` holds the differences of a second run of the same training.
+    `same` holds runs of one training, whose distances from each other are explained.
     """
     sizes = [abs(loss or 0.0) for loss in baseline]
     least = _LEAST_LOSS * max(sizes, default=0.0)
     tolerances = [TOLERANCE[amp_level] * max(size, least) for size in sizes]
     deviations: list[tuple[int, Deviation]] = []
     for width, share in ((1, 1.0), (_WINDOW, _WINDOW_TOLERANCE)):
-        largest = list(itertools.accumulate(map(abs, _means(explained, width)), max))
+        distances = [
+            [abs(mean) for mean in _means(_differences(*pair), width)]
+            for pair in itertools.combinations(same, 2)
+        ]
+        largest = list(itertools.accumulate(map(max, zip(*distances, strict=False)), max))
         pairs = zip(
             _means(_differences(candidate, baseline), width),
             _means(tolerances, width),
@@ -190,16 +198,12 @@ def _deviations(
     return [deviation for _, deviation in sorted(deviations, key=lambda pair: pair[0])]
 
 
-def _within(deviations: Sequence[Deviation]) -> bool:
-    return all(deviation.within for deviation in deviations)
-
-
 def check_curves(
     baseline: Curve,
     candidate: Curve,
     amp_level: str,
-    second_plain: Callable[[], Curve],
-    second_candidate: Callable[[], Curve],
+    again_plain: Callable[[int], Curve],
+    again_candidate: Callable[[int], Curve],
     *,
     same_precision: bool = True,
 ) -> Check:
@@ -209,25 +213,31 @@ def check_curves(
         baseline: its losses of all steps.
         candidate: the candidate's.
         amp_level: the candidate's.
-        second_plain: trains the baseline again and returns its losses; called where needed.
-        second_candidate: the same for the candidate.
+        again_plain: trains the baseline again, from weights moved by the rounding of this number,
+            and returns its losses; called where needed.
+        again_candidate: the same for the candidate.
         same_precision: whether the baseline has that level, too.
     """
-    deviations = _deviations(candidate, baseline, amp_level)
+    again = again_plain if same_precision else again_candidate
+
+    def trials() -> Iterator[tuple[Curve, Sequence[Curve]]]:
+        yield candidate, ()
+        same = [baseline if same_precision else candidate, again(0)]
+        yield candidate, same
+        yield again_candidate(0), same
+        same += [again(move) for move in range(1, 1 + _MORE_RUNS)]
+        yield again_candidate(0), same
+        yield candidate, same
+
     note = ""
-    if not _within(deviations):
-        explained = (
-            _differences(second_plain(), baseline)
-            if same_precision
-            else _differences(second_candidate(), candidate)
-        )
-        deviations = _deviations(candidate, baseline, amp_level, explained)
-        if not _within(deviations):
-            again = _deviations(second_candidate(), baseline, amp_level, explained)
-            if _within(again):
-                step = next(d for d in deviations if not d.within).where
-                deviations, note = again, f"; in one of two runs from {step} on, by chance"
-    # The worst, or the first beyond its limit: there the trainings part.
-    parted = next((deviation for deviation in deviations if not deviation.within), None)
+    for curve, same in trials():
+        deviations = _deviations(curve, baseline, amp_level, same)
+        # The worst, or the first beyond its limit: there the trainings part.
+        parted = next((deviation for deviation in deviations if not deviation.within), None)
+        if parted is None:
+            note = note if curve is not candidate else ""
+            break
+        if curve is candidate:
+            note = f"; in one of two runs from {parted.where} on, by chance"
     check = check_of(LATER_LOSSES, [parted] if parted else deviations)
-    return dataclasses.replace(check, where=check.where + note)
+    return dataclasses.replace(check, where=check.where + ("" if parted else note))

@@ -6,9 +6,9 @@ kept in the cache folder, by all that it depends on: task, options, the code tha
 library versions. Digests of the initial weights and of the first batches, which every run records,
 decide whether it really belongs to a comparison. Changed data makes it be run again.
 
-A second run trains all steps of a variant again on the same batches, from weights that are moved by
-about a rounding of the precision. It tells how far rounding alone carries the training. It is made
-where a check fails or curves part, and not kept.
+Second runs train all steps of a variant again on the same batches, from weights that are moved by
+about a rounding of the precision. They tell how far rounding alone carries the training. They are
+made where a check fails or curves part, and not kept.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class UntimedRuns:
             self._turns.probe_batches,
         )
         self._reference: Untimed | None = None
-        self._second: dict[str, Untimed] = {}
+        self._second: dict[tuple[str, int], Untimed] = {}
 
     def reference(self, variant: dict[str, Any] | None = None) -> Untimed:
         """Return the reference: the kept one, or one that is run now.
@@ -218,18 +218,21 @@ class UntimedRuns:
         self._reference = found
         return found
 
-    def again(self, name: str) -> Untimed:
-        """Return a second run of a variant: its losses of all steps, and its probe."""
-        if name not in self._second:
+    def again(self, name: str, move: int = 0) -> Untimed:
+        """Return a second run of a variant: its losses of all steps, and its probe.
+
+        `move` is the seed of the rounding by which its weights are moved.
+        """
+        if (name, move) not in self._second:
             variant = self._variants[name]
             config = dataclasses.replace(
-                configuration(variant.config, self._turns, self._folder / f"{name}-again"),
+                configuration(variant.config, self._turns, self._folder / f"{name}-again{move}"),
                 evaluate=False,
                 save_weights=False,
             )
-            role = Role(SECOND, recipe=list(variant.recipe))
+            role = Role(SECOND, recipe=list(variant.recipe), move=move)
             label = f"{self._label}, {name}"
-            self._second[name] = _run(
+            self._second[name, move] = _run(
                 config, self._launch, role, variant.environment, self._progress, label
             )
-        return self._second[name]
+        return self._second[name, move]

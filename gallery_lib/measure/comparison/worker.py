@@ -59,6 +59,7 @@ class Role:
     probe_batches: int = PROBE_BATCHES
     recipe: list[str] = field(default_factory=list)  # recipes.py
     counts_traffic: bool = False  # that of one more step, after the last turn
+    move: int = 0  # seed of the rounding by which a second run's weights are moved
 
     def variable(self) -> dict[str, str]:
         """Return the variable that carries this role."""
@@ -171,7 +172,7 @@ class WithoutTurns(Probing):
     def model_built(self, model: nn.Module) -> None:
         """Prepare the model as for a variant, from moved weights or then in float64."""
         if self.role.name == SECOND:
-            _move(model, _ROUNDING[self.config.amp_level])
+            _move(model, _ROUNDING[self.config.amp_level], self.role.move)
         super().model_built(model)
         if self.role.name == REFERENCE:
             gradient_probe.widen(model)
@@ -183,9 +184,9 @@ class WithoutTurns(Probing):
         self.probe(session, restore=False)
 
 
-def _move(model: nn.Module, rounding: float) -> None:
+def _move(model: nn.Module, rounding: float, seed: int) -> None:
     """Move the weights by so much relative to them, alike on all ranks."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point():

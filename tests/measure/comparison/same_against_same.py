@@ -6,7 +6,7 @@ Small models are trained for real, in this process: convolutions with and withou
 MLP, an LSTM and a transformer, each in fp32 and in bfloat16 autocast, with SGD or AdamW, on fresh
 or on repeated batches. The other run computes the same in another order: samples reversed,
 channels_last, another number of threads, float64, or outputs of layers widened before what follows.
-So its losses part as chance has it. `curves.check_curves` must let all of them pass, and find what
+So its losses part as chance has it. `pair.check_curves` must let all of them pass, and find what
 is planted with `--planted`: a loss off by 1 %, dropped momentum, a skipped update, from step 12 on.
 """
 
@@ -185,8 +185,8 @@ def judged(training: Training, order: str, fault: str = "") -> Check:
         training.losses(),
         training.losses(order, fault=fault),
         training.amp_level,
-        lambda: training.losses(moved=rounding),
-        lambda: training.losses(order, moved=rounding, fault=fault),
+        lambda move: training.losses(moved=rounding, moved_by=move),
+        lambda move: training.losses(order, moved=rounding, moved_by=move, fault=fault),
     )
 
 

@@ -330,8 +330,12 @@ def curve(*parts: tuple[int, float]) -> list[float]:
     ]
 
 
-def no_run() -> list[float]:
+def no_run(move: int) -> list[float]:
     raise AssertionError("no second run is needed")
+
+
+def same(move: int) -> list[float]:
+    return curve()
 
 
 def test_curves_that_lie_together_need_no_second_run() -> None:
@@ -342,22 +346,38 @@ def test_curves_that_lie_together_need_no_second_run() -> None:
 def test_curves_part_at_the_step_at_which_they_leave_what_rounding_explains() -> None:
     rounding = curve((5, 1.001), (20, 1.004))
     wrong = curve((12, 1.01))
-    check = check_curves(curve(), wrong, "O0", lambda: rounding, lambda: wrong)
+    check = check_curves(curve(), wrong, "O0", lambda move: rounding, lambda move: wrong)
     assert (check.passed, check.where) == (False, "step 12")
     assert check.baselines == pytest.approx(0.001 * curve()[4])
     as_far = curve((5, 1.002), (20, 1.01))
-    assert check_curves(curve(), as_far, "O0", lambda: rounding, no_run).passed
+    assert check_curves(curve(), as_far, "O0", lambda move: rounding, no_run).passed
 
 
 def test_a_curve_that_parts_in_one_of_two_runs_parts_by_chance() -> None:
-    check = check_curves(curve(), curve((12, 1.01)), "O0", curve, curve)
+    check = check_curves(curve(), curve((12, 1.01)), "O0", same, same)
     assert check.passed and "in one of two runs from step 12 on, by chance" in check.where
+
+
+def test_more_plain_runs_are_asked_before_a_candidate_is_called_another_training() -> None:
+    near, far = curve((5, 1.001)), curve((5, 1.01), (20, 0.99))
+    moves: list[int] = []
+
+    def plain(move: int) -> list[float]:
+        moves.append(move)
+        return far if move == 3 else near
+
+    apart = curve((5, 1.02), (20, 0.98))
+    assert check_curves(curve(), apart, "O0", plain, lambda move: apart).passed
+    assert moves == [0, 1, 2, 3]
+    assert not check_curves(curve(), apart, "O0", lambda move: near, lambda move: apart).passed
 
 
 def test_across_precisions_the_candidates_own_rounding_counts() -> None:
     half, again = curve((5, 1.01)), curve((5, 0.99))
-    assert check_curves(curve(), half, "O1", no_run, lambda: again, same_precision=False).passed
+    assert check_curves(
+        curve(), half, "O1", no_run, lambda move: again, same_precision=False
+    ).passed
     wrong = curve((5, 1.01), (20, 1.3))
     assert not check_curves(
-        curve(), wrong, "O1", no_run, lambda: wrong, same_precision=False
+        curve(), wrong, "O1", no_run, lambda move: wrong, same_precision=False
     ).passed
