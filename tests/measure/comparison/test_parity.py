@@ -372,6 +372,23 @@ def test_more_plain_runs_are_asked_before_a_candidate_is_called_another_training
     assert not check_curves(curve(), apart, "O0", lambda move: near, lambda move: apart).passed
 
 
+def test_a_resnet50_whose_plain_runs_part_as_far_is_the_same_training() -> None:
+    # ResNet-50 in fp32 on a processor with AVX2; the first two plain runs happen to lie together.
+    plain = (
+        (6.99920, 5.39393, 4.11578, 2.31221, 1.79649, 1.71846, 1.46309, 1.45042),
+        (6.99920, 5.39393, 4.11579, 2.31191, 1.79711, 1.72219, 1.46391, 1.43436),
+        (6.99920, 5.39436, 4.11005, 2.29979, 1.75349, 1.69918, 1.46057, 1.34376),
+        (6.99920, 5.39339, 4.12108, 2.31665, 1.76676, 1.73157, 1.48732, 1.38707),
+        (6.99920, 5.39339, 4.12108, 2.31665, 1.76676, 1.73157, 1.48732, 1.38707),
+    )
+    ours = (6.99920, 5.39390, 4.11478, 2.30203, 1.79761, 1.69330, 1.44398, 1.38669)
+    assert check_curves(
+        plain[0], ours, "O0", lambda move: plain[1 + move], lambda move: ours
+    ).passed
+    two = check_curves(plain[0], ours, "O0", lambda move: plain[1], lambda move: ours)
+    assert (two.passed, two.where) == (False, "step 8")
+
+
 def test_across_precisions_the_candidates_own_rounding_counts() -> None:
     half, again = curve((5, 1.01)), curve((5, 0.99))
     assert check_curves(
