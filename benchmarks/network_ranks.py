@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from gallery_lib import stats, tasks
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
-from gallery_lib.comm.rebuild import SETTLING_STEPS
+from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
 from gallery_lib.config import Comm, ReplayConfig, TrainConfig
 from gallery_lib.config.options import check_value, option

@@ -3,18 +3,16 @@
 - `process_group`: rank, world size and device of this process, from torch.distributed or from the
   variables of torchrun, srun or MPI. `rendezvous` says where ranks meet: a file on one host.
   `scheduler` has what the variables of Slurm and Kubeflow Trainer say.
-- `ddp`, `distribution`: what `accelerate()` returns for several processes. A twin of the model has
-  the user's type, names and state dict; its calls go through a DDP kept beside it. An optimizer
-  step on gradients that are not averaged yet is refused.
-- `accelerate_ddp`: other strategies to average the gradients of any DDP. `preconditions` checks
-  model and options. `strategy` switches: a new C++ reducer (`rebuild`) and, where needed, a
-  communication hook (`reducer`) for each `bucket`. It also names the ranks
-  whose gradients are infinite or not a number. `auto` does this to every DDP. `watch` notices the
-  user's own hooks without standing among them; the user's hook wins.
+- `ddp`: what `accelerate()` returns for several processes. A twin of the model has the user's type,
+  names and state dict; its calls go through a DDP kept beside it. An optimizer step on gradients
+  that are not averaged yet is refused.
+- `accelerate_ddp`: other strategies to average the gradients of any DDP. It switches the C++
+  reducer (`torch_ddp`, which alone touches torch's private API) and, where needed, registers a
+  communication hook (`reducer`). That also names the ranks whose gradients are infinite or not a
+  number. `auto` does this to every DDP. The user's own hook wins.
 - `channel`: a thread, on CUDA a stream, with process groups of its own that averages buckets in
-  order. `topology` says which ranks share a host; `shared_memory` adds up within a host.
-- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback. PowerSGD:
-  low-rank gradients with error feedback.
+  order, within a host in shared memory. `topology` says which ranks share a host.
+- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback; torch's PowerSGD.
 - `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged.
 - `tuner`: candidates take turns over the first steps. One that is certainly faster stays, and is
   kept for the next run.

@@ -1,26 +1,40 @@
 """Change how a DistributedDataParallel averages gradients: `accelerate_ddp(model, options)`.
 
-The model object stays. `preconditions.py` says what a model and its options must be, `strategy.py`
-switches the strategy. A communication hook of the user's takes precedence for good.
+The model object stays; only its C++ reducer is rebuilt (`torch_ddp.py`). Options that DDP itself
+does not have need a communication hook as well (`reducer.py`). A communication hook of the user's
+takes precedence for good, whether it is registered before or after.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm import preconditions
 from gallery_lib.comm.optimizer_in_backward import EarlySteps
-from gallery_lib.comm.rebuild import DDP
-from gallery_lib.comm.strategy import gradient_reducer, needs_hook, use_strategy, watched
-from gallery_lib.comm.watch import DISTRIBUTION, inside, watch_of
+from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.torch_ddp import (
+    DDP,
+    DISTRIBUTION,
+    Watch,
+    inside,
+    is_joined,
+    own_averaging,
+    watch_of,
+)
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
+from gallery_lib.system.standard_error import tell
 
 M = TypeVar("M", bound=nn.Module)
+SETTLING_STEPS = 2
+"""Steps after a change that no measurement counts: DDP orders its buckets anew."""
 
 
 def accelerate_ddp(
@@ -58,10 +72,21 @@ def accelerate_ddp(
     """
     options = options or Comm()
     ddp = inside(model)
-    _check(type(model).__name__, ddp, options, optimizer)
+    if not isinstance(ddp, DDP):
+        raise InputError(
+            f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. "
+            "Wrap the model first.",
+            parameter="model",
+        )
+    if reason := obstacle(ddp, _needs_hook(options) or optimizer is not None):
+        raise InputError(
+            f"this model cannot be accelerated in this way: {reason}.", parameter="model"
+        )
+    _check_power_sgd(ddp, options)
+    check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
     early_steps = None
     if optimizer is not None:
-        preconditions.check_early_steps(ddp, options, optimizer)
+        _check_early_steps(ddp, options, optimizer)
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         early_steps = EarlySteps(optimizer, names)
     try:
@@ -75,23 +100,6 @@ def accelerate_ddp(
         # a DDP that is made anew later takes them too
         getattr(type(model), DISTRIBUTION).options = options
     return model
-
-
-def _check(kind: str, ddp: Any, options: Comm, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise InputError unless `ddp` can have this strategy. A collective call."""
-    if not isinstance(ddp, DDP):
-        raise InputError(
-            f"accelerate_ddp() takes a DistributedDataParallel, and got a {kind}. "
-            "Wrap the model first.",
-            parameter="model",
-        )
-    hooked = needs_hook(options) or optimizer is not None
-    if reason := preconditions.obstacle(ddp, hooked):
-        raise InputError(
-            f"this model cannot be accelerated in this way: {reason}.", parameter="model"
-        )
-    preconditions.check_compatible(options)
-    preconditions.check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
 
 
 def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
@@ -122,14 +130,14 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
         ...     loss.backward()
         >>> optimizer.step()  # does what is left
     """
-    watch = watch_of(model)
-    if watch is None or watch.reducer is None or watch.reducer.early_steps is None:
+    reducer = gradient_reducer(model)
+    if reducer is None or reducer.early_steps is None:
         raise InputError(
             "step_in_backward() needs to know the optimizer. "
             "Call accelerate_ddp(model, options, optimizer=optimizer) first.",
             parameter="optimizer",
         )
-    return watch.reducer.early_steps.block()
+    return reducer.early_steps.block()
 
 
 def comm_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -150,12 +158,165 @@ def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
         InputError: for state to load into a model that communicates as plain DDP.
     """
     reducer = gradient_reducer(model)
-    if reducer is None:
-        if state:
-            raise InputError(
-                "there is communication state to load, and the model communicates as DDP does. "
-                "accelerate_ddp() it first.",
-                parameter="model",
-            )
+    if reducer is not None:
+        reducer.load_state_dict(state)
+    elif state:
+        raise InputError(
+            "there is communication state to load, and the model communicates as DDP does. "
+            "accelerate_ddp() it first.",
+            parameter="model",
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Preconditions of a strategy: of the model, of the options, and of both on all ranks.
+
+
+def obstacle(model: DDP, hooked: bool = True) -> str:
+    """Return why the model has to stay as it is, or ''; `hooked`: a hook of ours is wanted."""
+    if reason := own_averaging(model):
+        return reason
+    everyone = list(range(dist.get_world_size()))
+    if hooked and dist.get_process_group_ranks(model.process_group) != everyone:
+        return "it is not in the default process group of all ranks"
+    return ""
+
+
+def _check_power_sgd(model: DDP, options: Comm) -> None:
+    """Raise InputError where torch's PowerSGD hook cannot do with the options or the model."""
+    if options.wire != "powersgd":
         return
-    reducer.load_state_dict(state)
+    if options.hierarchical or options.streams > 1:
+        raise InputError(
+            "wire=powersgd does not go together with hierarchical or several streams. "
+            "Leave these off.",
+            parameter="wire",
+        )
+    for name, parameter in model.module.named_parameters():
+        if not (parameter.ndim and parameter.numel()) or parameter.is_complex():
+            raise InputError(
+                f"wire=powersgd takes no parameters that are complex, empty or a single value: "
+                f"{name}. Choose another wire format.",
+                parameter="wire",
+            )
+
+
+def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError where the optimizer's step cannot go into the backward pass.
+
+    A gradient may not be final by then, that is, not the one that `optimizer.step()` would see. Or
+    the optimizer has none of the model's parameters.
+    """
+    own = {id(parameter) for parameter in model.module.parameters()}
+    reason = ""
+    if model.find_unused_parameters or options.find_unused_parameters:
+        reason = (
+            "find_unused_parameters: only at the end is it known which parameters have a gradient"
+        )
+    elif options.static_graph or model.static_graph:
+        reason = "static_graph, with which DDP leaves unused parameters out"
+    elif options.non_finite != "ignore":
+        reason = (
+            f"non_finite={options.non_finite}: "
+            "only at the end is it known whether the step is taken"
+        )
+    if reason:
+        raise InputError(
+            f"the optimizer's step cannot go into the backward pass together with {reason}. "
+            "Leave one of both out.",
+            parameter="optimizer",
+        )
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(
+            "none of the optimizer's parameters is one of the model's. "
+            "Give the optimizer of this model, or none.",
+            parameter="optimizer",
+        )
+
+
+def check_same_on_all_ranks(
+    model: DDP, options: Comm, call: str, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Raise InputError on every rank if ranks ask for different options. A collective call.
+
+    Ranks with different options would wait for each other. `call` names the call in the message.
+    """
+    mine = {
+        **dataclasses.asdict(options),
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+    }
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(model.process_group)
+    dist.all_gather_object(everyone, mine, group=model.process_group)
+    for rank, theirs in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise InputError(
+                    f"{call}: ranks ask for different options: {name}={everyone[0][name]!r} on "
+                    f"rank 0, and {name}={value!r} on rank {rank}. Set the same on all.",
+                    parameter=name,
+                )
+
+
+# --------------------------------------------------------------------------------------------------
+# Switch the strategy of a model.
+
+
+def _needs_hook(options: Comm) -> bool:
+    return (
+        options.hierarchical
+        or options.streams > 1
+        or options.wire != "exact"
+        or options.non_finite != "ignore"
+    )
+
+
+def use_strategy(model: DDP, options: Comm, early_steps: EarlySteps | None = None) -> None:
+    """Have `model` average gradients as `options` say. A collective call between two steps.
+
+    The options must be known to go together and to suit the model.
+    """
+    watch = watched(model)
+    if watch.reducer is not None:
+        watch.reducer.close()
+        watch.reducer = None
+    watch.rebuild(options)
+    if _needs_hook(options) or early_steps is not None:
+        # it must not keep the model alive
+        joined = functools.partial(is_joined, weakref.ref(model))
+        reducer = GradientReducer(model.module, options, model.device, joined, early_steps)
+        watch.use_hook(reducer)
+        reducer.end_with(model)
+
+
+def gradient_reducer(model: nn.Module) -> GradientReducer | None:
+    """Return our communication hook of `model`; None where DDP averages by itself."""
+    watch = watch_of(model)
+    return None if watch is None else watch.reducer
+
+
+def watched(model: DDP) -> Watch:
+    """Return the watch over `model`, and create it where there is none.
+
+    From then on the watch notices a communication hook that the user registers.
+    """
+    return watch_of(model) or Watch(model, functools.partial(_give_way, weakref.ref(model)))
+
+
+def _give_way(reference: weakref.ref[DDP]) -> None:
+    """Leave averaging to a communication hook that the user is about to register."""
+    model = reference()
+    watch = watch_of(model)
+    if model is None or watch is None or (watch.reducer is None and watch.before_forward is None):
+        return
+    watch.before_forward = None  # ends a tuner's turns
+    use_strategy(model, Comm())
+    say(
+        f"{type(model.module).__name__}: gradients are averaged by the model's own communication "
+        "hook (register_comm_hook) from now on, not as config.comm says."
+    )
+
+
+def say(text: str) -> None:
+    """Print `text` to standard error on rank 0."""
+    if dist.get_rank() == 0:
+        tell(text)

@@ -26,7 +26,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.preconditions import obstacle
+from gallery_lib.comm.accelerate_ddp import obstacle
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.config.options import check_value
@@ -36,7 +36,6 @@ _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
 # torch's own constructor, also where this module is imported anew
 _plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)
-_enabled = False
 
 
 def _from_environment() -> Comm:
@@ -47,21 +46,19 @@ def _from_environment() -> Comm:
     """
     settings = Comm(tune=True)
     names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
-    for variable in sorted(os.environ):
-        if variable.startswith(_PREFIX):
+    for variable in sorted(name for name in os.environ if name.startswith(_PREFIX)):
+        try:
             if variable not in names:
-                raise InputError(
-                    f"environment variable {variable}: there is no such "
-                    f"option.{did_you_mean(variable, names)}",
-                    parameter=variable,
-                )
-            try:
-                value = check_value(Comm, names[variable], os.environ[variable])
-            except InputError as error:
-                raise InputError(
-                    f"environment variable {variable}: {error}", parameter=variable
-                ) from None
-            setattr(settings, names[variable], value)
+                raise InputError(f"there is no such option.{did_you_mean(variable, names)}")
+            setattr(
+                settings,
+                names[variable],
+                check_value(Comm, names[variable], os.environ[variable]),
+            )
+        except InputError as error:
+            raise InputError(
+                f"environment variable {variable}: {error}", parameter=variable
+            ) from None
     return settings
 
 

@@ -6,9 +6,11 @@ the work, on a stream of the channel's own.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gallery_lib.comm import topology, wire_formats
-from gallery_lib.comm.shared_memory import SharedSlots
-from gallery_lib.comm.wire_formats import PowerSGD
 from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Channel:
@@ -29,30 +32,25 @@ class Channel:
 
     def __init__(self, options: Comm, hosts: topology.Topology, device: torch.device) -> None:
         self._world = dist.get_world_size()
-        self._groups: list[dist.ProcessGroup]
         self._slots: SharedSlots | None = None
         self._local: dist.ProcessGroup | None = None
-        self._low_rank: PowerSGD | None = None
+        self._low_rank: wire_formats.PowerSGD | None = None
         self._exchange: wire_formats.Exact | None = None
         self._scratch = wire_formats.Scratch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        if options.wire == "powersgd":
-            self._groups = [topology.new_group()]
-            self._low_rank = PowerSGD(self._groups[0], options.powersgd_rank)
+        across: dist.ProcessGroup | None
+        if options.hierarchical:
+            self._local, across = topology.groups(hosts)
         else:
-            across: dist.ProcessGroup | None
-            if options.hierarchical:
-                self._local, across = topology.groups(hosts)
-            else:
-                across = topology.new_group()
-            if across is not None:
-                self._exchange = wire_formats.for_wire(
-                    options.wire, error_feedback=options.error_feedback
-                )(across)
-            self._groups = [group for group in (self._local, across) if group is not None]
-            if self._local is not None and self._stream is None:
-                self._slots = SharedSlots(self._local)
+            across = topology.new_group()
+        self._groups = [group for group in (self._local, across) if group is not None]
+        if across is not None and options.wire == "powersgd":
+            self._low_rank = wire_formats.PowerSGD(across, options.powersgd_rank)
+        elif across is not None:
+            self._exchange = wire_formats.exchange_of(options, across)
+        if self._local is not None and self._stream is None:
+            self._slots = SharedSlots(self._local)
         if self._stream is None:
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -84,13 +82,7 @@ class Channel:
         for group in self._groups:
             dist.destroy_process_group(group)
 
-    def average_(
-        self,
-        key: wire_formats.Key,
-        buffer: Tensor,
-        gradients: Sequence[Tensor],
-        names: Sequence[str],
-    ) -> None:
+    def average_(self, key: wire_formats.Key, buffer: Tensor, bucket: dist.GradBucket) -> None:
         """Replace the flat `buffer` by its mean over all ranks.
 
         With `wire="exact"` sums are made in the buffer's own dtype. 16-bit values within a host are
@@ -98,14 +90,13 @@ class Channel:
 
         Args:
             key: identity of the buffer, for residuals.
-            buffer: a bucket of `gradients`, or a piece of one (not with powersgd).
-            gradients: the bucket's gradients.
-            names: names of the bucket's parameters.
+            buffer: the bucket's buffer, or a piece of it (not with powersgd).
+            bucket: the bucket that DDP handed over.
         """
         if self._world == 1:
             return
         if self._low_rank is not None:
-            self._low_rank.average_(gradients, names)
+            self._low_rank.average_(bucket)
         elif self._slots is not None:
             self._through_shared_memory(self._slots, key, buffer)
         elif self._local is not None:
@@ -159,9 +150,9 @@ class Channel:
         buffer.copy_(whole[: buffer.numel()])
 
     def forget(self, index: int) -> None:
-        """Drop what is kept of the bucket with this index; low-rank forms keep it by name."""
-        if self._exchange is not None:
-            self._exchange.forget(index)
+        """Drop what is kept of the bucket with this index."""
+        if (holder := self._low_rank or self._exchange) is not None:
+            holder.forget(index)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank."""
@@ -172,3 +163,70 @@ class Channel:
         """Load the state that `state_dict` returned."""
         if (holder := self._low_rank or self._exchange) is not None:
             holder.load_state_dict(state)
+
+
+class SharedSlots:
+    """Shared memory with a flat buffer for each process of a host, and one for the result.
+
+    Within a host it is many times faster than sockets. Each process sees all buffers. The
+    constructor and growth are collective calls in `group`, the processes of the host. The file
+    behind the memory never has a name: the other processes open it through the first process's
+    entry in /proc. So it goes away with the processes, however and whenever they end.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._signal = torch.zeros(1)
+        self._row_bytes = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def _open(self, size: int) -> None:
+        first = dist.get_process_group_ranks(self._group)[0]
+        paths: list[str | None] = [None]
+        handle, problem = None, ""
+        try:
+            if dist.get_rank() == first:
+                try:
+                    handle = os.open(SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR, 0o600)
+                    # Pages are reserved now: a page that is missing later would be a SIGBUS.
+                    os.posix_fallocate(handle, 0, size)
+                    paths = [f"/proc/{os.getpid()}/fd/{handle}"]
+                except OSError as error:
+                    problem = f": {error}"
+            dist.broadcast_object_list(paths, src=first, group=self._group)
+            if paths[0] is not None:
+                try:
+                    self._memory = torch.from_file(
+                        paths[0], shared=True, size=size, dtype=torch.uint8
+                    )
+                except RuntimeError as error:
+                    paths, problem = [None], f": {error}"
+            had = torch.tensor(float(paths[0] is not None))
+            dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
+        finally:
+            if handle is not None:
+                os.close(handle)
+        if not had:
+            raise InputError(
+                f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in "
+                f"{SHARED_MEMORY}, which could not be had{problem}. Make it larger (docker run "
+                "--shm-size), or leave hierarchical off.",
+                parameter="hierarchical",
+            )
+
+    def of(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return [processes + 1, size] of `dtype`; the last row is for the result.
+
+        The previous content is gone when the memory has to grow. Rows keep their places, whatever
+        the size: a process may still read the last result while others write anew.
+        """
+        rows, wanted = dist.get_world_size(self._group) + 1, size * dtype.itemsize
+        if wanted > self._row_bytes:
+            row = -(-wanted // 64) * 64
+            self._open(rows * row)
+            self._row_bytes = row
+        return self._memory.view(rows, self._row_bytes)[:, :wanted].view(dtype)
+
+    def meet(self) -> None:
+        """Return when every process of the host has called this (a barrier)."""
+        dist.all_reduce(self._signal, group=self._group)

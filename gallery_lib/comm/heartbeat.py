@@ -22,11 +22,12 @@ from collections.abc import Callable
 import psutil
 import torch.distributed as dist
 
+from gallery_lib.comm.torch_ddp import default_store
+
 _BEAT_SECONDS = 1.0
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
-_STOP_SECONDS = 2.0
 _LONGEST_BEAT_SECONDS = 5.0
 _ENDED = b"ended"
 """Value in place of the clock, written by a rank that has done its part."""
@@ -54,58 +55,49 @@ class Heartbeat:
         limit_seconds: float | None = None,
         silence: Callable[[str, list[int]], None] | None = None,
     ) -> None:
-        self._store = dist.distributed_c10d._get_default_store()
+        self._store = default_store()
         self._prefix = f"gallery_lib/beat/{name}"
         self._limit, self._silence = limit_seconds, silence
         self._stopped = threading.Event()
-        self._heard = ""
-        self._store.set(self._key(dist.get_rank()), "0")
-        self._store.set(
-            self._key(dist.get_rank()) + "/process", f"{socket.gethostname()} {os.getpid()}"
-        )
+        self._answer = ""
+        own = self._key(dist.get_rank())
+        self._store.set(own, "0")
+        self._store.set(f"{own}/process", f"{socket.gethostname()} {os.getpid()}")
         dist.barrier()
         now = time.monotonic()
         self._answered = self._looked = now
         self._last: dict[int, bytes] = {}
-        self._changed = {
-            rank: now for rank in range(dist.get_world_size()) if rank != dist.get_rank()
-        }
-        self._beating = threading.Thread(
-            target=self._beat, args=(self._key(dist.get_rank()),), daemon=True
-        )
+        others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+        self._changed = dict.fromkeys(others, now)
+        self._beating = threading.Thread(target=self._beat, args=(own,), daemon=True)
         self._beating.start()
         if limit_seconds is not None:
-            threading.Thread(target=self._watch_store, daemon=True).start()
+            threading.Thread(
+                target=self._watch_store, args=(limit_seconds / _LOOKS,), daemon=True
+            ).start()
         # At exit Python ends a thread in the middle of a call into torch by aborting.
         atexit.register(self.stop)
 
-    @property
-    def _found(self) -> str:
-        return f"{self._prefix}/found"
-
-    def _key(self, rank: int) -> str:
+    def _key(self, rank: int | str) -> str:
         return f"{self._prefix}/{rank}"
 
     def _beat(self, key: str) -> None:
-        interval = (
-            _BEAT_SECONDS
-            if self._limit is None
-            else min(_LONGEST_BEAT_SECONDS, self._limit / _LOOKS / 2)
-        )
+        limit, interval = self._limit, _BEAT_SECONDS
+        if limit is not None:
+            interval = min(_LONGEST_BEAT_SECONDS, limit / _LOOKS / 2)
         with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
             while not self._stopped.wait(interval):
                 self._store.set(key, str(time.monotonic_ns()))
-                if self._store.check([self._found]):
-                    self._heard = self._store.get(self._found).decode()
+                if self._store.check([self._key("found")]):
+                    self._answer = self._store.get(self._key("found")).decode()
                 self._answered = time.monotonic()
-                if self._limit is not None:
-                    self._look_after_others(interval)
-            if self._limit is not None:
+                if limit is not None:
+                    self._look_after_others(limit, interval)
+            if limit is not None:
                 self._store.set(key, _ENDED.decode())
 
-    def _look_after_others(self, interval: float) -> None:
-        now, limit = time.monotonic(), self._limit
-        assert limit is not None
+    def _look_after_others(self, limit: float, interval: float) -> None:
+        now = time.monotonic()
         # A long time between looks: this process itself was stopped, and perhaps all were.
         if now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS:
             self._changed = dict.fromkeys(self._changed, now)
@@ -121,10 +113,8 @@ class Heartbeat:
             if now - at > limit and self._last.get(rank) != _ENDED
         ]
         if silent:
-            self._report(
-                _in_words(silent),
-                [pid for rank in silent if (pid := self._process_here(rank)) is not None],
-            )
+            processes = [self._process_here(rank) for rank in silent]
+            self._report(_in_words(silent), [pid for pid in processes if pid is not None])
 
     def _report(self, words: str, processes: list[int]) -> None:
         if self._silence is not None and not self._stopped.is_set():
@@ -133,20 +123,15 @@ class Heartbeat:
             )
             self._stopped.set()
 
-    def _watch_store(self) -> None:
-        """Report that the store does not answer.
-
-        torch waits forever for a store whose host cannot be reached.
-        """
-        assert self._limit is not None
+    def _watch_store(self, interval: float) -> None:
+        """Report that the store does not answer: torch waits for it forever."""
         looked = time.monotonic()
-        while not self._stopped.wait(self._limit / _LOOKS):
+        while not self._stopped.wait(interval):
             now = time.monotonic()
-            # This process itself was stopped.
-            if now - looked > self._limit / _LOOKS + _WATCH_SECONDS:
+            if now - looked > interval + _WATCH_SECONDS:  # this process itself was stopped
                 self._answered = now
             looked = now
-            if self._beating.is_alive() and now - self._answered > self._limit:
+            if self._beating.is_alive() and now - self._answered > interval * _LOOKS:
                 self._report(_NO_STORE, [])
 
     def _process_here(self, rank: int) -> int | None:
@@ -161,28 +146,22 @@ class Heartbeat:
         looker = threading.Thread(target=self._look, daemon=True)
         looker.start()
         looker.join(_ANSWER_SECONDS)
-        return self._heard or _NO_STORE
+        return self._answer or _NO_STORE
 
     def _look(self) -> None:
-        if self._heard:
+        if self._answer:
             return
-        try:
-            before = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
+        ranks = range(dist.get_world_size())
+        with contextlib.suppress(RuntimeError):
+            before = [self._store.get(self._key(rank)) for rank in ranks]
             time.sleep(_WATCH_SECONDS)
-            after = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
-            silent = [
-                rank
-                for rank, (old, new) in enumerate(zip(before, after, strict=True))
-                if old == new
-            ]
-            if not self._heard:
-                self._heard = _in_words(silent)
-                self._store.set(self._found, self._heard)
+            silent = [rank for rank in ranks if self._store.get(self._key(rank)) == before[rank]]
+            if not self._answer:
+                self._answer = _in_words(silent)
+                self._store.set(self._key("found"), self._answer)
             if dist.get_rank() == 0:
                 # Time for the others to hear of it: the store may end with this rank.
                 time.sleep(2 * _BEAT_SECONDS)
-        except RuntimeError:
-            return
 
     def end(self) -> None:
         """Have the thread end, without waiting for it."""
@@ -191,7 +170,7 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread and wait for it, for two seconds at most."""
         self.end()
-        self._beating.join(_STOP_SECONDS)
+        self._beating.join(2.0)
         atexit.unregister(self.stop)
 
 
@@ -201,9 +180,6 @@ def _in_words(silent: list[int]) -> str:
             "all ranks are alive: the network between some of them has failed, one was very slow, "
             "or it is as the error says"
         )
-    named = (
-        f"rank {silent[0]} gives"
-        if len(silent) == 1
-        else f"ranks {', '.join(map(str, silent))} give"
-    )
+    ranks = ", ".join(map(str, silent))
+    named = f"rank {ranks} gives" if len(silent) == 1 else f"ranks {ranks} give"
     return f"{named} no sign of life: it has ended, hangs, or cannot be reached"

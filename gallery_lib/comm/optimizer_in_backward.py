@@ -7,7 +7,7 @@ where the step that was taken is not the one it would take: after clipping, a Gr
 backward pass.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself.
-torch's own do, except L-BFGS. `partial_optimizer` takes the step of a bucket's parameters.
+torch's own do, except L-BFGS. `_partial_optimizer` takes the step of a bucket's parameters.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,16 +24,13 @@ from torch import Tensor
 from gallery_lib.errors import InputError, RunFailed
 
 
-@dataclass
-class _Step:
-    """Step that one parameter has had, with its gradient and the versions of both.
-
-    The versions are those at the end of the backward pass.
-    """
+class _Step(NamedTuple):
+    """Step that one parameter has had; versions are those at the end of the backward pass."""
 
     parameter: Tensor
     gradient: Tensor | None
-    versions: tuple[int, int]
+    parameter_version: int
+    gradient_version: int
 
 
 def _version(tensor: Tensor | None) -> int:
@@ -70,7 +66,14 @@ class EarlySteps:
     def __init__(
         self, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None
     ) -> None:
-        check_divisible(optimizer)
+        kind = type(optimizer)
+        if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
+            raise InputError(
+                f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each "
+                "parameter by itself, as torch.optim's do (but for LBFGS). Leave `optimizer` out, "
+                "and its step comes after the backward pass.",
+                parameter="optimizer",
+            )
         self._optimizer = optimizer
         self._names = names or {}
         self._lock = threading.Lock()
@@ -91,7 +94,7 @@ class EarlySteps:
     def block(self) -> Iterator[None]:
         """Context: take steps in the backward pass; see `accelerate_ddp.step_in_backward`."""
         self._restore()
-        self.check_nothing_pending("a second step_in_backward() block")
+        self._check_nothing_pending("a second step_in_backward() block")
         if self._armed or self._in_closure:
             where = "optimizer.step(closure)" if self._in_closure else "another such block"
             raise InputError(
@@ -125,15 +128,11 @@ class EarlySteps:
         """
         if self._armed and not self._pending:
             self._pending = [
-                _Step(p, p.grad, (_version(p), _version(p.grad))) for p in self._parameters.values()
+                _Step(p, p.grad, _version(p), _version(p.grad)) for p in self._parameters.values()
             ]
 
-    def check_nothing_pending(self, event: str) -> None:
-        """Raise if a step still waits for `optimizer.step()`, or the last block failed halfway.
-
-        A failed block raises RunFailed, a pending step InputError. `event` is what came too early,
-        for the message.
-        """
+    def _check_nothing_pending(self, event: str) -> None:
+        """Raise if a step still waits for `optimizer.step()`, or the last block failed halfway."""
         if self._broken:
             raise RunFailed(
                 "a backward pass in step_in_backward() failed after some parameters had had their "
@@ -149,76 +148,59 @@ class EarlySteps:
 
     def before_forward(self) -> None:
         """Raise where a step is pending when a forward pass that is to be averaged begins."""
-        self.check_nothing_pending("a forward pass of the model")
+        self._check_nothing_pending("a forward pass of the model")
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients.
 
         Do nothing outside `block()`, and skip parameters of no optimizer.
         """
-        own = {
-            id(parameter): gradient
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-        }
+        own = {id(p): gradient for p, gradient in zip(parameters, gradients, strict=True)}
         with self._lock, torch.no_grad():
             if not self._armed:
                 return
             if not self._parameters:
                 self._options = _options(self._optimizer)
-            part = partial_optimizer(self._optimizer, own)
-            parameters_of_part = [
-                parameter for group in part.param_groups for parameter in group["params"]
-            ]
-            if any(id(parameter) in self._parameters for parameter in parameters_of_part):
+            part = _partial_optimizer(self._optimizer, own)
+            stepped = [parameter for group in part.param_groups for parameter in group["params"]]
+            if any(id(parameter) in self._parameters for parameter in stepped):
                 raise InputError(
                     "two backward passes ran within step_in_backward(), which takes one step. "
                     "Put only the last one there."
                 )
-            before = [parameter.grad for parameter in parameters_of_part]
+            before = [parameter.grad for parameter in stepped]
             try:
-                for parameter in parameters_of_part:
+                for parameter in stepped:
                     parameter.grad = own[id(parameter)]
                 type(part).step(part)
             finally:  # DDP still needs the parameters' own gradients
-                for parameter, gradient in zip(parameters_of_part, before, strict=True):
+                for parameter, gradient in zip(stepped, before, strict=True):
                     parameter.grad = gradient
-            self._parameters |= {id(parameter): parameter for parameter in parameters_of_part}
+            self._parameters |= {id(parameter): parameter for parameter in stepped}
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Set gradients to None for parameters that have had their step; optimizers skip those.
 
         Raise RunFailed where `optimizer.step()` is not the step that was taken.
         """
         self._restore()
         if self._broken:
-            self.check_nothing_pending("")
+            self._check_nothing_pending("")
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if self._pending:
-            pending, self._pending = self._pending, []
-            if reason := self._contradiction(pending, closure):
-                self._broken = reason
-                raise RunFailed(
-                    "the optimizer's step was taken within step_in_backward(), and is not the one "
-                    f"of this optimizer.step(): {reason}. Do without that, or run loss.backward() "
-                    "without step_in_backward()."
-                )
-            self._set_aside = [(step.parameter, step.parameter.grad) for step in pending]
-            for step in pending:
-                step.parameter.grad = None
-        if closure is None:
-            return None
-        without = {name: value for name, value in kwargs.items() if name != "closure"}
-        return (args[0], self._guarded(closure), *args[2:]), without
-
-    def _guarded(self, closure: Any) -> Any:
-        def guarded() -> Any:
-            self._in_closure = True
-            try:
-                return closure()
-            finally:
-                self._in_closure = False
-
-        return guarded
+        self._in_closure = closure is not None
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        if reason := self._contradiction(pending, closure):
+            self._broken, self._in_closure = reason, False
+            raise RunFailed(
+                "the optimizer's step was taken within step_in_backward(), and is not the one "
+                f"of this optimizer.step(): {reason}. Do without that, or run loss.backward() "
+                "without step_in_backward()."
+            )
+        self._set_aside = [(step.parameter, step.parameter.grad) for step in pending]
+        for step in pending:
+            step.parameter.grad = None
 
     def _contradiction(self, pending: list[_Step], closure: Any) -> str:
         """Return why `optimizer.step()` would not take the step that was taken; '' if it would."""
@@ -229,13 +211,13 @@ class EarlySteps:
         if _options(self._optimizer) != self._options:
             return "the optimizer's options (lr, …) have changed since"
         for step in pending:
-            parameter, name = step.parameter, self._names.get(id(step.parameter), "a parameter")
-            if parameter.grad is not step.gradient or _version(parameter.grad) != step.versions[1]:
+            grad, name = step.parameter.grad, self._names.get(id(step.parameter), "a parameter")
+            if grad is not step.gradient or _version(grad) != step.gradient_version:
                 return (
                     f"the gradient of {name} has changed since (clipping, a GradScaler, "
                     "zero_grad() or another backward pass)"
                 )
-            if _version(parameter) != step.versions[0]:
+            if _version(step.parameter) != step.parameter_version:
                 return f"{name} itself has been changed since"
         return ""
 
@@ -246,6 +228,7 @@ class EarlySteps:
         self._set_aside = []
 
     def _after_step(self, *_: Any) -> None:
+        self._in_closure = False
         self._restore()
 
     def close(self) -> None:
@@ -255,7 +238,7 @@ class EarlySteps:
             InputError: where `optimizer.step()` has not come yet.
         """
         if not self._broken:
-            self.check_nothing_pending("accelerate_ddp()")
+            self._check_nothing_pending("accelerate_ddp()")
         for hook in self._hooks:
             hook.remove()
 
@@ -278,25 +261,9 @@ Those of this package are what accelerate() makes of torch's.
 """
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers for which torch has a fused implementation on the CPU."""
-_CHOICES = ("foreach", "fused")
-"""Options that select an implementation, True or False."""
-_OTHER_FORMS = ("capturable", "differentiable")
-"""Options that exclude torch's fused implementation, or mean something else with it."""
 
 
-def check_divisible(optimizer: torch.optim.Optimizer) -> None:
-    """Raise InputError for an optimizer not known to treat each parameter by itself."""
-    kind = type(optimizer)
-    if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
-        raise InputError(
-            f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each "
-            "parameter by itself, as torch.optim's do (but for LBFGS). Leave `optimizer` out, "
-            "and its step comes after the backward pass.",
-            parameter="optimizer",
-        )
-
-
-def partial_optimizer(
+def _partial_optimizer(
     optimizer: torch.optim.Optimizer, gradients: Mapping[int, Tensor]
 ) -> torch.optim.Optimizer:
     """Return an optimizer over the parameters whose ids `gradients` has.
@@ -307,32 +274,28 @@ def partial_optimizer(
     part = object.__new__(type(optimizer))
     part.__dict__.update(optimizer.__dict__)
     part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    groups = [
-        {**group, "params": [p for p in group["params"] if id(p) in gradients]}
-        for group in optimizer.param_groups
-    ]
-    part.param_groups = [
-        {**group, "fused": True} if _may_be_fused(optimizer, group, gradients) else group
-        for group in groups
-        if group["params"]
-    ]
+    part.param_groups = []
+    for group in optimizer.param_groups:
+        if own := [p for p in group["params"] if id(p) in gradients]:
+            fused = {"fused": True} if _may_be_fused(optimizer, group, own, gradients) else {}
+            part.param_groups.append({**group, "params": own, **fused})
     return part
 
 
 def _may_be_fused(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], gradients: Mapping[int, Tensor]
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    weights: list[Tensor],
+    gradients: Mapping[int, Tensor],
 ) -> bool:
-    is_set = any(group.get(name) is not None for name in _CHOICES) or any(
-        group.get(name) for name in _OTHER_FORMS
-    )
-    if type(optimizer) not in _FUSED or is_set or isinstance(group["lr"], Tensor):
+    """Return whether torch's fused implementation can take the step, and nobody chose another."""
+    chosen = any(group.get(name) is not None for name in ("foreach", "fused"))
+    other = any(group.get(name) for name in ("capturable", "differentiable"))
+    if type(optimizer) not in _FUSED or chosen or other or isinstance(group["lr"], Tensor):
         return False
-    weights: list[Tensor] = group["params"]
-    have_momentum = {
-        optimizer.state.get(weight, {}).get("momentum_buffer") is not None for weight in weights
-    }
     # SGD's fused implementation takes all momentum buffers as new, or none.
-    return len(have_momentum) == 1 and all(
+    momentum = {optimizer.state.get(w, {}).get("momentum_buffer") is not None for w in weights}
+    return len(momentum) == 1 and all(
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.float64)
         and gradients[id(weight)].dtype == weight.dtype

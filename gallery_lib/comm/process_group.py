@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from gallery_lib.comm import rendezvous, scheduler
+from gallery_lib.comm import rendezvous, scheduler, torch_ddp
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
@@ -34,12 +34,11 @@ class Launcher(NamedTuple):
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
 SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+_MPI = "OMPI_COMM_WORLD"
 LAUNCHERS = (
     TORCHRUN,
     SRUN,
-    Launcher(
-        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-    ),
+    Launcher("Open MPI", f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK"),
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 """Known launchers in the order of precedence: a scheduler may have started torchrun itself."""
@@ -64,12 +63,10 @@ def place() -> Place:
     local_rank = None
     if launcher is not None and os.environ.get(launcher.local_rank):
         local_rank = scheduler.number(launcher.local_rank)
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         return Place(dist.get_rank(), dist.get_world_size(), local_rank, launcher)
-    if launcher is None:
-        return Place(0, 1, None, None)
-    size = scheduler.number(launcher.world_size)
-    if size <= 1:
+    size = 1 if launcher is None else scheduler.number(launcher.world_size)
+    if launcher is None or size <= 1:
         return Place(0, 1, local_rank, launcher)
     if launcher.rank not in os.environ:
         raise InputError(
@@ -107,8 +104,8 @@ def device() -> torch.device:
         return torch.device("cpu")
     here = place()
     index = here.local_rank
-    if index is None and dist.is_available() and dist.is_initialized():
-        bound = dist.distributed_c10d._get_default_group().bound_device_id
+    if index is None and dist.is_initialized():
+        bound = torch_ddp.bound_device()
         index = None if bound is None else bound.index
     if index is None:
         index = torch.cuda.current_device() or here.rank % torch.cuda.device_count()
@@ -117,8 +114,6 @@ def device() -> torch.device:
     return own_device
 
 
-_ADDRESS = {"MASTER_ADDR", "MASTER_PORT"}
-"""Variables that say where processes meet."""
 _made_here = False
 """Whether this module made the default process group, and so has to end it."""
 
@@ -133,59 +128,51 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     """
     global _made_here
     here = place()
-    if here.launcher is None or not dist.is_available() or dist.is_initialized():
+    if here.launcher is None or dist.is_initialized():
         return
     if here.launcher is not TORCHRUN and here.world_size == 1:
         return
-    meeting_file = os.environ.get(RENDEZVOUS_VARIABLE)
-    if meeting_file and (restart := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+    limit = timedelta(seconds=timeout_seconds)
+    store: dist.Store | None = None
+    if meeting_file := os.environ.get(RENDEZVOUS_VARIABLE):
         # What the processes of an earlier start have left in the file is not for these.
-        meeting_file += f"-{restart}"
-    step = None
-    if meeting_file is None and not set(os.environ) >= _ADDRESS:
+        if (restart := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+            meeting_file += f"-{restart}"
+        store = dist.FileStore(meeting_file, here.world_size)
+    elif not set(os.environ) >= {"MASTER_ADDR", "MASTER_PORT"}:
         if here.world_size == 1:
             return
         step = scheduler.slurm_step() if here.launcher is SRUN else None
-    if meeting_file is None and step is None and not set(os.environ) >= _ADDRESS:
-        raise InputError(
-            f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
-            "MASTER_PORT do not say where they meet. Export both (the first host's name and a free "
-            "port), or call torch.distributed.init_process_group before accelerate().",
-            parameter="MASTER_ADDR",
-        )
+        if step is None:
+            raise InputError(
+                f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
+                "MASTER_PORT do not say where they meet. Export both (the first host's name and a "
+                "free port), or call torch.distributed.init_process_group before accelerate().",
+                parameter="MASTER_ADDR",
+            )
+        store = _store_of(step, limit)
     own_device = device()
     # A process that is alone has nobody to send to: it need not wait for NCCL, nor give it memory.
     over_nccl = own_device.type == "cuda" and here.world_size > 1
-    store: dist.Store | None = None
-    if meeting_file:
-        store = dist.FileStore(meeting_file, here.world_size)
-    elif step is not None:
-        store = _store_of(step, timeout_seconds)
     dist.init_process_group(
         backend="nccl" if over_nccl else "gloo",
         store=store,
         rank=here.rank,
         world_size=here.world_size,
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=limit,
         device_id=own_device if over_nccl else None,
     )
     _made_here = True
 
 
-def _store_of(step: scheduler.SlurmStep, timeout_seconds: float) -> dist.Store:
+def _store_of(step: scheduler.SlurmStep, limit: timedelta) -> dist.Store:
     """Return the store at which the tasks of a step of srun meet; rank 0 listens for the others."""
     host = os.environ.get("MASTER_ADDR") or step.host
     port = int(os.environ.get("MASTER_PORT") or step.port)
     own = step.rank == 0
     scheduler.check_host(host, own=own and step.nodes > 1)
-    return dist.TCPStore(
-        host,
-        port,
-        step.tasks,
-        own,
-        timeout=timedelta(seconds=timeout_seconds),
-        master_listen_fd=rendezvous.listening_on(host, port).detach() if own else None,
-    )
+    listening = rendezvous.listening_on(host, port).detach() if own else None
+    return dist.TCPStore(host, port, step.tasks, own, timeout=limit, master_listen_fd=listening)
 
 
 def leave() -> None:

@@ -12,6 +12,7 @@ This module does not postpone annotations (`from __future__ import annotations`)
 those of a hook.
 """
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -21,12 +22,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 
 from gallery_lib.comm import topology
-from gallery_lib.comm.bucket import Bucket
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.comm.optimizer_in_backward import EarlySteps
+from gallery_lib.comm.torch_ddp import at_end_of_backward
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
 from gallery_lib.system.standard_error import tell
@@ -35,6 +37,67 @@ DDP_BUCKET_MB = 25
 """DDP's own size of all buckets but the first, in MiB."""
 _ALIGNED_VALUES = 64
 """Alignment of the pieces of a bucket, in values."""
+
+
+class _Bucket:
+    """A bucket in flight: its state before averaging, and the pieces still missing."""
+
+    def __init__(self, bucket: dist.GradBucket, names: list[str], pieces: int) -> None:
+        self.handed_over, self.names = bucket, names
+        self.index, self.buffer, self.parameters = (
+            bucket.index(),
+            bucket.buffer(),
+            bucket.parameters(),
+        )
+        self._left = pieces
+        self._lock = threading.Lock()
+        self._not_finite: Tensor | None = None
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients as views of the buffer, laid out as DDP does: as the parameters.
+
+        `GradBucket.gradients()` is wrong for complex and channels_last parameters.
+        """
+        buffer = self.buffer
+        if buffer.is_sparse:
+            return [buffer]
+        if self.parameters[0].is_complex() and not buffer.is_complex():
+            buffer = torch.view_as_complex(buffer.view(-1, 2))
+        parts = buffer.split([parameter.numel() for parameter in self.parameters])
+        return [_laid_out(part, of) for part, of in zip(parts, self.parameters, strict=True)]
+
+    def not_finite(self) -> Tensor:
+        """Return which gradients are not finite on this rank, as bools [gradients].
+
+        The first call comes before any piece is averaged; later calls return the same tensor.
+        """
+        with self._lock:
+            if self._not_finite is None:
+                parts = [self.buffer]
+                if not self.buffer.is_sparse:
+                    sizes = [parameter.numel() for parameter in self.parameters]
+                    pair = self.buffer.numel() // max(1, sum(sizes))  # 2 for complex parameters
+                    parts = list(self.buffer.split([pair * size for size in sizes]))
+                self._not_finite = torch.stack([_has_not_finite(part) for part in parts])
+            return self._not_finite
+
+    def piece_done(self) -> bool:
+        """Count a piece as averaged; return whether it was the last one."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+def _laid_out(part: Tensor, parameter: Tensor) -> Tensor:
+    strides = parameter.stride()
+    if torch.empty_like(parameter, device="meta").stride() != strides:  # it has gaps
+        return part.view(parameter.shape)
+    return part.as_strided(parameter.shape, strides)
+
+
+def _has_not_finite(gradient: Tensor) -> Tensor:
+    values = gradient._values() if gradient.is_sparse else gradient
+    return ~values.isfinite().all()
 
 
 def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
@@ -60,7 +123,7 @@ class GradientReducer:
         early_steps: takes the optimizer's step of each bucket that has been averaged.
     """
 
-    handed_over: Callable[[int, torch.futures.Future[Tensor]], None] | None = None
+    handed_over: Callable[[int, Future[Tensor]], None] | None = None
 
     def __init__(
         self,
@@ -74,97 +137,80 @@ class GradientReducer:
         self.early_steps = early_steps
         # torch's reducer keeps this object alive, unseen by garbage collection, so no attribute of
         # it may hold the module.
-        self._non_finite = NonFiniteGradients(module, options.non_finite, join_is_active)
-        self.hosts = topology.find()
+        self._non_finite = _NonFiniteGradients(module, options.non_finite, join_is_active)
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._channels = [Channel(options, self.hosts, device) for _ in range(options.streams)]
+        hosts = topology.find()
+        self._channels = [Channel(options, hosts, device) for _ in range(options.streams)]
         # Names of each bucket's parameters, by the bucket's index.
         self._contents: dict[int, list[str]] = {}
         self._heartbeat = Heartbeat()
         self._ending: weakref.finalize[..., nn.Module] | None = None
         self._finish_queued = False
-        self._waiting: list[threading.Event] = []
+        self._waiting: list[Future[Tensor]] = []
         self._problem: BaseException | None = None
         self._of_communication = False
 
-    def take(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def take(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         """Start averaging a bucket; DDP calls this hook in the same order on every rank."""
         # a backward pass was broken off, and never came to its end
         if bucket.index() == 0 and self._finish_queued:
             self._forget()
         if not self._finish_queued:
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
-                self._finish_queued = True
             # Outside a backward pass DDP's join context stands in for a rank without batches.
-            except RuntimeError:
-                pass
+            with contextlib.suppress(RuntimeError):
+                at_end_of_backward(self._finish)
+                self._finish_queued = True
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
-        self._note_content(bucket.index(), names)
-        future = (
-            self._sparse(bucket, names) if bucket.buffer().is_sparse else self._dense(bucket, names)
-        )
+        # Error feedback has kept something of other parameters: buckets change after the first
+        # step, and with a resume, since a process begins with DDP's first buckets.
+        if self._contents.get(bucket.index(), names) != names:
+            for channel in self._channels:
+                channel.forget(bucket.index())
+        self._contents[bucket.index()] = names
+        sparse = bucket.buffer().is_sparse
+        future = self._sparse(bucket, names) if sparse else self._dense(bucket, names)
+        self._waiting.append(future)
         if self.handed_over is not None:
             self.handed_over(bucket.buffer().nbytes, future)
         return future
 
-    def _note_content(self, index: int, names: list[str]) -> None:
-        """Drop what error feedback has kept of a bucket that now holds other parameters.
-
-        Buckets change after the first step, and with a resume: a process begins with DDP's first
-        buckets.
-        """
-        if self._contents.get(index, names) != names:
-            for channel in self._channels:
-                channel.forget(index)
-        self._contents[index] = names
-
     def _forget(self) -> None:
         self._finish_queued = False
-        for done in self._waiting:
-            done.wait()
-        self._waiting, self._problem = [], None
+        with contextlib.suppress(RuntimeError):
+            self._wait()
+        self._problem = None
         self._non_finite.clear()
 
-    def _dense(self, bucket: dist.GradBucket, names: list[str]) -> torch.futures.Future[Tensor]:
+    def _wait(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.wait()
+
+    def _dense(self, bucket: dist.GradBucket, names: list[str]) -> Future[Tensor]:
         pieces = self._pieces(bucket.buffer())
-        whole = Bucket(bucket, names, len(pieces))
-        future: torch.futures.Future[Tensor] = torch.futures.Future(
+        whole = _Bucket(bucket, names, len(pieces))
+        future: Future[Tensor] = Future(
             devices=[self._device] if self._device.type == "cuda" else []
         )
-        self._waiting.append(whole.done)
         for number, piece in enumerate(pieces):
             channel = self._channels[(whole.index + number) % len(self._channels)]
             channel.submit(functools.partial(self._job, channel, whole, number, piece, future))
         return future
 
-    def _sparse(self, bucket: dist.GradBucket, names: list[str]) -> torch.futures.Future[Tensor]:
-        """Average as DDP does it: divide, then all-reduce in the default group.
-
-        The order of buckets is the same on every rank.
-        """
-        whole = Bucket(bucket, names, 1)
+    def _sparse(self, bucket: dist.GradBucket, names: list[str]) -> Future[Tensor]:
+        """Divide, then all-reduce in the default group; all ranks have buckets in one order."""
+        whole = _Bucket(bucket, names, 1)
         if not self._non_finite.ignored:
             whole.not_finite()
-        self._waiting.append(whole.done)
 
-        def averaged(sums: torch.futures.Future[list[Tensor]]) -> Tensor:
-            try:
-                whole.buffer = sums.value()[0]
-                whole.gradients = [whole.buffer]
-                self._averaged(whole)
-            except BaseException as problem:
-                self._problem = problem
-            finally:
-                whole.done.set()
+        def averaged(sums: Future[list[Tensor]]) -> Tensor:
+            whole.buffer = sums.value()[0]
+            self._averaged(whole)
             return whole.buffer
 
-        return (
-            dist.all_reduce(whole.buffer.div_(dist.get_world_size()), async_op=True)
-            .get_future()
-            .then(averaged)
-        )
+        mean = whole.buffer.div_(dist.get_world_size())
+        return dist.all_reduce(mean, async_op=True).get_future().then(averaged)
 
     def _pieces(self, buffer: Tensor) -> list[Tensor]:
         """Return the pieces in which a bucket is averaged: the whole, unless it is oversized."""
@@ -176,20 +222,14 @@ class GradientReducer:
         return list(buffer.split(length)) if count > 1 else [buffer]
 
     def _job(
-        self,
-        channel: Channel,
-        whole: Bucket,
-        number: int,
-        piece: Tensor,
-        future: torch.futures.Future[Tensor],
+        self, channel: Channel, whole: _Bucket, number: int, piece: Tensor, future: Future[Tensor]
     ) -> None:
         try:
             if self._problem is None:
                 if not self._non_finite.ignored:
                     whole.not_finite()
-                channel.average_(
-                    (whole.index, whole.buffer.numel(), number), piece, whole.gradients, whole.names
-                )
+                key = whole.index, whole.buffer.numel(), number
+                channel.average_(key, piece, whole.handed_over)
         except BaseException as problem:
             self._problem, self._of_communication = problem, True
         if not whole.piece_done():
@@ -201,26 +241,23 @@ class GradientReducer:
             self._problem = problem
         finally:
             future.set_result(whole.buffer)
-            whole.done.set()
 
-    def _averaged(self, whole: Bucket) -> None:
+    def _averaged(self, whole: _Bucket) -> None:
         """Finish a bucket whose pieces are all averaged: note overflows, take the early step."""
         self._non_finite.note(whole)
         if self.early_steps is not None:
-            self.early_steps.take(whole.parameters, whole.gradients)
+            self.early_steps.take(whole.parameters, whole.gradients())
 
     def _finish(self) -> None:
         """Wait for all buckets at the end of the backward pass, and raise what has gone wrong."""
         self._finish_queued = False
-        for done in self._waiting:
-            done.wait()
+        self._wait()
         for channel in self._channels:
             channel.wait()
-        self._waiting.clear()
         self._raise_problem()
         # Runs after DDP has put the means into the gradients: DDP has queued that by now.
         if self.early_steps is not None:
-            torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
+            at_end_of_backward(self.early_steps.backward_done)
         self._non_finite.react()
 
     def _raise_problem(self) -> None:
@@ -245,19 +282,13 @@ class GradientReducer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned.
-
-        The rank, the world size and the options must be those of the saved state.
-        """
+        """Load the state that `state_dict` returned with the same rank, world size and options."""
         self._contents = dict(state.get("contents", {}))
         for channel, kept in zip(self._channels, state["channels"], strict=True):
             channel.load_state_dict(kept)
 
     def end_with(self, model: nn.Module) -> None:
-        """Have the threads end when `model` is deleted.
-
-        torch ends the process groups with the default one.
-        """
+        """Have the threads end when `model` is deleted; its groups end with the default one."""
         self._ending = weakref.finalize(model, _end_threads, self._heartbeat, self._channels)
         self._ending.atexit = False
 
@@ -276,10 +307,6 @@ class GradientReducer:
             channel.close()
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients that are infinite or not a number: say whose they are, and stop or skip the step.
-
-
 class _Record(NamedTuple):
     """Finiteness of a bucket: of each gradient on this rank, and of the mean of all ranks."""
 
@@ -288,14 +315,10 @@ class _Record(NamedTuple):
     mean_is_not_finite: Tensor
 
 
-class NonFiniteGradients:
-    """Record of a backward pass's gradients that are not finite, and the reaction to them.
+class _NonFiniteGradients:
+    """Gradients of a backward pass that are infinite or no number: whose they are, and what to do.
 
-    Args:
-        module: the module whose gradients are averaged; held weakly.
-        reaction: the option `non_finite`: `ignore`, `stop` or `skip`.
-        join_is_active: tells whether ranks without batches stand by at present (DDP's join). Such
-            ranks take no part in saying whose gradients are not finite.
+    While ranks without batches stand by, they take no part in saying whose these are.
     """
 
     def __init__(
@@ -307,12 +330,11 @@ class NonFiniteGradients:
         self._join_is_active = join_is_active
         self._records: list[_Record] = []
 
-    def note(self, bucket: Bucket) -> None:
+    def note(self, bucket: _Bucket) -> None:
         """Note the finiteness of an averaged bucket, unless it is ignored."""
         if not self.ignored:
-            self._records.append(
-                _Record(bucket.names, bucket.not_finite(), bucket.mean_is_not_finite())
-            )
+            mean = _has_not_finite(bucket.buffer)
+            self._records.append(_Record(bucket.names, bucket.not_finite(), mean))
 
     def clear(self) -> None:
         """Forget the buckets of this backward pass."""
@@ -340,9 +362,7 @@ class NonFiniteGradients:
             raise RunFailed(f"{message}.")
         if own or dist.get_rank() == 0:
             tell(f"{message}; this step is skipped.")
-        # Runs after DDP has put the means into the parameters' gradients: DDP has queued that by
-        # now.
-        torch.autograd.Variable._execution_engine.queue_callback(self._drop_gradients)  # type: ignore[attr-defined]
+        at_end_of_backward(self._drop_gradients)  # DDP has put the means into them by then
 
     def _whose(self, own: list[str]) -> str:
         """Return the ranks and parameters with such gradients, in words."""
@@ -355,12 +375,12 @@ class NonFiniteGradients:
         else:
             dist.all_gather_object(everyone, own)
             elsewhere = "only in the mean, which overflowed on the wire"
-        return (
-            "; ".join(
-                f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names
-            )
-            or elsewhere
-        )
+        named = [
+            f"on rank {rank} of {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
+            for rank, names in enumerate(everyone)
+            if names
+        ]
+        return "; ".join(named) or elsewhere
 
     def _drop_gradients(self) -> None:
         """Set gradients to None: optimizers then leave a parameter and its state as they are."""
@@ -368,7 +388,3 @@ class NonFiniteGradients:
         assert module is not None  # its backward pass is going on
         for parameter in module.parameters():
             parameter.grad = None
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

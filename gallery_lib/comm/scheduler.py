@@ -56,30 +56,18 @@ def number(variable: str) -> int:
 def first_host(nodelist: str) -> str:
     """Return the first host of Slurm's list of hosts: `node03` of `node[03-05,09],gpu1`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
-    if first is None:
-        raise InputError(
-            f"SLURM_STEP_NODELIST={nodelist!r} names no host.", parameter="SLURM_STEP_NODELIST"
-        )
+    assert first is not None, nodelist
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def tasks_on_node(tasks_per_node: str, node: int) -> int:
     """Return the tasks on a node from Slurm's list of them: 1 of `2(x3),1` and node 3."""
-    counts: list[int] = []
-    for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise InputError(
-                f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r} is no list of task counts.",
-                parameter="SLURM_STEP_TASKS_PER_NODE",
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
+    counts = [
+        int(tasks)
+        for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node)
+        for _ in range(int(nodes or 1))
+    ]
     return counts[min(node, len(counts) - 1)]
-
-
-def port_of_job(job: int, step: int = 0) -> int:
-    """Return the port at which a step's processes meet; jobs on one host have different ones."""
-    return FIRST_PORT + (job + _STEP_STRIDE * step) % PORTS
 
 
 def slurm_step() -> SlurmStep | None:
@@ -91,6 +79,7 @@ def slurm_step() -> SlurmStep | None:
     if tasks <= 1 or not nodes or "SLURM_JOB_ID" not in os.environ:
         return None
     step = os.environ.get("SLURM_STEP_ID", "0")
+    steps = int(step) if step.isdecimal() else 0
     per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
     return SlurmStep(
         rank=number("SLURM_PROCID"),
@@ -99,17 +88,15 @@ def slurm_step() -> SlurmStep | None:
         local_rank=number("SLURM_LOCALID"),
         local_tasks=tasks_on_node(per_node, int(os.environ.get("SLURM_NODEID", "0"))),
         host=first_host(nodes),
-        port=port_of_job(number("SLURM_JOB_ID"), int(step) if step.isdecimal() else 0),
+        # jobs and steps on one host have different ones
+        port=FIRST_PORT + (number("SLURM_JOB_ID") + _STEP_STRIDE * steps) % PORTS,
     )
 
 
 def check_host(host: str, *, own: bool, seconds: float = 0.0) -> None:
-    """Wait until the name of host 0 is known, and refuse one that leads other hosts astray.
+    """Wait up to `seconds` for the name of host 0, and refuse one that leads other hosts astray.
 
-    Args:
-        host: its name or address.
-        own: whether this is host 0.
-        seconds: the time to wait for the name.
+    `own` says whether this is host 0.
 
     Raises:
         InputError: the name is not known, or is that of the loopback interface.
@@ -117,7 +104,7 @@ def check_host(host: str, *, own: bool, seconds: float = 0.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            address = socket.getaddrinfo(host, None)[0][4][0]
+            address = str(socket.getaddrinfo(host, None)[0][4][0])
             break
         except OSError as error:
             if time.monotonic() >= deadline:
@@ -127,7 +114,7 @@ def check_host(host: str, *, own: bool, seconds: float = 0.0) -> None:
                     parameter="master_addr",
                 ) from None
             time.sleep(1.0)
-    if own and ipaddress.ip_address(str(address).partition("%")[0]).is_loopback:
+    if own and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise InputError(
             f"{host} is {address} on that host itself, where no other host can reach it. "
             "Give an address of its network with --master_addr (or MASTER_ADDR).",

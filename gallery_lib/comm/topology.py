@@ -6,12 +6,11 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import cast
 
 import torch.distributed as dist
 
-from gallery_lib.comm import process_group
+from gallery_lib.comm import process_group, torch_ddp
 from gallery_lib.errors import InputError
 
 
@@ -65,17 +64,9 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
 
     It has the timeout of the default group, and is of use to its members only.
     """
-    timeout = default_timeout()
-    return cast(
-        dist.ProcessGroup, dist.new_group(None if ranks is None else list(ranks), timeout=timeout)
-    )
-
-
-def default_timeout() -> timedelta:
-    """Return the timeout of the default group; torch would give new groups half an hour instead."""
-    group = dist.group.WORLD
-    assert group is not None
-    return group._get_backend(process_group.device()).options._timeout
+    timeout = torch_ddp.default_timeout(process_group.device())
+    group = dist.new_group(None if ranks is None else list(ranks), timeout=timeout)
+    return cast(dist.ProcessGroup, group)
 
 
 def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:

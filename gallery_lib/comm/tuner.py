@@ -13,16 +13,14 @@ come to it. If one does not come, plain DDP is used from then on.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,18 +29,31 @@ import torch.distributed as dist
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.comm.preconditions import check_same_on_all_ranks
-from gallery_lib.comm.rebuild import DDP, SETTLING_STEPS
-from gallery_lib.comm.shared_memory import FOLDER
-from gallery_lib.comm.strategy import say, stop_watching_steps, use_strategy, watched
+from gallery_lib.comm.accelerate_ddp import (
+    SETTLING_STEPS,
+    accelerate_ddp,
+    check_same_on_all_ranks,
+    say,
+    use_strategy,
+    watched,
+)
+from gallery_lib.comm.channel import SHARED_MEMORY
 from gallery_lib.comm.topology import Topology
+from gallery_lib.comm.torch_ddp import (
+    DDP,
+    BackwardPass,
+    default_store,
+    expect_backward_pass,
+    is_joined,
+)
 from gallery_lib.config import Comm
 from gallery_lib.console.table import seconds, text_table
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import InputError
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
+from gallery_lib.system.json_files import read_json, write_json
 
+PLAIN = "ddp"
+"""Name of the candidate that is plain DDP."""
 _OVERWRITTEN = (
     "; they may lie in DDP's buckets, "
     "so that a gradient which is kept over a step is overwritten by the next"
@@ -63,10 +74,9 @@ class Tuner:
 
     Args:
         model: the DistributedDataParallel to tune.
-        strategies: candidate options by name; `ddp` must be the first.
+        strategies: candidate options by name; `ddp`, with which others are compared, is the first.
         rounds: turns of each candidate.
         block_steps: counted steps of a turn.
-        confidence: of the interval that decides whether a candidate is faster.
         keep: whether to keep the choice in the cache folder and use a kept one.
     """
 
@@ -77,15 +87,10 @@ class Tuner:
         *,
         rounds: int = 4,
         block_steps: int = 5,
-        confidence: float = 0.99,
         keep: bool = True,
     ) -> None:
-        if next(iter(strategies)) != PLAIN:
-            raise InputError(
-                f"the first candidate must be `{PLAIN}`, which the others are compared with.",
-                parameter="candidates",
-            )
-        self.strategies, self.confidence = dict(strategies), confidence
+        assert next(iter(strategies)) == PLAIN
+        self.strategies = dict(strategies)
         self.rounds, self.block_steps = rounds, block_steps
         self.hosts = topology.find()
         self.choice: str | None = None
@@ -102,9 +107,9 @@ class Tuner:
         self._turn, self._current, self._step = 0, "", 0
         self._began: float | None = None
         self._backward_pass: weakref.ref[BackwardPass] | None = None
-        self.path = choice_path(model, self.hosts, self.strategies) if keep else None
+        self.path = _choice_path(model, self.hosts, self.strategies) if keep else None
         if self.path is not None:
-            self.choice = read_choice(self.path, list(self.strategies))
+            self.choice = process_group.from_rank_0(_kept_choice(self.path, self.strategies))
         watched(model).before_forward = self._before_forward
 
     def _turns(self) -> Iterator[str]:
@@ -118,7 +123,7 @@ class Tuner:
     @torch._disable_dynamo
     def _before_forward(self) -> None:
         model = self._model()
-        if model is None or not model.training or model._join_config.enable:
+        if model is None or not model.training or is_joined(self._model):
             return
         if self._backward_pass is not None and self._backward_pass() is not None:
             return  # no gradients were averaged since: another forward pass of one step
@@ -137,7 +142,7 @@ class Tuner:
         self._began = time.perf_counter()
 
     def _change(self, model: DDP) -> None:
-        if not all_ranks_arrive(f"{self._key}/{self._turn}", _MEETING_SECONDS):
+        if not _all_ranks_arrive(f"{self._key}/{self._turn}", _MEETING_SECONDS):
             self._settle(
                 model,
                 PLAIN,
@@ -146,14 +151,15 @@ class Tuner:
             )
             return
         if self.choice is not None:
-            self._settle(
-                model,
-                self.choice,
-                f"kept from an earlier run in {self.path}, which may be edited or deleted",
-            )
+            self._settle(model, self.choice, f"kept from an earlier run in {self.path}")
             return
         if self._turn == 0:
-            self._announce(model)
+            steps = len(self.strategies) * self.rounds * self._turn_steps
+            views = any(self._has_views(model, name) for name in self.strategies)
+            say(
+                f"{self._name}: {len(self.strategies)} ways of averaging gradients take turns over "
+                f"the first {steps} steps{_OVERWRITTEN * views}."
+            )
         name = next(self._order, None)
         if name is None:
             self._decide(model)
@@ -162,16 +168,8 @@ class Tuner:
         self._seconds[name].append([])
         use_strategy(model, self.strategies[name])
 
-    def _announce(self, model: DDP) -> None:
-        steps = len(self.strategies) * self.rounds * self._turn_steps
-        views = (
-            any(strategy.bucket_views for strategy in self.strategies.values())
-            and not model.gradient_as_bucket_view
-        )
-        say(
-            f"{self._name}: {len(self.strategies)} ways of averaging gradients take turns over the "
-            f"first {steps} steps{_OVERWRITTEN * views}."
-        )
+    def _has_views(self, model: DDP, name: str) -> bool:
+        return self.strategies[name].bucket_views and not model.gradient_as_bucket_view
 
     def _decide(self, model: DDP) -> None:
         self.measured = {
@@ -183,7 +181,8 @@ class Tuner:
         say(text_table(table))
         if self.path and dist.get_rank() == 0:
             try:
-                write_choice(self.path, choice, self.hosts, table)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self.path, {"chosen": choice, "hosts": str(self.hosts), "table": table})
             except OSError as error:  # the training goes on without
                 say(f"{self._name}: the choice cannot be kept for the next run: {error}.")
         self._settle(model, choice, "measured now")
@@ -199,7 +198,7 @@ class Tuner:
             if name == PLAIN:
                 rows.append([name, p50, "", "baseline"])
                 continue
-            ratio = stats.ratio_of_medians(self.measured[PLAIN], blocks, confidence=self.confidence)
+            ratio = stats.ratio_of_medians(self.measured[PLAIN], blocks, confidence=0.99)
             rows.append([name, p50, str(ratio), ratio.verdict])
             if ratio.verdict == "faster" and ratio.ratio > best_ratio:
                 best_ratio, fastest = ratio.ratio, name
@@ -207,11 +206,11 @@ class Tuner:
 
     def _settle(self, model: DDP, choice: str, origin: str) -> None:
         self.choice = choice
-        stop_watching_steps(model)
+        watched(model).before_forward = None
         if self._turn > 0 or choice != PLAIN:
             use_strategy(model, self.strategies[choice])
-        views = self.strategies[choice].bucket_views and not model.gradient_as_bucket_view
-        say(f"{self._name}: gradients are averaged by `{choice}` ({origin}){_OVERWRITTEN * views}.")
+        overwritten = _OVERWRITTEN * self._has_views(model, choice)
+        say(f"{self._name}: gradients are averaged by `{choice}` ({origin}){overwritten}.")
 
 
 def apply(model: DDP, options: Comm) -> Tuner | None:
@@ -223,57 +222,15 @@ def apply(model: DDP, options: Comm) -> Tuner | None:
         accelerate_ddp(model, options)
         return None
     check_same_on_all_ranks(model, options, "comm.tune")
-    return Tuner(model, candidates_with_room(model, options, topology.find()))
-
-
-# --------------------------------------------------------------------------------------------------
-# Notice when a reducer has averaged the gradients of a backward pass, and order its buckets then.
-#
-# The reducer holds a sentinel until that moment. DDP would order the buckets of a new reducer in
-# the next forward pass, as a collective call. A rank may make a forward pass that others do not,
-# and every change of strategy makes a new reducer.
-
-
-class BackwardPass:
-    """Sentinel that lives until the reducer of `model` has averaged the gradients."""
-
-    def __init__(self, model: DDP) -> None:
-        self._model = weakref.ref(model)
-
-    def __del__(self) -> None:
-        # Outside a backward pass the reducer itself is being deleted.
-        with contextlib.suppress(RuntimeError):
-            engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-            # runs when the reducer is done
-            engine.queue_callback(functools.partial(_order_buckets, self._model))
-
-
-def expect_backward_pass(model: DDP) -> weakref.ref[BackwardPass]:
-    """Return a reference to the sentinel of the next backward pass; dead once that has ended."""
-    sentinel = BackwardPass(model)
-    future: torch.futures.Future[BackwardPass] = torch.futures.Future()
-    future.set_result(sentinel)
-    # The reducer drops the sentinel at the end of the backward pass.
-    model.reducer._install_post_backward_futures([future])
-    return weakref.ref(sentinel)
-
-
-def _order_buckets(reference: weakref.ref[DDP]) -> None:
-    model = reference()
-    if model is not None and model.reducer._rebuild_buckets():
-        model._has_rebuilt_buckets = True
-
-
-# --------------------------------------------------------------------------------------------------
-# Candidates of the tuner: strategies for averaging gradients on these hosts.
-
-
-PLAIN = "ddp"
-"""Name of the candidate that is plain DDP."""
+    hosts = topology.find()
+    strategies = candidates(options, hosts)
+    if not all(process_group.all_ranks(_has_room(model, options, hosts))):
+        strategies = {name: way for name, way in strategies.items() if not way.hierarchical}
+    return Tuner(model, strategies)
 
 
 def candidates(options: Comm, hosts: Topology) -> dict[str, Comm]:
-    """Return the candidates by name, plain DDP first.
+    """Return the tuner's candidates on these hosts by name, plain DDP first.
 
     They are lossless, unless `options.wire` asks for another wire format.
     """
@@ -298,41 +255,24 @@ def candidates(options: Comm, hosts: Topology) -> dict[str, Comm]:
     return strategies
 
 
-def candidates_with_room(model: DDP, options: Comm, hosts: Topology) -> dict[str, Comm]:
-    """Return the candidates for which every host has shared memory. A collective call."""
-    strategies = candidates(options, hosts)
-    room = process_group.all_ranks(
-        {name: _has_room(strategy, hosts, model) for name, strategy in strategies.items()}
-    )
-    return {
-        name: strategy
-        for name, strategy in strategies.items()
-        if all(on_rank[name] for on_rank in room)
-    }
+def _has_room(model: DDP, options: Comm, hosts: Topology) -> bool:
+    """Return whether this host has twice the shared memory that hierarchical strategies may need.
 
-
-def _has_room(strategy: Comm, hosts: Topology, model: DDP) -> bool:
-    """Return whether this host has twice the shared memory that a hierarchical strategy may need.
-
-    Other strategies, and models on CUDA, need none: the result is True.
+    A stream's buffer is at most 1.5 times as large as a bucket; models on CUDA need none.
     """
-    if not strategy.hierarchical or model.device.type == "cuda":
+    if model.device.type == "cuda":
         return True
-    sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
-    cap = int(strategy.bucket_mb * 2**20) if strategy.bucket_mb else model.bucket_bytes_cap
-    rows = (len(hosts.local(dist.get_rank())) + 1) * strategy.streams
+    size = sum(parameter.numel() * parameter.itemsize for parameter in model.module.parameters())
+    bucket = max(model.bucket_bytes_cap, int((options.bucket_mb or 0) * 2**20))
+    rows = (len(hosts.local(dist.get_rank())) + 1) * options.streams
     try:
-        folder = os.statvfs(FOLDER)
+        folder = os.statvfs(SHARED_MEMORY)
     except OSError:
         return False
-    return 2 * rows * min(sum(sizes), 3 * cap // 2) < folder.f_bavail * folder.f_frsize
+    return 2 * rows * min(size, 3 * bucket // 2) < folder.f_bavail * folder.f_frsize
 
 
-# --------------------------------------------------------------------------------------------------
-# Cache of the tuner's choices: a JSON file for each model, hosts, candidates, device and torch.
-
-
-def choice_path(model: DDP, hosts: Topology, strategies: Mapping[str, Comm]) -> Path:
+def _choice_path(model: DDP, hosts: Topology, strategies: Mapping[str, Comm]) -> Path:
     """Return the file for the choice between `strategies`; other circumstances have another."""
     facts = [
         [
@@ -348,61 +288,21 @@ def choice_path(model: DDP, hosts: Topology, strategies: Mapping[str, Comm]) -> 
     return paths.cache_dir() / "comm" / f"{digest}.json"
 
 
-def read_choice(path: Path, names: Sequence[str]) -> str | None:
-    """Return the choice that rank 0 has in its file, or None. A collective call.
-
-    A file that cannot be read is set aside.
-
-    Raises:
-        InputError: for a choice that is none of `names`.
-    """
-    choice, problem = process_group.from_rank_0(_choice_and_problem(path, names))
-    if problem:
-        raise InputError(problem, parameter=str(path))
-    return choice
-
-
-def _choice_and_problem(path: Path, names: Sequence[str]) -> tuple[str | None, str]:
-    """Return the choice or None, and what is wrong with its file or ''."""
+def _kept_choice(path: Path, strategies: Mapping[str, Comm]) -> str | None:
+    """Return the choice in a file, or None where it is missing or damaged: then it is made anew."""
     try:
-        choice = converted(
-            read_json(path, dict[str, object], again="").get("chosen"), str, "chosen"
-        )
-    except FileNotFoundError:
-        return None, ""
-    except (InputError, Misfit) as error:
-        if process_group.rank() == 0:
-            set_aside(path, error)
-        return None, ""
-    if choice not in names:
-        return (
-            None,
-            f"{path} chooses {choice!r}, which is no candidate.{did_you_mean(choice, names)} "
-            f"Known: {', '.join(names)}.",
-        )
-    return choice, ""
+        choice = read_json(path, dict[str, object], again="").get("chosen")
+    except (OSError, InputError):
+        return None
+    return choice if isinstance(choice, str) and choice in strategies else None
 
 
-def write_choice(path: Path, choice: str, hosts: Topology, table: list[list[str]]) -> None:
-    """Write the choice, with the figures that led to it.
-
-    Raises:
-        OSError: where that fails.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"chosen": choice, "hosts": str(hosts), "table": table})
-
-
-# --------------------------------------------------------------------------------------------------
-# Barrier with a time limit in the run's store, for ranks that may be waited for elsewhere.
-
-
-def all_ranks_arrive(key: str, limit_seconds: float) -> bool:
+def _all_ranks_arrive(key: str, limit_seconds: float) -> bool:
     """Return whether each rank has come to the barrier `key` in time; same on all ranks.
 
     Ranks that come later get the same verdict.
     """
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     here, verdict = f"{key}/here", f"{key}/verdict"
     try:
         if store.add(here, 1) == dist.get_world_size():

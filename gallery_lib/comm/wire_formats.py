@@ -8,15 +8,16 @@ Karimireddy et al., 2019).
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from gallery_lib.errors import InputError
+from gallery_lib.config import Comm
 from gallery_lib.kernels import compression
 from gallery_lib.kernels.compression import GROUP, packed_bytes
 
@@ -64,7 +65,7 @@ class Exact:
         """Load the state that `state_dict` returned."""
 
 
-class Narrow(Exact):
+class _Narrow(Exact):
     """All-reduce with 16 bits a value, rounded when sent and after each addition on the way."""
 
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
@@ -73,7 +74,6 @@ class Narrow(Exact):
         self._scratch = Scratch()
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        """Replace `buffer` by its sum over the group, see `Exact.sum_`."""
         if buffer.dtype.itemsize <= self.dtype.itemsize:
             return super().sum_(buffer, key, divisor)
         narrow = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
@@ -83,7 +83,7 @@ class Narrow(Exact):
         return None
 
 
-class Int8(Exact):
+class _Int8(Exact):
     """All-reduce with a byte a value in both directions.
 
     Each rank adds up one chunk of the buffer in fp32 and sends the sum to all, as int8 again. It
@@ -117,7 +117,6 @@ class Int8(Exact):
         return self.residuals[key]
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        """Replace `buffer` by its sum over the group, see `Exact.sum_`."""
         if buffer.dtype != torch.float64:
             return self._sum(buffer, key, divisor)
         single = buffer.float()
@@ -162,131 +161,59 @@ class Int8(Exact):
         compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
 
     def forget(self, index: int) -> None:
-        """Drop the residuals of the bucket with this index."""
         for key in [key for key in self.residuals if key[0] == index]:
             del self.residuals[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's residuals by key."""
         return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load residuals.
-
-        Raises:
-            InputError: for state that another version of this class saved.
-        """
-        if not all(
-            len(key) == 3 and isinstance(residual, Tensor)
-            for key, residual in state["residuals"].items()
-        ):
-            raise InputError(
-                "what int8's error feedback kept was saved by another version of this package: "
-                "leave it out, or use that one.",
-                parameter="state",
-            )
-        self.residuals = {
-            tuple(key): residual.clone() for key, residual in state["residuals"].items()
-        }  # type: ignore[misc]
+        self.residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
 
 
-def for_wire(wire: str, *, error_feedback: bool) -> Callable[[dist.ProcessGroup], Exact]:
-    """Return a factory that makes the exchange for a process group.
-
-    `wire` is as in config.Comm, without `powersgd`, which does not work on flat buffers.
-    """
-    if wire == "int8":
-        return lambda group: Int8(group, error_feedback)
-    if wire in ("bf16", "fp16"):
-        return lambda group: Narrow(group, torch.bfloat16 if wire == "bf16" else torch.float16)
-    return Exact
-
-
-# --------------------------------------------------------------------------------------------------
-# PowerSGD: low-rank gradient compression with error feedback.
-#
-# Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-# Optimization", 2019. The gradient of a matrix is sent as a product of two narrow matrices. Each
-# training step does one step of subspace iteration, starting where the last one ended. Vectors,
-# complex parameters and matrices that would not become smaller are sent as they are. One thread
-# makes all exchanges of a bucket in order, as gloo needs it.
+def exchange_of(options: Comm, group: dist.ProcessGroup) -> Exact:
+    """Return the exchange of flat buffers over `group`, for all wire formats but `powersgd`."""
+    if options.wire == "int8":
+        return _Int8(group, options.error_feedback)
+    if options.wire in ("bf16", "fp16"):
+        return _Narrow(group, torch.bfloat16 if options.wire == "bf16" else torch.float16)
+    return Exact(group)
 
 
 class PowerSGD:
-    """Low-rank averaging of a bucket's gradients over the group: `rank` columns for each matrix."""
+    """Low-rank averaging by torch's own hook, with error feedback: `rank` columns for each matrix.
 
-    def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
-        self.group, self.rank = group, rank
-        self.residuals: dict[str, Tensor] = {}
-        self.bases: dict[str, Tensor] = {}
+    Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", 2019. The first two steps are exact, since DDP orders its buckets anew then.
+    Gloo needs all exchanges of a bucket before those of the next, so this waits.
+    """
 
-    def _columns(self, gradient: Tensor) -> int:
-        """Return the rank to compress a gradient to; 0 if it is to be sent as it is."""
-        if gradient.ndim < 2 or gradient.is_complex():
-            return 0
-        rows, columns = gradient.shape[0], gradient.shape[1:].numel()
-        rank = min(self.rank, rows, columns)
-        return rank if rank * (rows + columns) < rows * columns else 0
+    _KEPT = ("error_dict", "p_memory_dict", "q_memory_dict", "iter", "rng")
 
-    def _average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the means over the group, from one all-reduce; the tensors have one dtype."""
-        if not any(tensor.numel() for tensor in tensors):
-            return list(tensors)
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(
-            dist.get_world_size(self.group)
+    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
+        self._state = PowerSGDState(
+            group, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
         )
-        dist.all_reduce(flat, group=self.group)
-        return [
-            part.view_as(tensor)
-            for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
-        ]
 
-    def average_(self, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Replace each gradient by the low-rank form of its mean.
+    def average_(self, bucket: dist.GradBucket) -> None:
+        """Replace the bucket's gradients by the low-rank form of their mean."""
+        powerSGD_hook(self._state, bucket).wait()
+        error = self._state.error_dict.get(bucket.index())
+        if error is not None and not bool(error.isfinite().all()):
+            # An overflow, whose step is going to be skipped, would otherwise stay for good.
+            self.forget(bucket.index())
 
-        The residual, which that form loses, is added the next time.
-        """
-        plain: list[Tensor] = []
-        # (name, gradient, matrix to send of shape [rows, columns])
-        narrow: list[tuple[str, Tensor, Tensor]] = []
-        wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a bucket has one dtype
-        for name, gradient in zip(names, gradients, strict=True):
-            columns = self._columns(gradient)
-            if not columns:
-                plain.append(gradient)
-                continue
-            matrix = gradient.reshape(gradient.shape[0], -1)
-            wanted = matrix.to(wide) + self.residuals.get(name, 0.0)
-            if name not in self.bases:
-                seed = torch.Generator().manual_seed(len(self.bases))  # the same on every rank
-                self.bases[name] = torch.randn(matrix.shape[1], columns, generator=seed).to(wanted)
-            narrow.append((name, gradient, wanted))
-        lefts = self._average(
-            [
-                *(wanted @ self.bases[name] for name, _, wanted in narrow),
-                *(g.to(wide) for g in plain),
-            ]
-        )
-        for gradient, mean in zip(plain, lefts[len(narrow) :], strict=True):
-            gradient.copy_(mean)
-        lefts = [torch.linalg.qr(left).Q for left in lefts[: len(narrow)]]
-        rights = self._average(
-            [wanted.T @ left for (_, _, wanted), left in zip(narrow, lefts, strict=True)]
-        )
-        for (name, gradient, wanted), left, right in zip(narrow, lefts, rights, strict=True):
-            mean = left @ right.T
-            # An overflow, whose step is going to be skipped, would otherwise stay in the residual
-            # for good.
-            usable = mean.isfinite().all()
-            before = self.residuals.get(name, torch.zeros_like(wanted))
-            self.residuals[name] = torch.where(usable, wanted - mean, before)
-            self.bases[name] = torch.where(usable, right, self.bases[name])
-            gradient.copy_(mean.view_as(gradient))
+    def forget(self, index: int) -> None:
+        """Drop what is kept of the bucket with this index."""
+        state = self._state
+        for kept in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            kept.pop(index, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return residuals of this rank, and the bases, which all ranks share."""
-        return {"residuals": dict(self.residuals), "bases": dict(self.bases)}
+        """Return what belongs into a checkpoint: residuals of this rank, and the bases."""
+        return {name: copy.deepcopy(getattr(self._state, name)) for name in self._KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state that `state_dict` returned."""
-        self.residuals, self.bases = dict(state["residuals"]), dict(state["bases"])
+        for name in self._KEPT:
+            setattr(self._state, name, copy.deepcopy(state[name]))

@@ -12,6 +12,7 @@ import pytest
 from refusal import refused
 
 from gallery_lib.comm import process_group
+from gallery_lib.comm.topology import Topology
 
 VARIABLES = {name for launcher in process_group.LAUNCHERS for name in launcher[1:]} | {
     "MASTER_ADDR",
@@ -32,7 +33,10 @@ from gallery_lib import Config, accelerate
 
 def main(rank=None, world=None, address=None):
     if address:
+        late, _ = accelerate(nn.Linear(1, 1), Config.plain())
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+        try: late(torch.ones(1, 1))
+        except ValueError as error: print(error)
     torch.manual_seed(0)
     model, loader = accelerate(nn.Linear(1, 1), \
 DataLoader(TensorDataset(torch.arange(8.0).view(8, 1)), batch_size=4), Config.plain())
@@ -47,10 +51,10 @@ DataLoader(TensorDataset(torch.arange(8.0).view(8, 1)), batch_size=4), Config.pl
         assert everyone[0][1] == everyone[1][1], everyone
         print("right")
     dist.destroy_process_group()
-"""
-SPAWNED = """
+
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (2, sys.argv[1]), nprocs=2)
+    if sys.argv[1:]: torch.multiprocessing.spawn(main, (2, sys.argv[1]), nprocs=2)
+    else: main()
 """
 
 
@@ -59,12 +63,6 @@ def without_launcher(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str])
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +75,7 @@ def free_port() -> int:
         (OPEN_MPI, (1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, (0, 3)),
         # A batch script by itself, not a step of srun.
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
-            (0, 1),
-        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
     ],
 )
@@ -118,70 +113,38 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
 def test_processes_that_were_not_started_by_torchrun_train_together(
     tmp_path: Path, checkout: Path, launcher: str
 ) -> None:
+    """A process group that is made after accelerate() is refused at the first call."""
     script = tmp_path / "script.py"
-    script.write_text(SEES_ITS_SHARE + (SPAWNED if launcher == "mp.spawn" else "main()"))
+    script.write_text(SEES_ITS_SHARE)
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
     if launcher == "mp.spawn":
-        processes = [[sys.executable, str(script), f"file://{tmp_path}/store"]]
-        places = [{}]
+        command.append(f"file://{tmp_path}/store")
+        places = [environment]
     else:
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         theirs = SRUN if launcher == "srun" else OPEN_MPI
-        ranks = {
-            "SLURM_PROCID",
-            "SLURM_LOCALID",
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-        }
-        places = [
-            {**{n: str(rank) if n in ranks else v for n, v in theirs.items()}, **meet}
-            for rank in range(2)
-        ]
-        processes = [[sys.executable, str(script)]] * 2
+        own = {name: "0" for name in theirs if name.endswith(("RANK", "PROCID", "LOCALID"))}
+        places = [{**environment, **theirs, **meet, **rank} for rank in (own, {})]
     running = [
         subprocess.Popen(
-            command,
-            env={**environment, **place},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        for command, place in zip(processes, places, strict=True)
+        for place in places
     ]
-    said = [process.communicate(timeout=120)[0] for process in running]
+    said = "".join(process.communicate(timeout=120)[0] for process in running)
     assert [process.returncode for process in running] == [0] * len(running), said
-    assert "right" in "".join(said)
+    assert "right" in said
+    late = "the process group of 2 processes was made after accelerate()"
+    assert said.count(late) == (2 if launcher == "mp.spawn" else 0)
 
 
-@pytest.mark.slow
-def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(
-    tmp_path: Path, checkout: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, torch, torch.distributed as dist\n"
-        "from torch import nn\n"
-        "from gallery_lib import Config, accelerate\n"
-        "def main(rank, address):\n"
-        "    model, _ = accelerate(nn.Linear(1, 1), Config.plain())\n"
-        "    dist.init_process_group('gloo', init_method=address, rank=rank, world_size=2)\n"
-        "    try: model(torch.ones(1, 1))\n"
-        "    except Exception as error: sys.stdout.write(f'{type(error).__name__} {error}\\n'); "
-        "sys.stdout.flush()\n"
-        "    dist.destroy_process_group()\n"
-        "if __name__ == '__main__': torch.multiprocessing.spawn(main, (sys.argv[1],), nprocs=2)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, str(script), f"file://{tmp_path}/store"],
-        env={**environment, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 and all(
-        line.startswith("InputError the process group of 2 processes was made after accelerate()")
-        for line in lines
-    )
+def test_local_ranks_and_peers() -> None:
+    hosts = Topology(((0, 2), (1, 3), (4, 5)))
+    assert hosts.local(3) == (1, 3) and hosts.peers(3) == (2, 3, 5)
+    assert hosts.uniform and str(hosts) == "3 hosts × 2 processes"
+    hosts = Topology(((0,), (1, 2)))
+    assert not hosts.uniform and str(hosts) == "hosts of 1, 2 processes"

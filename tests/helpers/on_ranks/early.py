@@ -8,11 +8,91 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
 from gallery_lib.config import Comm
-from on_ranks.models import DDP, batch, stack
+from on_ranks.models import DDP, apart, batch, equal, message_of, options_of, stack
+
+
+def block(model: nn.Module, early: bool) -> Any:
+    return step_in_backward(model) if early else contextlib.nullcontext()
+
+
+def steps(
+    optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False
+) -> dict[str, Any]:
+    """Compare training with optimizer-in-backward with plain DDP.
+
+    There are two parameter groups, a schedule, and gradient accumulation. With `uneven`, ranks have
+    different numbers of batches instead of the accumulation.
+    """
+    models, moved = [DDP(stack([6, 90, 40])), DDP(stack([6, 90, 40]))], []
+    for early, model in enumerate(models):
+        parameters = list(model.parameters())
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.003}]
+        update = getattr(torch.optim, optimizer)(groups, lr=0.01, **arguments)
+        if early:
+            accelerate_ddp(model, options_of(values), optimizer=update)
+        schedule = torch.optim.lr_scheduler.StepLR(update, 2, gamma=0.5)
+        with model.join(enable=uneven):
+            for step in range(4 + (dist.get_rank() if uneven else 0)):
+                update.zero_grad()
+                before = [parameter.detach().clone() for parameter in parameters]
+                if not uneven:
+                    with model.no_sync():
+                        model(batch(100 + step, 6)).pow(2).sum().backward()
+                loss = model(batch(step, 6)).pow(2).sum()
+                with block(model, bool(early)):
+                    loss.backward()
+                if early:
+                    moved += [
+                        not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)
+                    ]
+                update.step()
+                schedule.step()
+                assert all(parameter.grad is not None for parameter in parameters)
+    error = apart(*models)
+    accelerate_ddp(models[1], Comm())  # takes the optimizer back, too
+    update.zero_grad()
+    before = parameters[0].detach().clone()
+    models[1](batch(0, 6)).pow(2).sum().backward()
+    late = torch.equal(before, parameters[0])
+    update.step()
+    return {
+        "error": error,
+        "moved": all(moved),
+        "late": late and not torch.equal(before, parameters[0]),
+    }
+
+
+def strided() -> float:
+    """Return the largest difference from plain DDP's weights, of channels_last and complex ones."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+            self.turned = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64).t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.convolution(x).pow(2).mean((2, 3)).to(torch.complex64)
+            return (hidden @ self.turned.t()).abs().pow(2).sum()
+
+    models = [DDP(Net()), DDP(Net())]
+    for early, model in enumerate(models):
+        optimizer = torch.optim.SGD(model.parameters(), 0.001)
+        if early:
+            accelerate_ddp(model, Comm(), optimizer=optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(batch(step, 3 * 25).view(3, 3, 5, 5))
+            with block(model, bool(early)):
+                loss.backward()
+            optimizer.step()
+    return apart(*models)
 
 
 def gan() -> bool:
@@ -21,7 +101,7 @@ def gan() -> bool:
     Each network takes its steps in its own backward pass.
     """
     torch.manual_seed(0)
-    plain, weights = (nn.Linear(6, 5), nn.Linear(5, 1)), []
+    plain, trained = (nn.Linear(6, 5), nn.Linear(5, 1)), []
     for early in (False, True):
         G, D = (DDP(copy.deepcopy(each)) for each in plain)
         of_g, of_d = (
@@ -30,25 +110,19 @@ def gan() -> bool:
         if early:
             accelerate_ddp(G, Comm(), optimizer=of_g)
             accelerate_ddp(D, Comm(), optimizer=of_d)
-
-        def block(model: nn.Module, early: bool = early) -> Any:
-            return step_in_backward(model) if early else contextlib.nullcontext()
-
         for step in range(4):
             of_d.zero_grad()
             loss = D(G(batch(step, 6)).detach()).mean() - D(batch(step, 5)).pow(2).mean()
-            with block(D):
+            with block(D, early):
                 loss.backward()
             of_d.step()
             of_g.zero_grad()
             loss = -D(G(batch(step, 6))).mean()
-            with block(G):
+            with block(G, early):
                 loss.backward()
             of_g.step()
-        weights.append([p.detach().clone() for model in (G, D) for p in model.parameters()])
-    for model in (G, D):
-        accelerate_ddp(model, Comm())
-    return all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+        trained.append(nn.ModuleList([G, D]))
+    return equal(*trained)
 
 
 def closure() -> bool:
@@ -56,9 +130,8 @@ def closure() -> bool:
 
     The model could take steps in the backward pass.
     """
-    weights = []
-    for early in (False, True):
-        model = DDP(stack([6, 9, 4]))
+    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
+    for early, model in enumerate(models):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         if early:
             accelerate_ddp(model, Comm(), optimizer=optimizer)
@@ -73,9 +146,7 @@ def closure() -> bool:
                 return loss
 
             optimizer.step(again)
-        weights.append([p.detach().clone() for p in model.parameters()])
-    accelerate_ddp(model, Comm())
-    return all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    return equal(*models)
 
 
 def refused(what: str) -> str:
@@ -84,38 +155,42 @@ def refused(what: str) -> str:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if what == "other optimizer":
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    if what not in ("no optimizer", "other optimizer"):
+    elif what != "no optimizer":
         accelerate_ddp(model, Comm(), optimizer=optimizer)
 
     def loss(step: int = 0) -> Any:
         return model(batch(step, 6)).pow(2).sum()
 
-    def early(step: int = 0, **options: Any) -> None:
-        value = loss(step)
+    def early() -> None:
+        value = loss()
         with step_in_backward(model):
-            value.backward(**options)
+            value.backward()
 
     def closure() -> Any:
         early()
         return loss()
 
-    try:
+    def misuse() -> None:
+        weight = model.module[0].weight
         if what == "other optimizer":
             accelerate_ddp(model, Comm(), optimizer=optimizer)
-        elif what in ("no step", "a forward pass", "accelerate_ddp again"):
+        elif what == "no step":
             early()
-            if what == "no step":
-                model.eval()
-                with step_in_backward(model):
-                    pass
-            loss() if what == "a forward pass" else accelerate_ddp(model, Comm())
+            with step_in_backward(model):
+                pass
+        elif what == "a forward pass":
+            early()
+            loss()
+        elif what == "accelerate_ddp again":
+            early()
+            accelerate_ddp(model, Comm())
         elif what == "two backward passes":
             first, second = loss(0), loss(1)
             with step_in_backward(model):
                 first.backward()
                 second.backward()  # of which plain DDP averages nothing
             optimizer.step()
-        elif what == "no backward pass":
+        elif what in ("no backward pass", "no optimizer"):
             with step_in_backward(model):
                 pass
         elif what == "no_sync":
@@ -129,8 +204,7 @@ def refused(what: str) -> str:
         elif what == "within a closure":
             optimizer.step(closure)
         else:
-            if what == "another backward pass":
-                value = nn.functional.linear(torch.ones(1, 6), model.module[0].weight).sum()
+            value = nn.functional.linear(torch.ones(1, 6), weight).sum()
             early()
             if what == "another backward pass":
                 value.backward()
@@ -142,20 +216,12 @@ def refused(what: str) -> str:
                 optimizer.zero_grad()
             elif what == "weights":
                 with torch.no_grad():
-                    model.module[0].weight.clamp_(-1, 1)
+                    weight.clamp_(-1, 1)
             optimizer.step(closure) if what == "closure" else optimizer.step()
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    else:
-        message = "nothing was raised"
-    if what not in (
-        "two backward passes",
-        "no step",
-        "a forward pass",
-        "accelerate_ddp again",
-        "no optimizer",
-        "other optimizer",
-    ):
+
+    message = message_of(misuse)
+    if what in ("no backward pass", "no_sync", "nested", "within a closure", "clipping"):
+        # the training can go on without
         accelerate_ddp(model, Comm())
         optimizer.zero_grad()
         loss().backward()
@@ -176,15 +242,10 @@ def fails_halfway() -> str:
         if step == 1:
             model.module[1].register_full_backward_hook(_fail)
         value = model(batch(step, 6)).sum()
-        try:
-            with step_in_backward(model):
-                value.backward()
-        except ZeroDivisionError:
-            pass
-        try:
-            optimizer.step()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        with contextlib.suppress(ZeroDivisionError), step_in_backward(model):
+            value.backward()
+        if (message := message_of(optimizer.step)) != "nothing was raised":
+            return message
     return "nothing was raised"
 
 

@@ -1,18 +1,27 @@
-"""Small stacks of layers for the other subjects, and batches that differ by rank and step."""
+"""Small models, batches that differ by rank and step, and trainings in which ways take turns."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 
 DDP = nn.parallel.DistributedDataParallel
+WAYS = {
+    "ddp": Comm(),
+    "views": Comm(bucket_views=True),
+    "streams": Comm(streams=2, bucket_mb=0.001),
+}
+STEPS = len(WAYS) * 4 * (2 + 2)
+"""Number of steps of all turns."""
 
 
 class Branches(nn.Module):
@@ -51,3 +60,80 @@ def own_gradients(model: nn.Module, step: int, width: int, rank: int) -> list[Te
     alone.zero_grad()
     alone(batch(step, width, rank)).pow(2).sum().backward()
     return [parameter.grad.double() for parameter in alone.parameters()]
+
+
+def message_of(function: Callable[[], Any]) -> str:
+    """Return what the function raises, as one line with the type."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def equal(first: nn.Module, second: nn.Module, gradients: bool = False) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(*((a.grad, b.grad) if gradients else (a, b))) for a, b in pairs)
+
+
+def apart(first: nn.Module, second: nn.Module, gradients: bool = False) -> float:
+    """Return the largest difference of two models' parameters, or of their gradients."""
+    pairs = [
+        (a.grad, b.grad) if gradients else (a, b)
+        for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    ]
+    return max(
+        0.0 if a is None and b is None else (a - b).abs().max().item()  # type: ignore[operator]
+        for a, b in pairs
+    )
+
+
+def train_step(
+    models: list[Any],
+    step: int,
+    loss: Callable[[nn.Module, int], Tensor] | None = None,
+    rate: float = 0.05,
+) -> None:
+    for model in models:
+        model.zero_grad()
+        (loss(model, step) if loss else model(batch(step, 6)).pow(2).sum()).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= rate * parameter.grad
+
+
+def tuned(model: DDP) -> Tuner:
+    return Tuner(model, WAYS, rounds=4, block_steps=2, keep=False)
+
+
+def pair(tune: bool = True) -> tuple[list[DDP], Tuner | None]:
+    """Return plain DDP, and the same in which ways of averaging take turns."""
+    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
+    return models, tuned(models[1]) if tune else None
+
+
+def both_outcomes(
+    change: Callable[[DDP], Any],
+    seen: Callable[[DDP], Any] = lambda model: None,
+    steps: int = STEPS + 4,
+) -> dict[str, Any]:
+    """Compare trainings with plain DDP, and with ways that take turns.
+
+    `change` is given the model before the first step. It may return a function for each step.
+    """
+    models, turns = pair()
+    for model in models:
+        each_step = change(model) or (lambda _: None)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step in range(steps):
+            each_step(step)
+            optimizer.zero_grad()
+            model(batch(step, 6)).pow(2).sum().backward()
+            optimizer.step()
+    assert turns is not None
+    return {
+        "exact": equal(*models),
+        "seen": [seen(model) for model in models],
+        "chosen": turns.choice,
+    }

@@ -11,14 +11,24 @@ from torch import Tensor, nn
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
-from on_ranks.models import DDP, batch, options_of, stack
-from on_ranks.turns import STEPS, equal, train_step, tuned
+from on_ranks.models import (
+    DDP,
+    STEPS,
+    Branches,
+    batch,
+    equal,
+    message_of,
+    options_of,
+    stack,
+    train_step,
+    tuned,
+)
 
 
 class Odd(nn.Module):
     """Model with parameters of every type and form that DDP takes."""
 
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
 
@@ -41,7 +51,7 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
         self.again = self.shared
-        self.table = nn.Embedding(10, 4, sparse=sparse)
+        self.table = nn.Embedding(10, 4, sparse=True)
         with torch.no_grad():
             self.table.weight.copy_(weight(10, 4))
         self.register_buffer("count", torch.arange(3))
@@ -66,12 +76,12 @@ class Odd(nn.Module):
         return total + self.table(torch.tensor([rank, step % 10, 3, 3])).double().sum()
 
 
-def odd_parameters(values: dict[str, Any], sparse: bool) -> dict[str, float]:
+def odd_parameters(values: dict[str, Any]) -> dict[str, float]:
     """Return how far each mean gradient is from plain DDP's, over a few steps, by parameter.
 
     The unit is the largest gradient.
     """
-    models = [DDP(Odd(sparse)), accelerate_ddp(DDP(Odd(sparse)), options_of(values))]
+    models = [DDP(Odd()), accelerate_ddp(DDP(Odd()), options_of(values))]
     apart: dict[str, float] = {}
     for step in range(4):
         for model in models:
@@ -103,47 +113,30 @@ def large_gradients(values: dict[str, Any]) -> bool:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
         model(batch(0, 6)).sum().backward()
-    accelerate_ddp(models[1], Comm())
     return equal(*models, gradients=True) and bool(models[0].module[0].weight.grad.isfinite().all())
 
 
-def sparse_while_tuning() -> list[bool]:
+def sparse_while_tuning() -> bool:
     """Return whether weights of a model with sparse gradients are plain DDP's after each step."""
-    models = []
-    for accelerated in (False, True):
-        torch.manual_seed(0)
-        models.append(DDP(nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))))
-        if accelerated:
-            tuned(models[-1])
-    exact = []
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    models = [DDP(net), DDP(copy.deepcopy(net))]
+    tuned(models[1])
+    exact = True
     for step in range(STEPS + 4):
         train_step(
             models,
             step,
             lambda model, step: model(torch.tensor([dist.get_rank(), step % 10])).sum(),
         )
-        exact.append(equal(*models))
+        exact &= equal(*models)
     return exact
 
 
 def sparse_not_finite(rank: int) -> str:
     model = accelerate_ddp(DDP(nn.Embedding(10, 4, sparse=True)), Comm(non_finite="stop"))
     factor = torch.tensor(torch.inf if dist.get_rank() == rank else 1.0)
-    try:
-        (model(torch.tensor([dist.get_rank()])) * factor).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def different_options() -> str:
-    model = DDP(stack([6, 4]))
-    try:
-        accelerate_ddp(model, Comm(streams=1 + dist.get_rank()))
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    train_step([model], 0)  # the model is as before
-    return message
+    return message_of(lambda: (model(torch.tensor([dist.get_rank()])) * factor).sum().backward())
 
 
 def unused_by_option(values: dict[str, Any]) -> list[bool]:
@@ -151,37 +144,25 @@ def unused_by_option(values: dict[str, Any]) -> list[bool]:
 
     Each rank uses another of two branches. With the option off again, plain DDP's error comes.
     """
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(6, 4), nn.Linear(6, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.first if dist.get_rank() == 0 else self.second)(x)
-
     torch.manual_seed(0)
-    two = Two()
-    models = [DDP(copy.deepcopy(two), find_unused_parameters=True), DDP(two)]
+    net = Branches()
+    models = [DDP(copy.deepcopy(net), find_unused_parameters=True), DDP(net)]
     accelerate_ddp(models[1], options_of({**values, "find_unused_parameters": True}))
     exact = []
+
+    def loss(model: nn.Module, step: int) -> Tensor:
+        return model(batch(step, 7)).pow(2).sum()
+
     for step in range(3):
-        train_step(models, step)
+        train_step(models, step, loss)
         exact.append(equal(*models))
     accelerate_ddp(models[1], Comm())
-    try:
-        for step in range(2):
-            train_step(models[1:], step)
-    except RuntimeError as error:
-        exact.append("find_unused_parameters" in str(error))
-    return exact
+    error = message_of(lambda: [train_step(models[1:], step, loss) for step in range(2)])
+    return [*exact, "find_unused_parameters" in error]
 
 
-def made_otherwise(how: str) -> list[bool]:
-    """Return whether weights are those of plain DDP after each step, for models in rarer forms.
-
-    The models are made or changed in the way `how`.
-    """
+def made_otherwise(how: str) -> bool:
+    """Return whether weights are those of plain DDP after each step, for models in rarer forms."""
     models: list[DDP] = []
     for accelerated in (False, True):
         net, arguments = stack([6, 9, 4]), {}
@@ -198,21 +179,14 @@ def made_otherwise(how: str) -> list[bool]:
             models[-1]._set_static_graph()
         elif how == "fused optimizer":
             models[-1]._register_fused_optim(torch.optim.SGD, 0.05)
-    exact = []
+    exact = True
     for step in range(STEPS + 4):
         if how == "fused optimizer":
             for model in models:
                 model(batch(step, 6)).pow(2).sum().backward()
         else:
             train_step(models, step)
-        exact.append(equal(*models))
-    mine = models[1]
-    same = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_bytes_cap")
-    return [
-        *exact,
-        all(
-            getattr(mine, name) == getattr(models[0], name)
-            for name in same
-            if name != "bucket_bytes_cap" or how == "buckets"
-        ),
-    ]
+        exact &= equal(*models)
+    same = ["static_graph", "find_unused_parameters", "gradient_as_bucket_view"]
+    same += ["bucket_bytes_cap"] * (how == "buckets")
+    return exact and all(getattr(models[1], name) == getattr(models[0], name) for name in same)

@@ -18,29 +18,16 @@ from on_ranks import (
     choices,
     early,
     loaders,
-    memory,
     odd_models,
     replays,
     starting,
-    training,
-    trouble,
     twins,
     users,
 )
 
 SUBJECTS = {
-    "averages": averages,
-    "choices": choices,
-    "loaders": loaders,
-    "early": early,
-    "memory": memory,
-    "odd_models": odd_models,
-    "replays": replays,
-    "starting": starting,
-    "training": training,
-    "trouble": trouble,
-    "twins": twins,
-    "users": users,
+    module.__name__.rpartition(".")[2]: module
+    for module in (averages, choices, early, loaders, odd_models, replays, starting, twins, users)
 }
 
 

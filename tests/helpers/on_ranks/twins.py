@@ -5,6 +5,7 @@ Gradients come by every road (ROADS).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -17,7 +18,109 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from gallery_lib import Config, accelerate
 from gallery_lib.comm.ddp import distributed
-from on_ranks.roads import ROADS, Net, inputs, net_of_two_heads, one_loss
+from on_ranks.models import DDP, message_of
+
+
+class Net(nn.Module):
+    """Model with an encoder and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head, self.probe = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encoder(x)
+        return self.head(hidden), self.probe(hidden.detach())
+
+
+def net_of_two_heads() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def inputs(rank: int | None = None, call: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(
+        10 * call + (dist.get_rank() if rank is None else rank)
+    )
+    return torch.randn(5, 3, generator=generator)
+
+
+def one_loss(model: Any, rank: int | None) -> None:
+    head, probe = model(inputs(rank))
+    (head.sum() + probe.square().sum()).backward()
+
+
+def two_backward_passes(model: Any, rank: int | None) -> None:
+    head, probe = model(inputs(rank))
+    head.sum().backward()  # encoder and head
+    probe.square().sum().backward()  # the probe alone
+
+
+def two_calls_two_losses(model: Any, rank: int | None) -> None:
+    losses = [sum(out.square().sum() for out in model(inputs(rank, call))) for call in range(2)]
+    for loss in losses:
+        loss.backward()
+
+
+def the_same_graph_twice(model: Any, rank: int | None) -> None:
+    loss = sum(out.square().sum() for out in model(inputs(rank)))
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def accumulated(model: Any, rank: int | None) -> None:
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        one_loss(model, rank)
+    one_loss(model, rank)
+
+
+def unfrozen_later(model: Any, rank: int | None) -> None:
+    model.encoder.requires_grad_(False)
+    one_loss(model, rank)
+    model.encoder.requires_grad_(True)
+    model.zero_grad()
+    one_loss(model, rank)
+
+
+def frozen_later(model: Any, rank: int | None) -> None:
+    one_loss(model, rank)
+    model.zero_grad()
+    model.encoder.requires_grad_(False)
+    one_loss(model, rank)
+
+
+def gradient_penalty(model: Any, rank: int | None) -> None:
+    x = inputs(rank).requires_grad_()
+    head, probe = model(x)
+    (slope,) = torch.autograd.grad(head.square().sum(), x, create_graph=True)
+    (slope.square().sum() + head.sum() + probe.sum()).backward()
+
+
+def laid_out_anew(model: Any, rank: int | None) -> None:
+    model.to(torch.float64 if model.head.weight.dtype is torch.float32 else torch.float32)
+    with torch.no_grad():
+        model.encoder.weight.set_(model.encoder.weight.T.contiguous().T)
+    x = inputs(rank).to(model.head.weight.dtype)
+    sum(out.square().sum() for out in model(x)).backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    sum(out.square().sum() for out in model(x)).backward()
+
+
+ROADS = {
+    road.__name__: road
+    for road in (
+        one_loss,
+        two_backward_passes,
+        two_calls_two_losses,
+        the_same_graph_twice,
+        accumulated,
+        unfrozen_later,
+        frozen_later,
+        gradient_penalty,
+        laid_out_anew,
+    )
+}
 
 
 def _twin(net: nn.Module, **comm: Any) -> Any:
@@ -27,18 +130,13 @@ def _twin(net: nn.Module, **comm: Any) -> Any:
     return accelerate(net, None, config)[0]
 
 
-def _worst(
-    step: Callable[[Any, int | None], None],
-    make: Callable[[], nn.Module] = net_of_two_heads,
-    **comm: Any,
-) -> float:
+def _worst(step: Callable[[Any, int | None], None]) -> float:
     """Return the largest difference of the twin's gradients from the mean over ranks.
 
     The mean is of what each rank's gradients would be alone.
     """
-    net = make()
-    twin = _twin(net, **comm)
-    alone = [make() for _ in range(dist.get_world_size())]
+    twin = _twin(net_of_two_heads())
+    alone = [net_of_two_heads() for _ in range(dist.get_world_size())]
     for _ in range(3):
         twin.zero_grad()
         step(twin, None)
@@ -46,14 +144,11 @@ def _worst(
         step(model, rank)
     worst = 0.0
     for name, parameter in twin.named_parameters():
-        gradients = [dict(model.named_parameters())[name].grad for model in alone]
-        if any(gradient is not None for gradient in gradients):
-            mean = torch.stack(
-                [g if g is not None else torch.zeros_like(parameter) for g in gradients]
-            ).mean(0)
-            worst = max(worst, (parameter.grad - mean).abs().max().item())
-        elif parameter.grad is not None:
-            worst = max(worst, parameter.grad.abs().max().item())
+        zeros = torch.zeros_like(parameter)
+        own = [dict(model.named_parameters())[name].grad for model in alone]
+        mean = torch.stack([zeros if g is None else g for g in own]).mean(0)
+        got = zeros if parameter.grad is None else parameter.grad
+        worst = max(worst, (got - mean).abs().max().item())
     return worst
 
 
@@ -77,36 +172,21 @@ def replaced_head() -> float:
 
 
 def refusals() -> list[str]:
-    """Return the messages for models that several processes of a CPU cannot train."""
-    said = []
-    for model in (
-        nn.LazyLinear(3),
-        nn.SyncBatchNorm(3),
-        nn.parallel.DistributedDataParallel(nn.Linear(1, 1)),
-    ):
-        try:
-            accelerate(model, None, Config.plain())
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
-
-
-def around_the_model() -> str:
-    """Return the message for a gradient that comes from a part of the model, around its forward."""
+    """Return the messages for models and passes that several processes of a CPU cannot train."""
+    models = (nn.LazyLinear(3), nn.SyncBatchNorm(3), DDP(nn.Linear(1, 1)))
+    said = [
+        message_of(lambda model=model: accelerate(model, None, Config.plain())) for model in models
+    ]
     twin = _twin(net_of_two_heads())
-    try:
-        twin.head(twin.encoder(inputs())).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    said.append(message_of(lambda: twin.head(twin.encoder(inputs())).sum().backward()))
+    return said
 
 
 def around_the_model_on_purpose() -> bool:
     """Return whether a gradient from a part of the model is each rank's own inside no_sync."""
-    twin = _twin(net_of_two_heads())
+    twin, alone = _twin(net_of_two_heads()), net_of_two_heads()
     with twin.no_sync():
         twin.head(twin.encoder(inputs())).sum().backward()
-    alone = net_of_two_heads()
     alone.head(alone.encoder(inputs())).sum().backward()
     return torch.equal(twin.encoder.weight.grad, alone.encoder.weight.grad)
 
@@ -138,83 +218,62 @@ def after_an_error() -> str:
     twin = _twin(net_of_two_heads())
     head, probe = twin(inputs())
     handle = head.register_hook(fails)
-    try:
+    with contextlib.suppress(KeyError):
         (head.sum() + probe.sum()).backward()
-    except KeyError:
-        handle.remove()
-    try:
-        one_loss(twin, None)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    handle.remove()
+    return message_of(lambda: one_loss(twin, None))
 
 
-def unused(find: bool) -> list[Any]:
-    """Return the result of two steps in which `probe` is not part of the loss."""
-    twin = _twin(net_of_two_heads(), find_unused_parameters=find)
-    try:
-        for _ in range(2):
-            twin(inputs())[0].sum().backward()
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-    return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
+class Unused(nn.Module):
+    """Model that computes `probe` and leaves it out of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.probe = nn.Linear(3, 4), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoded, _ = self.encoder(x), self.probe(x)
+        return encoded
 
 
-def unused_in_two_backward_passes(find: bool) -> list[Any]:
-    """Return the result of two backward passes of one call, neither of which reaches `probe`."""
-    twin = _twin(net_of_two_heads(), find_unused_parameters=find)
-    output = twin(inputs())[0]
-    try:
-        output.sum().backward(retain_graph=True)
-        output.square().sum().backward()
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-    return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
+def unused(how: str, find: bool) -> tuple[str, bool]:
+    """Return the message of steps in which `probe` is not part of the loss.
 
-
-def unused_in_a_compiled_graph(find: bool) -> list[Any]:
-    """Return the result of a step that computes `probe` in a compiled graph but in no output."""
-
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.probe = nn.Linear(3, 4), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            encoded, _ = self.encoder(x), self.probe(x)
-            return encoded
-
-    model = Unused()
-    model.compile(backend="aot_eager")
+    The second value is whether no weight has changed, or, where nothing was raised, whether `probe`
+    has not and has no gradient.
+    """
+    model = Unused() if how == "compiled" else net_of_two_heads()
+    if how == "compiled":
+        model.compile(backend="aot_eager")
     twin = _twin(model, find_unused_parameters=find)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=0.1)
-    before = twin.probe.weight.detach().clone()
-    try:
-        twin(inputs()).sum().backward()
-        optimizer.step()
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}", torch.equal(before, twin.probe.weight)]
-    return [twin.probe.weight.grad is None, torch.equal(before, twin.probe.weight)]
+    before = copy.deepcopy(twin)
 
+    def loss() -> Any:
+        output = twin(inputs())
+        return output if how == "compiled" else output[0]
 
-def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
-    """Return the message of a step that leaves `probe` out, and whether weights are unchanged."""
-    twin = _twin(net_of_two_heads())
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    before = twin.encoder.weight.detach().clone()
-
-    def evaluate() -> Any:
-        twin(inputs())[0].sum().backward()
-
-    try:
-        if closure:
-            optimizer.step(evaluate)
+    def run() -> None:
+        if how == "two calls":
+            loss().sum().backward()
+            loss().sum().backward()
+        elif how == "two backward passes":
+            output = loss()
+            output.sum().backward(retain_graph=True)
+            output.square().sum().backward()
+        elif how == "closure":
+            optimizer.step(lambda: loss().sum().backward())
         else:
-            evaluate()
+            loss().sum().backward()
             optimizer.step()
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}", bool(torch.equal(twin.encoder.weight, before))]
-    return ["no error", False]
+
+    message = message_of(run)
+    same = torch.equal(before.probe.weight, twin.probe.weight)
+    if find:
+        return message, same and twin.probe.weight.grad is None
+    return message, same and (
+        how == "closure" or torch.equal(before.encoder.weight, twin.encoder.weight)
+    )
 
 
 def two_losses_before_a_step() -> bool:

@@ -17,12 +17,21 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import tuner
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
 from gallery_lib.comm.reducer import GradientReducer
-from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.config import Comm
-from on_ranks.models import DDP, batch, options_of, stack
-from on_ranks.turns import STEPS, WAYS, both_outcomes, equal, train_step, tuned
+from on_ranks.models import (
+    DDP,
+    STEPS,
+    WAYS,
+    batch,
+    both_outcomes,
+    equal,
+    options_of,
+    pair,
+    stack,
+    train_step,
+)
 
 
 def hooks() -> dict[str, Any]:
@@ -51,13 +60,8 @@ def hooks() -> dict[str, Any]:
 
     def seen(model: DDP) -> Any:
         model.state_dict()
-        return (
-            model.calls,
-            model.mine,
-            model.training,
-            model.gradient_as_bucket_view,
-            len(model._comm_hooks),
-        )
+        views, hooks = model.gradient_as_bucket_view, len(model._comm_hooks)
+        return model.calls, model.mine, model.training, views, hooks
 
     return both_outcomes(change, seen)
 
@@ -75,9 +79,7 @@ def own_hook(when: int, builtin: bool) -> dict[str, Any]:
             elif step == when:
                 model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
-        if when < 0:
-            at(when)
-            return None
+        at(-1)
         return at
 
     return both_outcomes(
@@ -85,27 +87,24 @@ def own_hook(when: int, builtin: bool) -> dict[str, Any]:
     )
 
 
-def copies() -> list[bool]:
+def copies() -> bool:
     """Return whether deep copies and pickles train as those of plain DDP, and the model goes on.
 
     Copies are made before, during and after the turns.
     """
-    exact = []
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    tuned(models[1])
+    exact = True
+    models, _ = pair()
     for step in range(STEPS + 4):
         if step in (0, 1, STEPS // 2, STEPS - 1, STEPS + 2):
             for kind in (copy.deepcopy, _pickled):
-                pair = [kind(model) for model in models]
-                for each in pair:
+                copied = [kind(model) for model in models]
+                for each in copied:
                     for later in range(3):
                         each(batch(later, 6)).pow(2).sum().backward()
-                exact.append(equal(*pair, gradients=True))
-                exact.append(
-                    pair[1].gradient_as_bucket_view is False and gradient_reducer(pair[1]) is None
-                )
+                exact &= equal(*copied, gradients=True) and gradient_reducer(copied[1]) is None
+                exact &= copied[1].gradient_as_bucket_view is False
         train_step(models, step)
-        exact.append(equal(*models))
+        exact &= equal(*models)
     return exact
 
 
@@ -116,68 +115,73 @@ def _pickled(model: DDP) -> DDP:
     return torch.load(file, weights_only=False)
 
 
-def habits(which: str) -> list[bool]:
-    """Return whether weights are those of plain DDP after every step, with an unusual habit.
+HABITS = (
+    "two forwards",
+    "accumulation",
+    "evaluation",
+    "one rank looks at more",
+    "a step fails",
+    "a forward pass fails on one rank",
+    "frozen",
+)
+"""Habits that are had in turn, one a step."""
+
+
+def habits(which: str) -> dict[str, Any]:
+    """Return the first steps whose weights are not those of plain DDP, with unusual habits.
 
     Ways of averaging take turns meanwhile.
     """
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    turns = tuned(models[1])
+    models, turns = pair()
+    assert turns is not None
     run: list[Any] = [
         torch.compile(model, backend="eager") if which == "compiled" else model for model in models
     ]
-    exact, rank = [], dist.get_rank()
-    held = [
-        torch.nn.parallel.DistributedDataParallel.__getattribute__(model, "reducer")
-        for model in models
-    ]
+    wrong, rank = [], dist.get_rank()
 
     def loss(model: nn.Module, step: int) -> Tensor:
-        if which == "two forwards":
+        habit = HABITS[step % len(HABITS)] if which == "in turn" else which
+        if habit == "two forwards":
             return model(batch(step, 6)).pow(2).sum() + model(batch(100 + step, 6)).sum()
-        if which == "accumulation":
+        if habit == "accumulation":
             with model.no_sync():
                 model(batch(100 + step, 6)).pow(2).sum().backward()
-        if which == "one rank looks at more, and all meet" and step > 1 and step % 4 > 0:
+        if habit == "one rank looks at more, and all meet" and step > 1 and step % 4 > 0:
             model.eval()
             if rank == 0:
                 model(batch(step, 6))
             dist.barrier()
             model.train()
-        if which == "evaluation":
+        if habit == "evaluation":
             model.eval()
             with torch.no_grad():
                 model(batch(step, 6))
             model.train()
-        if which == "one rank looks at more" and step % 3 == rank:
+        if habit == "one rank looks at more" and rank == 0:
             model(batch(step, 6))
-        if which == "a step fails" and step % 3 == 0:
+        if habit == "a step fails":
             with contextlib.suppress(ZeroDivisionError):
                 model(batch(step, 6))
                 raise ZeroDivisionError
-        if which == "a forward pass fails on one rank" and step % 3 == rank:
+        if habit == "a forward pass fails on one rank" and rank == 1:
             with contextlib.suppress(RuntimeError):
                 model(torch.ones(2, 3))
+        if habit == "frozen":
+            # Plain DDP does not hear of this; it averages again once the weight is unfrozen.
+            model.module[0].weight.requires_grad_(False)
+            model.module[0].weight.requires_grad_(True)
         return model(batch(step, 6)).pow(2).sum()
 
     for step in range(STEPS + 4):
-        if which == "frozen" and step % 7 == 3:
-            # Plain DDP does not hear of this; it averages again once the weight is unfrozen.
-            for model in models:
-                model.module[0].weight.requires_grad_(False)
-                model.module[0].weight.requires_grad_(True)
         if which == "joined" and step % 7 == 3:
             for model in models:
                 with model.join():
                     train_step([model], step)
         train_step(run, step, loss)
-        exact.append(equal(*models))
-    del held
+        if not equal(*models):
+            wrong.append(step)
     # After join() DDP takes itself for joined, and turns wait.
-    return [
-        *exact,
-        turns.choice in WAYS or which == "joined",
-    ]
+    return {"wrong": wrong[:3], "chosen": turns.choice in WAYS or which == "joined"}
 
 
 def a_rank_that_does_not_come() -> dict[str, Any]:
@@ -185,10 +189,9 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
 
     Rank 0 looks at more in training mode, and then all ranks meet. Tuning ends there.
     """
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    exact = []
+    exact = True
     with mock.patch.object(tuner, "_MEETING_SECONDS", 1.0):
-        turns = tuned(models[1])
+        models, turns = pair()
         for step in range(12):
             train_step(models, step)
             for model in models:
@@ -196,41 +199,31 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
                 if dist.get_rank() == 0 and step > 0:
                     model(batch(step, 6))
                 dist.barrier()
-            exact.append(equal(*models))
-    return {"exact": all(exact), "chosen": turns.choice}
+            exact &= equal(*models)
+    assert turns is not None
+    return {"exact": exact, "chosen": turns.choice}
 
 
-def frozen_at_a_rebuild() -> list[bool]:
+def frozen_at_a_rebuild() -> bool:
     """Return whether a layer's gradients are plain DDP's when it is frozen while a way begins.
 
-    The layer is unfrozen later, and plain DDP goes on to average it.
+    The layer is unfrozen later, and plain DDP goes on to average it. The user holds the reducers
+    that were replaced.
     """
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    exact = []
-    for values in ({"streams": 2}, {}, {"bucket_views": True}):
+    models, _ = pair(tune=False)
+    exact, held = True, [models[1].reducer]
+    for values in ({"streams": 2}, {}, {"bucket_views": True}, {}):
         for model in models:
             model.module[0].requires_grad_(False)
         accelerate_ddp(models[1], options_of(values))
-        exact.append(not models[1].module[0].weight.requires_grad)
+        held.append(models[1].reducer)
+        exact &= not models[1].module[0].weight.requires_grad
         for model in models:
             model.module[0].requires_grad_(True)
         for step in range(3):
             train_step(models, step)
-            exact.append(equal(*models))
-    accelerate_ddp(models[1], Comm())
+            exact &= equal(*models)
     return exact
-
-
-def held_reducer() -> bool:
-    """Return whether gradients are right where the user holds the reducer that was replaced."""
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    held = [models[1].reducer]
-    for values in ({"bucket_views": True}, {"streams": 2}, {}):
-        accelerate_ddp(models[1], options_of(values))
-        held.append(models[1].reducer)
-        for step in range(3):
-            train_step(models, step)
-    return equal(*models)
 
 
 def deleted() -> list[int]:
@@ -257,13 +250,12 @@ def replaced() -> list[int]:
 
     The second value is for the model back at DDP's own way.
     """
-    gc.collect()
     before = _alive()
     model, counts = DDP(stack([6, 9, 4])), []
-    for number in range(4):
-        accelerate_ddp(model, Comm(streams=2, bucket_views=number % 2 == 0))
-        for step in range(2):
-            train_step([model], step)
+    for views in (True, False, True, False):
+        accelerate_ddp(model, Comm(streams=2, bucket_views=views))
+        train_step([model], 0)
+        train_step([model], 1)
     counts.append(_alive() - before)
     accelerate_ddp(model, Comm())
     train_step([model], 0)

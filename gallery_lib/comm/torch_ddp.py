@@ -1,0 +1,312 @@
+"""torch's private API, as of torch 2.11 to 2.15: the only file of this room that touches it.
+
+`Watch` stands in for a model's logger. DDP tells its logger when a forward pass that is to be
+averaged begins, and when a communication hook is registered; no hook of ours stands among the
+user's. DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP. `rebuild`
+replaces the C++ reducer without any trace of the one before. Hooks, attributes, mode and buffers
+stay the user's. The parameters are those the model was wrapped with, as in plain DDP: a parameter
+that is frozen at the moment is still averaged once it is unfrozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _find_tensors
+
+from gallery_lib.config import Comm
+
+if TYPE_CHECKING:
+    from gallery_lib.comm.reducer import GradientReducer
+
+DDP = nn.parallel.DistributedDataParallel
+find_tensors = _find_tensors
+_BUCKET_ATTRIBUTES = (
+    "_bucket_config",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_list",
+    "bucket_bytes_cap_default",
+)
+
+
+def default_store() -> dist.Store:
+    """Return the store of the default process group."""
+    return cast(dist.Store, dist.distributed_c10d._get_default_store())
+
+
+def default_timeout(device: torch.device) -> timedelta:
+    """Return the timeout of the default group; torch would give new groups half an hour instead."""
+    group = dist.group.WORLD
+    assert group is not None
+    return cast(timedelta, group._get_backend(device).options._timeout)
+
+
+def bound_device() -> torch.device | None:
+    """Return the device that the user bound the default process group to."""
+    group = dist.distributed_c10d._get_default_group()
+    return cast("torch.device | None", group.bound_device_id)
+
+
+def at_end_of_backward(callback: Callable[[], object]) -> None:
+    """Run `callback` at the end of the present backward pass, after those queued before.
+
+    Raises:
+        RuntimeError: outside a backward pass.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+
+
+def logged(model: DDP) -> dict[str, Any]:
+    """Return what DDP's logger knows of `model`."""
+    return cast("dict[str, Any]", model._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+
+def is_joined(reference: weakref.ref[DDP]) -> bool:
+    """Return whether DDP's join context is active, in which ranks without batches stand by."""
+    model = reference()
+    return model is not None and model._join_config.enable
+
+
+def own_averaging(model: DDP) -> str:
+    """Return why `model` cannot be given another way to average gradients, or ''."""
+    if getattr(model, "reducer", None) is None or model.logger is None:
+        return (
+            "it averages no gradients in buckets (delay_all_reduce_named_params "
+            "names all parameters)"
+        )
+    if model._use_python_reducer:
+        return "torch compiles its averaging (torch._dynamo.config.optimize_ddp='python_reducer')"
+    if model.mixed_precision is not None:
+        return "it has DDP's mixed_precision, which autocast does as well"
+    if model._comm_hooks or logged(model).get("comm_hook"):
+        return "it has a communication hook of its own (register_comm_hook)"
+    return ""
+
+
+class OneGraphDDP(DDP):
+    """DDP that may leave a compiled model one graph.
+
+    torch splits the graph at bucket boundaries, so that the first gradients are on their way while
+    others are computed. On CPUs of one host averaging and computing need the same cores: there the
+    model stays one graph.
+    """
+
+    one_graph = False
+
+    def _inside_ddp_forward(self) -> Any:
+        return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
+
+
+def order_buckets(model: DDP) -> None:
+    """Order the buckets of a new reducer, as DDP does before each forward pass."""
+    if model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
+
+
+def prepare_for_backward(model: DDP, outputs: list[Tensor]) -> None:
+    """Have DDP average the gradients of the next backward pass from `outputs` too."""
+    order_buckets(model)
+    search = model.find_unused_parameters and not model.static_graph
+    model.reducer.prepare_for_backward(outputs if search else [])
+
+
+def remove_hooks(model: DDP) -> None:
+    """End the averaging of `model`, whose parameters get another DDP."""
+    model.reducer._remove_autograd_hooks()
+
+
+class BackwardPass:
+    """Sentinel that the reducer holds until it has averaged the gradients of a backward pass.
+
+    The buckets of a new reducer are ordered then. DDP would do so in the next forward pass, as a
+    collective call, but a rank may make a forward pass that others do not.
+    """
+
+    def __init__(self, model: DDP) -> None:
+        self._model = weakref.ref(model)
+
+    def __del__(self) -> None:
+        # Outside a backward pass the reducer itself is being deleted.
+        with contextlib.suppress(RuntimeError):
+            at_end_of_backward(functools.partial(_order_buckets, self._model))
+
+
+def _order_buckets(reference: weakref.ref[DDP]) -> None:
+    if (model := reference()) is not None:
+        order_buckets(model)
+
+
+def expect_backward_pass(model: DDP) -> weakref.ref[BackwardPass]:
+    """Return a reference to the sentinel of the next backward pass; dead once that has ended."""
+    sentinel = BackwardPass(model)
+    future: torch.futures.Future[BackwardPass] = torch.futures.Future()
+    future.set_result(sentinel)
+    model.reducer._install_post_backward_futures([future])
+    return weakref.ref(sentinel)
+
+
+@dataclass
+class _AsMade:
+    """The settings the user made a model with, as far as a rebuild may change them."""
+
+    parameters: list[Tensor]
+    sparse: list[bool]
+    names: dict[int, str]
+    buckets: dict[str, Any]
+    find_unused_parameters: bool
+    static_graph: bool
+    rebuilt_static_graph: bool = False
+    """Whether the last rebuild set `model.static_graph`; if so, it is not the user's setting."""
+
+
+def _as_made(model: DDP) -> _AsMade:
+    frozen = [parameter for parameter in _reduced(model) if not parameter.requires_grad]
+    with _unfrozen(frozen):
+        parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    return _AsMade(
+        parameters,
+        sparse,
+        {place: names[id(parameter)] for place, parameter in enumerate(parameters)},
+        {name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
+        model.find_unused_parameters,
+        model.static_graph,
+    )
+
+
+def _reduced(model: DDP) -> list[Tensor]:
+    """Return the parameters that the present reducer averages, frozen ones included."""
+    if all(parameter.requires_grad for parameter in model.module.parameters()):
+        return list(model.module.parameters())
+    return [p for b in model.reducer._get_zeros_like_grad_buckets() for p in b.parameters()]
+
+
+@contextlib.contextmanager
+def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
+    """Context: make the parameters require gradients; torch's reducer crashes on frozen ones."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+
+def _buckets(made: _AsMade, options: Comm) -> dict[str, Any]:
+    """Return DDP's attributes for bucket sizes: those of `options`, else the user's."""
+    if options.bucket_mb is None:
+        return made.buckets
+    config = made.buckets.get("_bucket_config")
+    if config is None:  # older versions of torch keep two numbers instead
+        cap = int(options.bucket_mb * 2**20)
+        return {"bucket_bytes_cap": cap, "bucket_bytes_cap_default": False}
+    config = type(config).create(
+        use_python_reducer=False, bucket_cap_mb=options.bucket_mb, bucket_cap_mb_list=None
+    )
+    return {
+        "_bucket_config": config,
+        "bucket_bytes_cap": config.bucket_bytes_cap,
+        "bucket_bytes_cap_list": list(config.per_bucket_bytes_caps),
+        "bucket_bytes_cap_default": config.first_bucket_bytes_cap < config.bucket_bytes_cap,
+    }
+
+
+def _rebuild(model: DDP, made: _AsMade, options: Comm) -> None:
+    """Replace `model.reducer` and `model.logger`, following the user's settings and `options`."""
+    # the user's own _set_static_graph() counts as the user's setting
+    made.static_graph |= model.static_graph and not made.rebuilt_static_graph
+    static_graph = made.static_graph or options.static_graph
+    for name, value in _buckets(made, options).items():
+        setattr(model, name, value)
+    model.find_unused_parameters = made.find_unused_parameters or options.find_unused_parameters
+    model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
+    views = model.gradient_as_bucket_view
+    try:
+        model.gradient_as_bucket_view = options.bucket_views or views
+        with _unfrozen([p for p in made.parameters if not p.requires_grad]):
+            model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
+    finally:
+        model.gradient_as_bucket_view = views
+    model._has_rebuilt_buckets = False
+    model.static_graph = static_graph
+    made.rebuilt_static_graph = static_graph and not made.static_graph
+    if static_graph:
+        model._static_graph_delay_allreduce_enqueued = False
+        model.reducer._set_static_graph()
+        assert model.logger is not None
+        model.logger._set_static_graph()
+    if getattr(model, "_require_manual_backward_finalization", False):
+        model.require_manual_backward_finalization = True  # type: ignore[misc]
+
+
+class Watch:
+    """Proxy of `model.logger` that reports forward passes and communication hooks.
+
+    It also keeps all we know of the model. `reducer` is our communication hook, None while DDP
+    averages by itself. `before_forward` is called before a forward pass with gradients and
+    synchronization, `before_own_hook` when the user registers a communication hook.
+    """
+
+    def __init__(self, model: DDP, before_own_hook: Callable[[], None]) -> None:
+        self._model = weakref.ref(model)
+        self._logger = model.logger
+        self._made = _as_made(model)
+        self._before_own_hook = before_own_hook
+        self.reducer: GradientReducer | None = None
+        self.before_forward: Callable[[], None] | None = None
+        model.logger = self  # type: ignore[assignment]
+
+    def rebuild(self, options: Comm) -> None:
+        """Rebuild the model's reducer for `options`; on every rank, between two steps."""
+        model = self._model()
+        assert model is not None
+        _rebuild(model, self._made, options)
+        self._logger = model.logger
+        model.logger = self  # type: ignore[assignment]
+
+    def use_hook(self, reducer: GradientReducer) -> None:
+        """Have `reducer` average the gradients."""
+        model = self._model()
+        assert model is not None
+        dist._register_comm_hook(model.reducer, None, reducer.take)
+        self.reducer = reducer
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Run `before_forward`, then DDP's own method, called as a forward pass begins."""
+        if self.before_forward is not None:
+            self.before_forward()
+        self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        """Run `before_own_hook`, then DDP's own method, called before a hook is registered."""
+        self._before_own_hook()
+        self._logger._set_comm_hook_name(name)  # type: ignore[union-attr]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_logger"), name)
+
+
+DISTRIBUTION = "_gallery_distribution"
+"""Class attribute that holds the DDP of a model that accelerate() returned (`ddp.py`)."""
+
+
+def inside(model: Any) -> Any:
+    """Return the DistributedDataParallel through which `model` is called, else `model` itself."""
+    distribution = getattr(type(model), DISTRIBUTION, None)
+    return model if distribution is None else distribution.ddp
+
+
+def watch_of(model: object) -> Watch | None:
+    """Return the watch over `model`, or None."""
+    logger = getattr(inside(model), "logger", None)
+    return logger if isinstance(logger, Watch) else None
