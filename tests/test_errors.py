@@ -25,7 +25,7 @@ def contents(error: BaseException) -> tuple[type, str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_an_error_is_the_same_after_pickling_and_copying(error: InputError) -> None:
+def test_an_error_is_the_same_after_pickling_and_copying(error):
     assert contents(pickle.loads(pickle.dumps(error))) == contents(error)
     assert contents(copy.copy(error)) == contents(copy.deepcopy(error)) == contents(error)
 
@@ -34,18 +34,18 @@ def _refuse(parameter: str) -> None:
     raise InputError("no.", parameter=parameter)
 
 
-def test_an_error_of_another_process_keeps_its_parameter() -> None:
+def test_an_error_of_another_process_keeps_its_parameter():
     pool = multiprocessing.get_context("spawn").Pool(1)
     with pool, pytest.raises(InputError) as raised:
         pool.apply(_refuse, ("data_dir",))
     assert raised.value.parameter == "data_dir"
 
 
-def test_an_error_about_no_single_parameter_has_none() -> None:
+def test_an_error_about_no_single_parameter_has_none():
     assert InputError("these do not go together.").parameter is None
 
 
-def test_the_closest_name_is_suggested_and_none_where_nothing_is_close() -> None:
+def test_the_closest_name_is_suggested_and_none_where_nothing_is_close():
     assert closest("resnet5", ["resnet50", "alexnet"]) == "resnet50"
     assert did_you_mean("resnet5", ["resnet50"]) == " Did you mean `resnet50`?"
     assert did_you_mean("x", ["resnet50"]) == ""

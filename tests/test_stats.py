@@ -31,15 +31,15 @@ def verdicts(slowdown: float, runs: int = 200) -> list[str]:
     ]
 
 
-def test_equal_variants_are_nearly_always_no_measurable_difference() -> None:
+def test_equal_variants_are_nearly_always_no_measurable_difference():
     assert verdicts(1.0).count("no measurable difference") >= 196
 
 
-def test_five_percent_slower_is_nearly_always_found() -> None:
+def test_five_percent_slower_is_nearly_always_found():
     assert verdicts(1.05).count("slower") >= 190
 
 
-def test_the_interval_holds_the_ratio_and_names_the_direction() -> None:
+def test_the_interval_holds_the_ratio_and_names_the_direction():
     result = ratio_of_medians(
         [[2.0, 2.1], [2.0, 2.05], [2.1, 2.0]], [[1.0, 1.02], [1.0, 1.01], [1.03, 1.0]]
     )
@@ -48,7 +48,7 @@ def test_the_interval_holds_the_ratio_and_names_the_direction() -> None:
     assert result.verdict == "faster"
 
 
-def test_what_processes_are_not_alike_in_widens_the_interval_whatever_the_turns_say() -> None:
+def test_what_processes_are_not_alike_in_widens_the_interval_whatever_the_turns_say():
     turns = [[1.0, 1.0]] * 50, [[0.9, 0.9]] * 50
     narrow, wide = (
         ratio_of_medians(*turns, process_spread=spread, confidence=0.99) for spread in (0.0, 0.05)
@@ -64,12 +64,12 @@ def test_what_processes_are_not_alike_in_widens_the_interval_whatever_the_turns_
     ("a", "b"),
     [([], []), ([[1.0]], [[1.0]]), ([[1.0], []], [[1.0], [1.0]]), ([[1.0], [1.0]], [[1.0]])],
 )
-def test_too_little_data_is_refused(a: list, b: list) -> None:
+def test_too_little_data_is_refused(a, b):
     with pytest.raises(ValueError, match="rounds"):
         ratio_of_medians(a, b)
 
 
-def test_percentiles_are_those_of_the_durations() -> None:
+def test_percentiles_are_those_of_the_durations():
     assert percentiles([1.0, 2.0, 3.0, 4.0, 5.0]) == {
         "p50": 3.0,
         "p75": 4.0,
@@ -81,7 +81,7 @@ def test_percentiles_are_those_of_the_durations() -> None:
         percentiles([])
 
 
-def test_the_order_of_turns_reverses_from_round_to_round() -> None:
+def test_the_order_of_turns_reverses_from_round_to_round():
     variants = {"A": 1, "B": 2, "C": 3}
     assert "".join(name for number in range(4) for name in turn_order(variants, number)) == (
         "ABCCBAABCCBA"
@@ -91,7 +91,7 @@ def test_the_order_of_turns_reverses_from_round_to_round() -> None:
     assert [places[i] + places[i + 1] for i in (0, 2, 4)] == [2, 2, 2]
 
 
-def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better() -> None:
+def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better():
     one = Ratio(1.5, 1.4, 1.6)
     mean = geometric_mean([one] * 4)
     assert mean.ratio == pytest.approx(1.5)

@@ -16,13 +16,14 @@ from gallery_lib.config import Config
 from gallery_lib.errors import InputError, did_you_mean
 
 NAMES = ("model", "loader", "optimizer", "scheduler", "config")
-_TYPES: dict[str, tuple[type, ...]] = {
-    "model": (nn.Module,),
-    "optimizer": (Optimizer,),
-    "scheduler": (LRScheduler,),
-    "config": (Config,),
+_TYPES: dict[str, tuple[type, str]] = {
+    "model": (nn.Module, "a torch.nn.Module"),
+    "optimizer": (Optimizer, "a torch.optim.Optimizer"),
+    "scheduler": (LRScheduler, "a scheduler of torch.optim.lr_scheduler"),
+    "config": (Config, "a gallery_lib.Config"),
+    "loader": (object, "a loader of batches"),
 }
-_SINGLE = ("model", "config")
+"""Type of each kind of part, and how a message names it."""
 
 
 @dataclass
@@ -43,10 +44,7 @@ class Parts:
         return [part for name, part in self.given if name == kind and part is not None]
 
     def handed_back(self, replaced: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Return the parts in order.
-
-        A part whose id is in `replaced` comes back as the value there.
-        """
+        """Return the parts in order, each as the value of its id in `replaced`, if it has one."""
         return tuple(replaced.get(id(part), part) for _, part in self.given)
 
 
@@ -71,14 +69,17 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
                 parameter=name,
             )
         if part is not None and _kind(part) != name:
-            raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.", parameter=name)
+            wanted = _TYPES[name][1]
+            raise InputError(f"{name}=a {type(part).__name__} must be {wanted}.", parameter=name)
         if part is not None or name == "loader":
             parts.append((name, part))
-    for kind in _SINGLE:
+    for kind, hint in (
+        ("model", "Call accelerate() once for each model."),
+        ("config", "Give one."),
+    ):
         if sum(name == kind and part is not None for name, part in parts) > 1:
-            what = "Call accelerate() once for each model." if kind == "model" else "Give one."
             raise InputError(
-                f"accelerate() got two parts that are {_wanted(kind)}. {what}", parameter=kind
+                f"accelerate() got two parts that are {_TYPES[kind][1]}. {hint}", parameter=kind
             )
     if not any(kind == "model" and part is not None for kind, part in parts):
         raise InputError("accelerate() needs a model (a torch.nn.Module).", parameter="model")
@@ -91,36 +92,19 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
 
 
 def _kind(part: Any) -> str:
-    for kind, types in _TYPES.items():
-        if isinstance(part, types):
-            return kind
+    kind = next(kind for kind, (one, _) in _TYPES.items() if isinstance(part, one))
+    if kind != "loader":
+        return kind
     iterable = isinstance(part, Iterable) or hasattr(part, "__getitem__")
     dataset = isinstance(part, Dataset) and not isinstance(part, IterableDataset)
     if not iterable or dataset or isinstance(part, (str, bytes, Mapping, Tensor, type)):
-        hint = (
-            " Put a data set into a torch.utils.data.DataLoader first."
-            if isinstance(part, Dataset)
-            else ""
-        )
+        hint = " Put a data set into a torch.utils.data.DataLoader first."
         raise InputError(
-            f"accelerate() got {_shown(part)}; it takes a model, loaders of batches, optimizers, "
-            f"schedulers of torch.optim.lr_scheduler and a Config, in any order.{hint}"
+            f"accelerate() got a {type(part).__name__}; it takes a model, loaders of batches, "
+            "optimizers, schedulers of torch.optim.lr_scheduler and a Config, in any order."
+            f"{hint if isinstance(part, Dataset) else ''}"
         )
-    return "loader"
-
-
-def _shown(part: Any) -> str:
-    return f"a {type(part).__name__}"
-
-
-def _wanted(kind: str) -> str:
-    return {
-        "model": "a torch.nn.Module",
-        "loader": "a loader of batches",
-        "optimizer": "a torch.optim.Optimizer",
-        "scheduler": "a scheduler of torch.optim.lr_scheduler",
-        "config": "a gallery_lib.Config",
-    }[kind]
+    return kind
 
 
 # --------------------------------------------------------------------------------------------------
@@ -131,11 +115,8 @@ def check_model(model: nn.Module) -> None:
     """Raise InputError for a model that is distributed or sharded already, or has no values."""
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if (
-            isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel))
-            or "FSDP" in kind
-            or "FullySharded" in kind
-        ):
+        wrapped = isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel))
+        if wrapped or "FSDP" in kind or "FullySharded" in kind:
             where = f"its module {name}" if name else "the model"
             raise InputError(
                 f"{where} is a {kind} already. Give accelerate() the plain module: it distributes "
@@ -143,21 +124,16 @@ def check_model(model: nn.Module) -> None:
                 parameter="model",
             )
     for name, parameter in model.named_parameters():
+        problem = ""
         if parameter.is_meta:
-            raise InputError(
-                f"the model's parameter {name} has no values (it is on the meta device). Load or "
-                "initialise it first.",
-                parameter="model",
-            )
-        if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
-            raise InputError(
-                f"the model's parameter {name} is sharded (a DTensor). Give accelerate() the plain "
-                "module.",
-                parameter="model",
-            )
+            problem = "has no values (it is on the meta device). Load or initialise it first."
+        elif "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
+            problem = "is sharded (a DTensor). Give accelerate() the plain module."
+        if problem:
+            raise InputError(f"the model's parameter {name} {problem}", parameter="model")
 
 
-def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+def check_optimizers(model: nn.Module, optimizers: list[Optimizer]) -> None:
     """Raise InputError for an optimizer that has none of the model's parameters."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
@@ -187,8 +163,5 @@ def check_for_several_processes(model: nn.Module, device: torch.device) -> None:
 
 
 def has_synchronized_norm(model: nn.Module) -> bool:
-    """Return whether the model has SyncBatchNorm.
-
-    On one process SyncBatchNorm has to act as BatchNorm, so no process group is made for it.
-    """
+    """Return whether the model has SyncBatchNorm, which on one process acts as BatchNorm."""
     return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())

@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +28,7 @@ from gallery_lib.acceleration import arguments, precision
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.calls import wrap_calls
+from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
 from gallery_lib.config.switches import kernels_enabled
@@ -38,11 +39,26 @@ from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import allocator
 from gallery_lib.memory.layout import convert_images, memory_format, takes_any_layout
 from gallery_lib.optim.adoption import accelerate_optimizer
-from gallery_lib.tune.candidates import Candidate
-from gallery_lib.tune.first_batch import tune_at_first_step
+from gallery_lib.tune.choice import tune_at_first_step
 
 _records: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 """What accelerate() did to each model, by technique."""
+
+
+@dataclass
+class _State:
+    """What the steps of a call work on."""
+
+    config: Config
+    model: nn.Module
+    device: torch.device
+    loaders: list[Any]
+    optimizers: list[torch.optim.Optimizer]
+    record: dict[str, str] = field(default_factory=dict)
+    result: Any = None
+    """The model, or its twin on several processes."""
+    batches: dict[int, DeviceLoader] = field(default_factory=dict)
+    """By the id of each loader, one that yields its batches on the device."""
 
 
 def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see __signature__
@@ -81,22 +97,14 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     model = _plain_module(parts.model)
     arguments.check_optimizers(model, optimizers)
     device = _join_run(model)
-    record: dict[str, str] = {}
-    model.to(device)
-    channels_last = memory_format(model, config.memory, device.type) is torch.channels_last
-    _use_allocator(config, device, record)
-    _use_kernels(config, device, record)
-    _let_cudnn_measure(config, device, record)
-    batches = _on_device(parts.of_kind("loader"), config, device, record)
-    for optimizer in optimizers if config.compute.optimizer else ():
-        record["optimizer"] = accelerate_optimizer(optimizer, scaled=config.compute.fp16)
-    result: Any = model
-    _compile(model, config, device, channels_last, record)
-    precision.note(model, config, device, record)
-    result = _distribute(model, config, device)
-    _records[model] = _records[result] = record
-    _add_attributes(result, {"device": device, "no_sync": contextlib.nullcontext})
-    return parts.handed_back({**batches, id(parts.model): result})
+    state = _State(config, model, device, parts.of_kind("loader"), optimizers)
+    for step in STEPS:
+        state.record.update(step(state))
+    _records[model] = _records[state.result] = state.record
+    for name, value in {"device": device, "no_sync": contextlib.nullcontext}.items():
+        if not hasattr(state.result, name):  # a twin has no_sync, and Hugging Face models a device
+            object.__setattr__(state.result, name, value)
+    return parts.handed_back({**state.batches, id(parts.model): state.result})
 
 
 def _plain_module(model: nn.Module) -> nn.Module:
@@ -108,10 +116,8 @@ def _plain_module(model: nn.Module) -> nn.Module:
     # By name, since importing the class takes a second.
     if type(model).__name__ == "OptimizedModule":
         warnings.warn(
-            (
-                "accelerate(): torch.compile's wrapper is taken off the model; config.compiler "
-                "says how it is compiled"
-            ),
+            "accelerate(): torch.compile's wrapper is taken off the model; config.compiler says "
+            "how it is compiled",
             stacklevel=3,
         )
         model = model._orig_mod  # type: ignore[assignment]
@@ -135,90 +141,110 @@ def _join_run(model: nn.Module) -> torch.device:
     return device
 
 
-def _use_allocator(config: Config, device: torch.device, record: dict[str, str]) -> None:
-    if config.memory.allocator:
-        record["allocator"] = (
-            allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
-        )
+def _place(state: _State) -> dict[str, str]:
+    state.model.to(state.device)
+    return {}
 
 
-def _use_kernels(config: Config, device: torch.device, record: dict[str, str]) -> None:
+def _use_allocator(state: _State) -> dict[str, str]:
+    if not state.config.memory.allocator:
+        return {}
+    on_cpu = state.device.type == "cpu"
+    return {"allocator": allocator.apply() if on_cpu else "torch's caching allocator (CUDA)"}
+
+
+def _use_kernels(state: _State) -> dict[str, str]:
     """Note why own kernels are not used, where they are asked for and are not."""
-    if config.compute.kernels and (reason := usage.reason_not_used(device)):
-        record["kernels"] = f"not used, {reason}"
-        if device.type == "cuda" and kernels_enabled():
-            usage.announce(reason)
+    reason = usage.reason_not_used(state.device) if state.config.compute.kernels else None
+    if not reason:
+        return {}
+    if state.device.type == "cuda" and kernels_enabled():
+        usage.announce(reason)
+    return {"kernels": f"not used, {reason}"}
 
 
-def _let_cudnn_measure(config: Config, device: torch.device, record: dict[str, str]) -> None:
+def _let_cudnn_measure(state: _State) -> dict[str, str]:
     """Let cuDNN measure its algorithms, for the whole process, unless they are to be fixed ones."""
     cudnn = torch.backends.cudnn
     fixed = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    if config.compute.cudnn_benchmark and device.type == "cuda" and not fixed:
-        cudnn.benchmark = True
-        record["cuDNN"] = "measures its algorithms (torch.backends.cudnn.benchmark)"
+    if not state.config.compute.cudnn_benchmark or state.device.type != "cuda" or fixed:
+        return {}
+    cudnn.benchmark = True
+    return {"cuDNN": "measures its algorithms (torch.backends.cudnn.benchmark)"}
 
 
-def _on_device(
-    loaders: list[Any],
-    config: Config,
-    device: torch.device,
-    record: dict[str, str],
-) -> dict[int, DeviceLoader]:
-    """Return, by the id of each loader, one that yields its batches on the device."""
-    batches = {
-        id(loader): DeviceLoader(loader, device, torch.contiguous_format, config.loader)
-        for loader in loaders
+def _load(state: _State) -> dict[str, str]:
+    options = state.config.loader
+    state.batches = {
+        id(loader): DeviceLoader(loader, state.device, torch.contiguous_format, options)
+        for loader in state.loaders
     }
-    for niceness in {loader.niceness for loader in batches.values() if loader.niceness}:
-        record["loader"] = f"processes that load data at niceness {niceness}"
-    return batches
+    niceness = [loader.niceness for loader in state.batches.values() if loader.niceness]
+    return {"loader": f"processes that load data at niceness {niceness[-1]}"} if niceness else {}
 
 
-def _compile(
-    model: nn.Module,
-    config: Config,
-    device: torch.device,
-    channels_last: bool,
-    record: dict[str, str],
-) -> None:
-    """Set up compilation or tuning at the first call of `model`, and the layout inside it."""
+def _adopt_optimizers(state: _State) -> dict[str, str]:
+    compute = state.config.compute
+    optimizers = state.optimizers if compute.optimizer else ()
+    notes = [accelerate_optimizer(one, scaled=compute.fp16) for one in optimizers]
+    return {"optimizer": notes[-1]} if notes else {}
 
-    def follow(candidate: Candidate) -> None:
-        """Note the layout and the compiler that tuning has chosen for the model."""
-        record.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
 
+def _compile(state: _State) -> dict[str, str]:
+    """Set up compilation or tuning at the first call of the model, and the layout inside it."""
+    model, config, device, record = state.model, state.config, state.device, state.record
+    channels_last = memory_format(model, config.memory, device.type) is torch.channels_last
     if config.tune.enabled:
-        tune_at_first_step(model, config, device, record, follow)
-        return
+        tune_at_first_step(model, config, device, record)
+        return {}
     if config.compiler.enabled:
         record["compiler"] = compile_model(
             model, config.compiler, device, channels_last=channels_last
         )
         announce_first_call(model, record)
-        if channels_last:
-            record["layout"] = "channels_last"
-    elif config.memory.layout == "channels_last" and takes_any_layout(model):
+        return {"layout": "channels_last"} if channels_last else {}
+    if config.memory.layout != "channels_last":
+        return {}
+    if takes_any_layout(model):
         convert_images(model)
-        record["layout"] = "channels_last"
-    elif config.memory.layout == "channels_last":
-        record["layout"] = "contiguous: uncompiled code of one's own may look at strides"
-        if process_group.rank() == 0:
-            note(
-                f"config.memory.layout: {type(model).__name__} stays contiguous, since code of "
-                "one's own may look at strides. Compiled, it has the layout inside its graph."
-            )
+        return {"layout": "channels_last"}
+    if process_group.rank() == 0:
+        note(
+            f"config.memory.layout: {type(model).__name__} stays contiguous, since code of "
+            "one's own may look at strides. Compiled, it has the layout inside its graph."
+        )
+    return {"layout": "contiguous: uncompiled code of one's own may look at strides"}
 
 
-def _distribute(model: nn.Module, config: Config, device: torch.device) -> Any:
-    """Return the model's twin on several processes; on one, the model itself."""
+def _check_precision(state: _State) -> dict[str, str]:
+    return precision.note(state.model, state.config, state.device, state.record)
+
+
+def _distribute(state: _State) -> dict[str, str]:
+    """Make the model's twin on several processes; on one the model stays itself."""
     if process_group.world_size() > 1:
-        return distribute(model, device, config.comm)
-    wrap_calls(model, _call_alone)
-    return model
+        state.result = distribute(state.model, state.device, state.config.comm)
+    else:
+        wrap_calls(state.model, _call_alone)
+        state.result = state.model
+    return {}
 
 
-def _call_alone(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
+    _place,
+    _use_allocator,
+    _use_kernels,
+    _let_cudnn_measure,
+    _load,
+    _adopt_optimizers,
+    _compile,
+    _check_precision,
+    _distribute,
+)
+"""What a call does, in order. A step returns notes for `techniques()`."""
+
+
+def _call_alone(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a model that was accelerated on one process; refuse to train so on one of several."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise InputError(
@@ -227,12 +253,6 @@ def _call_alone(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             "accelerate()."
         )
     return call(*args, **kwargs)
-
-
-def _add_attributes(model: nn.Module, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if not hasattr(model, name):  # a twin has no_sync, and Hugging Face models have a device
-            object.__setattr__(model, name, value)
 
 
 def techniques(model: nn.Module) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gallery_lib.comm import process_group
-from gallery_lib.compiler.calls import wrap_calls
+from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.config import Config
 from gallery_lib.errors import InputError
 
@@ -34,25 +33,26 @@ def check(config: Config) -> None:
         )
 
 
-def note(model: nn.Module, config: Config, device: torch.device, record: dict[str, str]) -> None:
+def note(
+    model: nn.Module, config: Config, device: torch.device, record: dict[str, str]
+) -> dict[str, str]:
     """Note a declared precision that this device lacks; check another one at the first step.
 
-    Args:
-        model: module whose first call in training is checked.
-        config: `compute.fp16` and `compute.bf16` declare autocast of a dtype.
-        device: device of the run.
-        record: gets `precision`, where the training does not run as declared.
+    `compute.fp16` and `compute.bf16` of the config declare autocast of a dtype. The check adds
+    `precision` to `record`, where the training does not run as declared.
     """
     if config.compute.fp16 and device.type == "cpu":
-        record["precision"] = (
+        text = (
             "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; "
             "bfloat16 is"
         )
-        warnings.warn(f"accelerate(): {record['precision']}", stacklevel=3)
-    elif config.compute.fp16:
+        warnings.warn(f"accelerate(): {text}", stacklevel=_level_of_user())
+        return {"precision": text}
+    if config.compute.fp16:
         _check_first_step(model, "fp16", torch.float16, device.type, record)
     elif config.compute.bf16:
         _check_first_step(model, "bf16", torch.bfloat16, device.type, record)
+    return {}
 
 
 def _check_first_step(
@@ -60,23 +60,25 @@ def _check_first_step(
 ) -> None:
     waiting = True
 
-    def check(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def check(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal waiting
         result = call(*args, **kwargs)
-        if waiting and model.training and torch.is_grad_enabled():
-            waiting = False
-            if (found := _other_precision(model, result, dtype, device)) is not None:
-                word = str(dtype).removeprefix("torch.")
-                record["precision"] = f"{found}; config.compute.{name} declares {word} autocast"
-                if process_group.rank() > 0:
-                    return result
-                warnings.warn(
-                    f"accelerate(): config.compute.{name} says that the training runs under {word} "
-                    f"autocast, and the model is called in {found}. Put the forward pass into "
-                    f'`with torch.autocast("{device}", dtype={dtype}):`, or do not set '
-                    f"config.compute.{name}.",
-                    stacklevel=_level_of_user(),
-                )
+        if not waiting or not model.training or not torch.is_grad_enabled():
+            return result
+        waiting = False
+        found = _other_precision(model, result, dtype, device)
+        if found is None:
+            return result
+        word = str(dtype).removeprefix("torch.")
+        record["precision"] = f"{found}; config.compute.{name} declares {word} autocast"
+        if process_group.rank() == 0:
+            warnings.warn(
+                f"accelerate(): config.compute.{name} says that the training runs under {word} "
+                f"autocast, and the model is called in {found}. Put the forward pass into "
+                f'`with torch.autocast("{device}", dtype={dtype}):`, or do not set '
+                f"config.compute.{name}.",
+                stacklevel=_level_of_user(),
+            )
         return result
 
     wrap_calls(model, check)

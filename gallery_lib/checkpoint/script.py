@@ -24,7 +24,7 @@ from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, choose, plain
 from gallery_lib.checkpoint.values import check_plain
 from gallery_lib.comm import process_group
-from gallery_lib.compiler import compilations
+from gallery_lib.compiler import notices
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
@@ -228,7 +228,7 @@ class Checkpoint:
             if alive is not None and torch.is_grad_enabled():
                 alive._several_graphs |= plain(alive._parts.model).training
 
-        return compilations.observed(note, lambda: None, lambda: None)
+        return notices.observed(note, lambda: None, lambda: None)
 
 
 def say(line: str) -> None:

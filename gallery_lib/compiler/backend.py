@@ -12,20 +12,19 @@ import inspect
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from gallery_lib.compiler import cache, cuda_graphs
-from gallery_lib.compiler.calls import compile_inside, compiled_call, set_compiled, wrap_calls
+from gallery_lib.compiler import cache
+from gallery_lib.compiler.calls import Call, compile_inside, compiled_call, set_compiled, wrap_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
-
-if TYPE_CHECKING:
-    from torch._inductor.custom_graph_pass import CustomGraphPass
 
 Backend = Callable[[nn.Module, Compiler, torch.device, bool], str]
 """Function that compiles the module in place for the device, with images in channels_last or not;
@@ -40,11 +39,7 @@ def register_backend(name: str, backend: Backend) -> None:
 
 
 def compile_model(
-    model: nn.Module,
-    options: Compiler,
-    device: torch.device,
-    *,
-    channels_last: bool | None = None,
+    model: nn.Module, options: Compiler, device: torch.device, *, channels_last: bool | None = None
 ) -> str:
     """Compile `model` in place with the configured backend; return a line for the run's results.
 
@@ -58,13 +53,13 @@ def compile_model(
     if channels_last is None:
         channels_last = hardware.prefers_channels_last(device.type)
     backend, with_layout = _BACKENDS[options.backend], bool(channels_last)
-    done = compile_inside(model, lambda: backend(model, options, device, with_layout))
-    if cuda_graphs.captured(options, device):
-        cuda_graphs.clone_graph_outputs(model)
+    description = compile_inside(model, lambda: backend(model, options, device, with_layout))
+    if _captured(options, device):
+        clone_graph_outputs(model)
     if (compiled := compiled_call(model)) is not None:
         set_compiled(model, functools.partial(_with_guards_on_hooks, compiled))
     compile_anew_when_frozen(model)
-    return done
+    return description
 
 
 def check_compiler(options: Compiler, device: torch.device) -> None:
@@ -106,43 +101,45 @@ def _inductor(
 ) -> str:
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
+    allow_kept_graphs()
     # Imported here, since the import takes a second of every start.
-    from gallery_lib.compiler.passes import kept_graphs
-    from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
+    from gallery_lib.compiler import passes
 
-    kept_graphs.allow()
-    compile_options: dict[str, object] = {}
-    done = f"inductor, mode {options.mode}"
-    if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):
-        from gallery_lib.compiler.passes.emulated_bf16 import EmulatedBf16
-
-        compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
-        done += ", any bfloat16 on fp32 units"
-    batch_norms, said = _batch_norms(options, device, channels_last)
-    done += said
-    if joint := _passes_of_both_ways(options, device, channels_last, bool(batch_norms)):
-        compile_options["joint_custom_pre_pass"] = OneAfterAnother(joint)
-    passes = _passes_of_the_model_as_written(options, channels_last) if device.type == "cpu" else []
-    if passes or batch_norms:
-        compile_options["pre_grad_custom_pass"] = OneAfterAnother([*passes, *batch_norms])
-    last = _passes_of_one_way(options) if device.type == "cpu" else []
-    compile_options["post_grad_custom_post_pass"] = OneAfterAnother(
-        [kept_graphs.KeptGraphs(), *last]
-    )
+    chosen, notes = passes.choose(options, device, channels_last)
     # Where it is off Inductor would lay convolutions out by rules of its own.
-    compile_options["layout_optimization"] = channels_last
-    compile_options["force_layout_optimization"] = channels_last
+    compile_options: dict[str, object] = {
+        **chosen,
+        "layout_optimization": channels_last,
+        "force_layout_optimization": channels_last,
+    }
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
-    compile_options |= cuda_graphs.compile_options(options, device)
-    if cuda_graphs.captured(options, device):
-        done += ", CUDA graphs where shapes are static"
+    if _captured(options, device):
+        compile_options |= _CAPTURED
+        notes.append("CUDA graphs where shapes are static")
+    elif device.type == "cuda":
+        compile_options["triton.cudagraphs"] = False
     name = "inductor"
     if options.keep_activations < 1.0:
         name = inductor_keeping(options.keep_activations)
-        done += f", {options.keep_activations:.0%} of the activations kept"
+        notes.append(f"{options.keep_activations:.0%} of the activations kept")
     compile_calls([model], backend=name, options=compile_options)
-    return done
+    return ", ".join([f"inductor, mode {options.mode}", *notes])
+
+
+register_backend("inductor", _inductor)
+
+
+def allow_kept_graphs() -> None:
+    """Let backward passes of compiled models keep their graphs, in the whole process.
+
+    By default a compiled backward pass may write over what the forward pass has kept ("donated
+    buffers"). torch then refuses `retain_graph=True`, unless the backward pass is the first one
+    since the model was compiled and its code was not in the cache.
+    """
+    from torch._functorch import config as functorch_config
+
+    functorch_config.donated_buffer = False
 
 
 _guards_lock = threading.Lock()
@@ -152,14 +149,13 @@ _skipped_outside = True
 """Dynamo's setting outside these calls."""
 
 
-def _with_guards_on_hooks(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _with_guards_on_hooks(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Call with Dynamo's guards on module hooks enabled.
 
     A hook that is added or removed later then makes Dynamo compile the graph again. By default
     Dynamo takes the hooks of the first call for all there will ever be, and runs without later
     ones.
     """
-    # Imported here, since the import takes a second of every start.
     from torch._dynamo import config as dynamo_config
 
     global _calls_under_way, _skipped_outside
@@ -175,95 +171,6 @@ def _with_guards_on_hooks(call: Callable[..., Any], *args: Any, **kwargs: Any) -
             _calls_under_way -= 1
             if not _calls_under_way:
                 dynamo_config.skip_nnmodule_hook_guards = _skipped_outside
-
-
-def _passes_of_the_model_as_written(
-    options: Compiler, channels_last: bool
-) -> list[CustomGraphPass]:
-    """Return the graph passes for CPUs that replace functions before their gradients are known."""
-    passes: list[CustomGraphPass] = []
-    if options.whole_upsampling:
-        from gallery_lib.compiler.passes.upsampling import Upsampling
-
-        passes.append(Upsampling())
-    if options.max_pooling and channels_last:
-        from gallery_lib.compiler.passes.max_pooling import MaxPooling
-        from gallery_lib.kernels import max_pool
-
-        if max_pool.available():
-            passes.append(MaxPooling())
-    return passes
-
-
-def _batch_norms(
-    options: Compiler, device: torch.device, channels_last: bool
-) -> tuple[list[CustomGraphPass], str]:
-    """Return the graph pass for own batch norms, if any, and what to say about those asked for."""
-    from gallery_lib.compiler.passes import large_batch_norms
-
-    if options.all_batch_norms:
-        reason: str | None = "the model is not in channels_last"
-        if channels_last:
-            reason = large_batch_norms.reason_not_there(device)
-        if reason:
-            return [], f", own batch norms not used: {reason}"
-        return [large_batch_norms.LargeBatchNorms(every=True)], ", own batch norms of every size"
-    asked = device.type == "cpu" and options.large_batch_norms and channels_last
-    if asked and large_batch_norms.reason_not_applied() is None:
-        return [large_batch_norms.LargeBatchNorms()], ""
-    return [], ""
-
-
-def _passes_of_one_way(options: Compiler) -> list[CustomGraphPass]:
-    """Return the graph passes for CPUs that go last, over the forward and the backward graph."""
-    passes: list[CustomGraphPass] = []
-    if options.vector_dropout:
-        from gallery_lib.compiler.passes.dropout_masks import DropoutMasks
-        from gallery_lib.kernels import dropout_mask
-
-        if dropout_mask.available():
-            passes.append(DropoutMasks())
-    if options.vector_masks:
-        from gallery_lib.compiler.passes.vector_masks import VectorMasks
-
-        passes.append(VectorMasks())
-    return passes
-
-
-def _passes_of_both_ways(
-    options: Compiler, device: torch.device, channels_last: bool, batch_norms: bool
-) -> list[CustomGraphPass]:
-    """Return the graph passes that rewrite forward and backward in one graph."""
-    from gallery_lib.compiler.passes.channels_last import ChannelsLast
-
-    layout: list[CustomGraphPass] = [ChannelsLast()] if channels_last else []
-    if device.type != "cpu":
-        return layout
-    passes: list[CustomGraphPass] = []
-    if options.short_attention:
-        from gallery_lib.compiler.passes.short_attention import ShortAttention
-
-        passes.append(ShortAttention())
-    if options.small_convolutions and channels_last:
-        from gallery_lib.compiler.passes import small_convolutions
-
-        if small_convolutions.reason_not_applied() is None:
-            passes.append(small_convolutions.SmallConvolutions())
-    passes += layout
-    if options.mixed_products:
-        from gallery_lib.compiler.passes.mixed_products import MixedProducts
-        from gallery_lib.kernels import mixed_product
-
-        if mixed_product.reason_not_available() is None:
-            passes.append(MixedProducts())
-    if batch_norms:
-        from gallery_lib.compiler.passes.two_gradients import TwoGradients
-
-        passes.append(TwoGradients())
-    return passes
-
-
-register_backend("inductor", _inductor)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,18 +195,15 @@ def compile_calls(modules: Iterable[nn.Module], **options: Any) -> None:
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         # Also counts the functions that are called after a graph break; torch 2.11 cannot.
         options["isolate_recompiles"] = True
-    compiled = torch.compile(_function_of_its_own(), **options)
+    # A code object of its own, by which Dynamo counts.
+    function = types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
+    compiled = torch.compile(function, **options)
     for module in modules:
         set_compiled(module, functools.partial(compiled, module._call_impl))
 
 
-def _call(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call(call: Call, /, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
-
-
-def _function_of_its_own() -> types.FunctionType:
-    """Return a copy of `_call` with a code object of its own, by which Dynamo counts."""
-    return types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -320,7 +224,7 @@ def compile_anew_when_frozen(model: nn.Module) -> None:
     parameters = list(model.parameters())
     before: list[bool] | None = None
 
-    def step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal before
         now = [p.requires_grad for p in parameters]
         if before not in (None, now):
@@ -329,6 +233,58 @@ def compile_anew_when_frozen(model: nn.Module) -> None:
         return call(*args, **kwargs)
 
     wrap_calls(model, step)
+
+
+# --------------------------------------------------------------------------------------------------
+# CUDA graphs of a compiled model, with tensors that callers may keep as in eager mode.
+#
+# Inductor captures each compiled graph once and replays it, so the host queues one launch in the
+# place of hundreds. Shapes that change are left out. A replay writes its results, gradients
+# included, to the memory of the last replay.
+
+
+_CAPTURED: dict[str, object] = {
+    "triton.cudagraphs": True,
+    "triton.cudagraph_skip_dynamic_graphs": True,
+    # With it torch 2.11 leaves most of a static graph out of the captured parts.
+    "graph_partition": False,
+    # A cast of each weight to the dtype of autocast is a kernel of its own otherwise.
+    "combo_kernels": True,
+    "combo_kernels_pointwise_only": True,
+}
+
+
+def _captured(options: Compiler, device: torch.device) -> bool:
+    """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
+    return (
+        device.type == "cuda"
+        and options.backend == "inductor"
+        and options.cuda_graphs
+        and options.mode != "max-autotune-no-cudagraphs"
+    )
+
+
+def clone_graph_outputs(model: nn.Module) -> None:
+    """Copy outputs and accumulated gradients of a captured `model` before a replay takes them."""
+    parameters = list(model.parameters())  # frozen ones may be trained later
+    copies: list[Callable[[], Tensor | None]] = [lambda: None] * len(parameters)
+
+    def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for number, p in enumerate(parameters):
+            if p.grad is not None and p.grad is not copies[number]():
+                p.grad = p.grad.clone()
+                copies[number] = weakref.ref(p.grad)
+        result = call(*args, **kwargs)
+        return _copied(result) if isinstance(result, Tensor) else pytree.tree_map(_copied, result)
+
+    wrap_calls(model, step)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor that the model has computed on a GPU, and other values as is."""
+    if not isinstance(value, Tensor) or not value.is_cuda or isinstance(value, nn.Parameter):
+        return value
+    return value.clone()
 
 
 # --------------------------------------------------------------------------------------------------

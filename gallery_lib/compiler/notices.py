@@ -8,8 +8,10 @@ when they are known, once per model.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from torch import nn
@@ -17,17 +19,46 @@ from torch import nn
 from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import compiled_call, set_compiled
 from gallery_lib.console.progress import note
+from gallery_lib.kernels.runtime import kept_code
 
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
 
 
-def _breaks() -> dict[str, int]:
+@contextlib.contextmanager
+def observed(
+    graph_began: Callable[[], None], build_began: Callable[[], None], ended: Callable[[], None]
+) -> Iterator[None]:
+    """Call `graph_began` or `build_began`, and `ended`, around each compilation in the body.
+
+    A graph is one of a forward or a backward pass, in any backend of torch.compile; what is built
+    are own kernels.
+    """
+    from torch._dynamo.callback import callback_handler  # here, since the import takes a second
+
+    def on_start(*arguments: Any) -> None:
+        graph_began()
+
+    def on_end(*arguments: Any) -> None:
+        ended()
+
+    callback_handler.register_start_callback(on_start)
+    callback_handler.register_end_callback(on_end)
+    try:
+        with kept_code.observed(build_began, ended):
+            yield
+    finally:
+        with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+            callback_handler.remove_start_callback(on_start)
+            callback_handler.remove_end_callback(on_end)
+
+
+def _breaks() -> Counter[str]:
     """Return the graph breaks that Dynamo has counted in this process so far, by reason."""
     from torch._dynamo.utils import counters
 
     # Newer releases count the reasons as `unimplemented`, older ones as `graph_break`.
-    return {**counters["unimplemented"], **counters["graph_break"]}
+    return Counter({**counters["unimplemented"], **counters["graph_break"]})
 
 
 def _graphs() -> int:
@@ -37,20 +68,15 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def say(message: str) -> None:
-    """Print a line about the compiler, on rank 0 alone."""
-    if process_group.rank() == 0:
-        note(message)
-
-
 def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
-    """Make `model`, compiled in place, announce what its first call does.
+    """Make `model`, compiled in place, announce what its first call does, on rank 0 alone.
 
     The call adds its graph breaks to `done["graph breaks"]`, and says in `done["compiler"]` where
     nothing was compiled.
     """
     compiled: Any = compiled_call(model)
     name = type(model).__name__
+    say = note if process_group.rank() == 0 else (lambda message: None)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         before, graphs, began = _breaks(), _graphs(), time.monotonic()
@@ -62,19 +88,12 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
         if _graphs() == graphs:
             done["compiler"] = f"none: the compiler made no graph of {name}"
             say(f"{name} runs as it is: the compiler made no graph of it")
-        breaks = {
-            reason: count - before.get(reason, 0)
-            for reason, count in _breaks().items()
-            if count > before.get(reason, 0)
-        }
-        if breaks:
-            reason = next(iter(breaks)).strip().splitlines()[0]
-            done["graph breaks"] = f"{sum(breaks.values())}: {reason}" + (
-                " and others" if len(breaks) > 1 else ""
-            )
         if seconds > PATIENCE_SECONDS:
             say(f"compiled {name}'s forward pass in {seconds:.0f} s")
-        if breaks:
+        if breaks := _breaks() - before:
+            reason = next(iter(breaks)).strip().splitlines()[0]
+            others = " and others" if len(breaks) > 1 else ""
+            done["graph breaks"] = f"{breaks.total()}: {reason}{others}"
             say(
                 f"{name} is not one graph; the parts between the breaks are compiled: "
                 f"{done['graph breaks']}"

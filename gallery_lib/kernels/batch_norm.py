@@ -8,7 +8,7 @@ anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64 in a
 - Backward: `batch_norm_relu_sums`, which several processes add up, `batch_norm_relu_gradient`.
 - `batch_norm_relu_sums_of_two` is `batch_norm_relu_sums` of a gradient in two parts. A result that
   two layers read has two gradients. Added up first, their sum is written and read once more. The
-  compiler's graph pass `compiler.passes.two_gradients` calls it, on CPUs.
+  compiler's graph pass `compiler.passes.large_batch_norms` calls it, on CPUs.
 
 `mean` [C] and `inverse_deviation` [C], which is 1 / √(variance + eps), normalise each channel.
 """

@@ -47,15 +47,9 @@ def reason_not_applied() -> str | None:
 
 
 def installed() -> list[str]:
-    """Return the allocators for LD_PRELOAD that the linker finds here, by file name.
-
-    Nothing is done with them.
-    """
-    names = (
-        ctypes.util.find_library(name)
-        for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
-    )
-    return [name for name in names if name]
+    """Return the allocators for LD_PRELOAD that the linker finds here, by file name."""
+    names = ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
+    return [found for name in names if (found := ctypes.util.find_library(name))]
 
 
 def trim() -> None:
@@ -75,16 +69,10 @@ def allocator_variables() -> dict[str, str]:
     """
     if reason_not_applied():
         return {}
-    own = dict(
-        pair.split("=", 1)
-        for pair in os.environ.get("GLIBC_TUNABLES", "").split(":")
-        if "=" in pair
-    )
-    return {
-        "GLIBC_TUNABLES": ":".join(
-            f"{name}={value}" for name, value in {**_TUNABLES, **own}.items()
-        )
-    }
+    given = os.environ.get("GLIBC_TUNABLES", "").split(":")
+    own = dict(pair.split("=", 1) for pair in given if "=" in pair)
+    pairs = (f"{name}={value}" for name, value in {**_TUNABLES, **own}.items())
+    return {"GLIBC_TUNABLES": ":".join(pairs)}
 
 
 def active() -> bool:
@@ -104,11 +92,9 @@ def apply() -> str:
         library.mallopt(parameter, 2**31 - 1) == 1
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
     )
-    return (
-        f"{KEEPS} (set at run time, without huge pages)"
-        if kept
-        else "not applied: glibc refused the thresholds"
-    )
+    if not kept:
+        return "not applied: glibc refused the thresholds"
+    return f"{KEEPS} (set at run time, without huge pages)"
 
 
 def give_back() -> None:

@@ -8,13 +8,12 @@ name, since the model's own code and hooks then see it: `convert_images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.compiler.calls import wrap_calls
+from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.config import Memory
 from gallery_lib.data.loading.nesting import map_tensors
 from gallery_lib.system import hardware
@@ -23,10 +22,7 @@ _LIBRARIES = ("torch", "torchvision", "timm", "gallery_lib")
 
 
 def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.memory_format:
-    """Return the memory format in which `memory` has the convolutions of a model run.
-
-    It depends on the model and on the kind of device.
-    """
+    """Return the memory format in which `memory` has the convolutions of a model run."""
     if memory.layout != "auto":
         return torch.channels_last if memory.layout == "channels_last" else torch.contiguous_format
     gains = hardware.prefers_channels_last(device_type) and any(
@@ -38,25 +34,22 @@ def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.m
 def convert_images(model: nn.Module) -> None:
     """Have an uncompiled `model` get 4-d inputs in channels_last; its results are contiguous."""
 
-    def step(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = map_tensors(_in_channels_last, (args, kwargs))
-        return map_tensors(_contiguous, call(*args, **kwargs))
+    def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = map_tensors(
+            lambda tensor: _laid_out(tensor, torch.channels_last), (args, kwargs)
+        )
+        result = call(*args, **kwargs)
+        return map_tensors(lambda tensor: _laid_out(tensor, torch.contiguous_format), result)
 
     wrap_calls(model, step)
+
+
+def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
+    if tensor.dim() != 4 or tensor.layout is not torch.strided:
+        return tensor
+    return tensor.contiguous(memory_format=layout)
 
 
 def takes_any_layout(model: nn.Module) -> bool:
     """Return whether all of a model's code is of libraries that are known to take channels_last."""
     return all(type(one).__module__.split(".")[0] in _LIBRARIES for one in model.modules())
-
-
-def _in_channels_last(tensor: Tensor) -> Tensor:
-    if tensor.dim() != 4 or tensor.layout is not torch.strided:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    if tensor.dim() != 4 or tensor.layout is not torch.strided:
-        return tensor
-    return tensor.contiguous()

@@ -115,14 +115,12 @@ class DecoderLayer(nn.Module):
 def positions(length: int, width: int, like: Tensor) -> Tensor:
     """Return sines and cosines of the position, [length, width], in the dtype of `like`.
 
-    Vaswani et al., section 3.5. They are computed in float64 each time: there is no longest length
-    and no buffer to broadcast, and they are rounded once.
+    Vaswani et al., section 3.5. They are computed in float64 each time, and rounded once: there is
+    no longest length, and no buffer to broadcast.
     """
-    position = torch.arange(length, dtype=torch.float64, device=like.device)
-    rate = torch.exp(
-        torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
-        * (-math.log(10_000.0) / width)
-    )
+    exact = {"dtype": torch.float64, "device": like.device}
+    position, even = torch.arange(length, **exact), torch.arange(0, width, 2, **exact)
+    rate = torch.exp(even * (-math.log(10_000.0) / width))
     angle = position[:, None] * rate  # [length, width / 2]
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(like.dtype)
 
@@ -200,11 +198,8 @@ class SpeechTransformer(nn.Module):
         tokens = torch.full((len(features), 1), BEGIN, device=features.device)
         ended = torch.zeros(len(features), dtype=torch.bool, device=features.device)
         for _ in range(max_length):
-            best = (
-                self._logits(self._decode(tokens, memories, mask)[:, -1])
-                .argmax(-1)
-                .masked_fill(ended, END)
-            )
+            logits = self._logits(self._decode(tokens, memories, mask)[:, -1])
+            best = logits.argmax(-1).masked_fill(ended, END)
             tokens = torch.cat((tokens, best[:, None]), dim=1)
             ended |= best == END
             if bool(ended.all()):
@@ -214,6 +209,5 @@ class SpeechTransformer(nn.Module):
 
 def _mask(features: Tensor, lengths: Tensor) -> Tensor:
     """Return bool [N, 1, 1, T], true for frames that are no padding."""
-    return (torch.arange(features.shape[1], device=features.device) < lengths[:, None])[
-        :, None, None, :
-    ]
+    frames = torch.arange(features.shape[1], device=features.device)
+    return (frames < lengths[:, None])[:, None, None, :]

@@ -68,10 +68,8 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(DoubleConvolution(a, b) for a, b in itertools.pairwise(WIDTHS))
         # Each level up joins its own channels with as many from below, and leaves as many as the
         # next one has.
-        self.up = nn.ModuleList(
-            Up(2 * width, next_width)
-            for width, next_width in ((512, 256), (256, 128), (128, 64), (64, 64))
-        )
+        sizes = ((512, 256), (256, 128), (128, 64), (64, 64))
+        self.up = nn.ModuleList(Up(2 * width, next_width) for width, next_width in sizes)
         self.classify = nn.Conv2d(WIDTHS[0], classes, 1)
         _initialize(self)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gallery_lib.console.table import Rows as TableRows
 from gallery_lib.console.table import number
 from gallery_lib.report.chart import Chart
-from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
+from gallery_lib.tasks.task import Examples, Matrices, Pictures, Rows
 
 _LETTERS_PER_INCH = 15  # of captions, in a font of 8.5 points
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # characters that are markup in Markdown

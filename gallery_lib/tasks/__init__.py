@@ -22,12 +22,8 @@ SIZES = ("batch_size", "image_size", "sequence_length")
 
 def names() -> list[str]:
     """Return the names of the gallery's tasks, sorted."""
-    own = Path(__file__).parent
-    return sorted(
-        path.stem
-        for path in own.glob("*.py")
-        if path.stem not in ("__init__", "task", "examples", "memory_estimate")
-    )
+    files = Path(__file__).parent.glob("*.py")
+    return sorted({path.stem for path in files} - {"__init__", "task", "memory_estimate"})
 
 
 def get(name: str) -> Task:
@@ -67,19 +63,15 @@ def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = N
     A size that was left open is the profile's, or else the task's own.
     """
     task = get(config.model)
-    sizes = getattr(task, profile) if profile else {}
-    return dataclasses.replace(
-        config,
-        **{name: getattr(config, name) or sizes.get(name) or getattr(task, name) for name in SIZES},
-    )
+    given = getattr(task, profile) if profile else {}
+    sizes = {
+        name: getattr(config, name) or given.get(name) or getattr(task, name) for name in SIZES
+    }
+    return dataclasses.replace(config, **sizes)
 
 
 def data_of(config: TrainConfig) -> Splits:
-    """Return the data of the task, at the sizes that `config` asks for.
-
-    Raises:
-        InputError: for data that is missing or unfit.
-    """
+    """Return the data of the task, at the sizes of `config`; InputError where they are unfit."""
     return get(config.model).data(with_sizes(config))
 
 

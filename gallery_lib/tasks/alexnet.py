@@ -16,6 +16,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -49,12 +50,6 @@ TASK = classification.image_classifier(
         "in convolutions and the first linear layer; with small batches, in the optimizer's passes "
         "over 61 million parameters"
     ),
-    quick={"batch_size": 32, "image_size": 64, "rounds": 6, "block_steps": 4, "parity_steps": 2},
-    full={
-        "batch_size": 128,
-        "image_size": 224,
-        "warmup_steps": 10,
-        "rounds": 20,
-        "block_steps": 20,
-    },
+    quick=QUICK | {"batch_size": 32, "image_size": 64},
+    full=FULL | {"batch_size": 128, "image_size": 224},
 )

@@ -11,6 +11,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model() -> nn.Module:
@@ -44,18 +45,6 @@ TASK = language_modelling.language_model(
         "linear layers, two thirds of them in the twelve blocks, one quarter in the 50,265 logits "
         "of each token"
     ),
-    quick={
-        "batch_size": 4,
-        "sequence_length": 32,
-        "rounds": 6,
-        "block_steps": 2,
-        "parity_steps": 2,
-    },
-    full={
-        "batch_size": 32,
-        "sequence_length": 512,
-        "warmup_steps": 10,
-        "rounds": 20,
-        "block_steps": 20,
-    },
+    quick=QUICK | {"batch_size": 4, "sequence_length": 32, "block_steps": 2},
+    full=FULL | {"batch_size": 32, "sequence_length": 512},
 )

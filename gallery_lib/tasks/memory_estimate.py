@@ -27,15 +27,11 @@ from torch import Tensor
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-from gallery_lib.tasks import Task, get, of, with_sizes
+from gallery_lib.tasks import SIZES, Task, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
 # Values per parameter that the optimizer keeps; others keep two moments.
-_STATES = {
-    "SGD": 1,
-    "RMSprop": 2,
-    "Adagrad": 1,
-}
+_STATES = {"SGD": 1, "Adagrad": 1}
 _RESERVE = 0.05  # of the memory, for everything else
 
 
@@ -90,10 +86,8 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
 
 def free_bytes() -> float:
     """Return how many bytes of this host's memory runs may use now."""
-    return (
-        min(psutil.virtual_memory().available, hardware.memory_bytes())
-        - _RESERVE * hardware.memory_bytes()
-    )
+    memory = hardware.memory_bytes()
+    return min(psutil.virtual_memory().available, memory) - _RESERVE * memory
 
 
 def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
@@ -109,11 +103,8 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
     if needed <= free:
         return
     sized = with_sizes(config)
-    sizes = [
-        f"{name}={value}"
-        for name in ("batch_size", "image_size", "sequence_length", "checkpoint_every")
-        if (value := getattr(sized, name))
-    ]
+    names = (*SIZES, "checkpoint_every")
+    sizes = [f"{name}={value}" for name in names if (value := getattr(sized, name))]
     raise DoesNotFit(
         f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about "
         f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free on this host. "
@@ -126,15 +117,12 @@ def main(name: str) -> None:
     task = get(name)
     splits = task.data(with_sizes(TrainConfig(model=name)))
     data: Any = splits.train
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=2, collate_fn=getattr(data, "collate", None)
-    )
-    batch = next(iter(loader))
+    collate = getattr(data, "collate", None)
+    batch = next(iter(torch.utils.data.DataLoader(data, batch_size=2, collate_fn=collate)))
     if hasattr(data, "finish_batch"):
         batch = data.finish_batch(batch, torch.contiguous_format)
-    print(
-        f"activation_bytes_per_sample={activation_bytes(task, batch, 2 * task.samples_per_item):_}"
-    )
+    bytes_per_sample = activation_bytes(task, batch, 2 * task.samples_per_item)
+    print(f"activation_bytes_per_sample={bytes_per_sample:_}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import segmentation
-from gallery_lib.tasks.task import Task
+from gallery_lib.tasks.task import FULL, QUICK, Task
 
 
 def build_model() -> nn.Module:
@@ -47,6 +47,6 @@ TASK = Task(
         "in 3×3 convolutions, and at the two largest sizes in the batch norms, ReLUs and joins "
         "that move memory"
     ),
-    quick={"batch_size": 1, "image_size": 128, "rounds": 6, "block_steps": 4, "parity_steps": 2},
-    full={"batch_size": 8, "image_size": 640, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick=QUICK | {"batch_size": 1, "image_size": 128},
+    full=FULL | {"batch_size": 8, "image_size": 640},
 )

@@ -12,6 +12,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -42,6 +43,6 @@ TASK = classification.image_classifier(
         "mostly in 3×3 convolutions, the rest in the batch norms, ReLUs and additions between "
         "them, which move memory"
     ),
-    quick={"batch_size": 32, "image_size": 64, "rounds": 8, "block_steps": 5, "parity_steps": 2},
-    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick=QUICK | {"batch_size": 32, "image_size": 64, "rounds": 8, "block_steps": 5},
+    full=FULL | {"batch_size": 64, "image_size": 224},
 )

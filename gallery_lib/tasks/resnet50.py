@@ -12,6 +12,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -40,12 +41,6 @@ TASK = classification.image_classifier(
         "half in convolutions, half in the batch norms, ReLUs and additions between them, which "
         "move memory"
     ),
-    quick={"batch_size": 16, "image_size": 64, "rounds": 8, "block_steps": 4, "parity_steps": 2},
-    full={
-        "batch_size": 128,
-        "image_size": 224,
-        "warmup_steps": 10,
-        "rounds": 20,
-        "block_steps": 20,
-    },
+    quick=QUICK | {"batch_size": 16, "image_size": 64, "rounds": 8},
+    full=FULL | {"batch_size": 128, "image_size": 224},
 )

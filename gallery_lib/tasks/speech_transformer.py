@@ -15,7 +15,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.optim.schedules import noam
 from gallery_lib.tasks.domains import speech_recognition
-from gallery_lib.tasks.task import Task
+from gallery_lib.tasks.task import FULL, QUICK, Task
 
 VOCABULARY = 4233
 
@@ -59,18 +59,6 @@ TASK = Task(
         "in matrix products of its linear layers, most of them the encoder's, and at small batches "
         "in Adam"
     ),
-    quick={
-        "batch_size": 8,
-        "sequence_length": 40,
-        "rounds": 6,
-        "block_steps": 4,
-        "parity_steps": 2,
-    },
-    full={
-        "batch_size": 32,
-        "sequence_length": 160,
-        "warmup_steps": 10,
-        "rounds": 20,
-        "block_steps": 20,
-    },
+    quick=QUICK | {"batch_size": 8, "sequence_length": 40},
+    full=FULL | {"batch_size": 32, "sequence_length": 160},
 )

@@ -4,42 +4,75 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.optim import OptimizerSpec
-from gallery_lib.tasks.examples import Examples
 
+QUICK: dict[str, Any] = {"rounds": 6, "block_steps": 4, "parity_steps": 2}
+"""Options of a demonstration on a few cores; a task adds its sizes."""
+FULL: dict[str, Any] = {"warmup_steps": 10, "rounds": 20, "block_steps": 20}
+"""Options of a run on a GPU; a task adds its sizes."""
 _LOGIT_BYTES = 8  # of one output of a sample: what cross-entropy keeps in fp32, and its gradient
+
+
+# Examples of a task's data and predictions, independent of how `report` draws them.
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images uint8 [H, W, 3], each with a caption, and a sentence on what is to be seen."""
+
+    images: Sequence[np.ndarray]
+    captions: Sequence[str]
+    description: str
+    columns: int = 5
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: a header and rows of text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Titled matrices [n, m] on one colour scale: spectrograms or similarities."""
+
+    values: dict[str, np.ndarray]
+    description: str
+    row_label: str = ""
+    column_label: str = ""
+
+
+Examples = Pictures | Rows | Matrices
 
 
 @dataclass(frozen=True)
 class Splits:
     """Training and held-out data: map-style data sets.
 
-    A data set may offer `set_epoch(epoch)`, `finish_batch(batch, memory_format)` (on the device)
-    and `collate(items)`. It may also have `lengths` (one number per item), by which batches are
-    made of items of similar length.
+    A data set may have `set_epoch(epoch)`, `finish_batch(batch, memory_format)` (on the device),
+    `collate(items)`, and `lengths` (a number per item), by which items of a batch are alike.
     """
 
     train: Dataset[Any]
     held_out: Dataset[Any]
 
     def notices(self) -> list[str]:
-        """Return what the data sets report in their `notices`, a line each.
-
-        A notice says what a data set leaves out, for instance.
-        """
-        return [
-            line for data in (self.train, self.held_out) for line in getattr(data, "notices", ())
-        ]
+        """Return what the data sets report in their `notices`, say what is left out."""
+        both = (self.train, self.held_out)
+        return [line for data in both for line in getattr(data, "notices", ())]
 
 
 @dataclass(frozen=True)
@@ -106,10 +139,7 @@ class Task:
     smoothed_loss: Callable[[nn.Module, Any, float], Tensor] | None = None
 
     def input_size(self, config: TrainConfig) -> str:
-        """Return how large one sample is: `64×64 pixels` (width × height) or `32 tokens`.
-
-        Returns '' where neither size is an option.
-        """
+        """Return how large one sample is: `64×64 pixels` (width × height), `32 tokens`, or ''."""
         if config.image_size:
             return f"{self.image_width(config.image_size)}×{config.image_size} pixels"
         return f"{config.sequence_length} {self.length_unit}" if config.sequence_length else ""
@@ -121,20 +151,15 @@ class Task:
         `build_model` takes no `classes` (one that was put in its place) stays as it is.
         """
         head = self.head
-        if (
-            head is None
-            or head.outputs == outputs
-            or "classes" not in inspect.signature(self.build_model).parameters
-        ):
+        given = "classes" in inspect.signature(self.build_model).parameters
+        if head is None or head.outputs == outputs or not given:
             return self
-        more = outputs - head.outputs
+        more, values = outputs - head.outputs, head.parameters_per_output
         return dataclasses.replace(
             self,
             build_model=partial(self.build_model, classes=outputs),
-            parameters=self.parameters + more * head.parameters_per_output
-            if self.parameters is not None
-            else None,
-            flops_per_sample=self.flops_per_sample + more * 6.0 * (head.parameters_per_output - 1),
+            parameters=None if self.parameters is None else self.parameters + more * values,
+            flops_per_sample=self.flops_per_sample + more * 6.0 * (values - 1),
             activation_bytes_per_sample=self.activation_bytes_per_sample + more * _LOGIT_BYTES,
             head=dataclasses.replace(head, outputs=outputs),
         )

@@ -14,6 +14,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -47,6 +48,6 @@ TASK = classification.image_classifier(
         "nearly all in matrix products; attention over 197 tokens and the layer norms are small "
         "beside them"
     ),
-    quick={"batch_size": 32, "image_size": 64, "rounds": 6, "block_steps": 4, "parity_steps": 2},
-    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick=QUICK | {"batch_size": 32, "image_size": 64},
+    full=FULL | {"batch_size": 64, "image_size": 224},
 )

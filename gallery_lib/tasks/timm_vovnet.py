@@ -13,6 +13,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -50,6 +51,6 @@ TASK = classification.image_classifier(
         "in 3×3 convolutions, and in the batch norms, ReLUs and concatenations between them, which "
         "move memory"
     ),
-    quick={"batch_size": 16, "image_size": 64, "rounds": 6, "block_steps": 5, "parity_steps": 2},
-    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick=QUICK | {"batch_size": 16, "image_size": 64, "block_steps": 5},
+    full=FULL | {"batch_size": 64, "image_size": 224},
 )

@@ -13,7 +13,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import speaker_verification
-from gallery_lib.tasks.task import Task
+from gallery_lib.tasks.task import FULL, QUICK, Task
 
 
 def build_model() -> nn.Module:
@@ -51,18 +51,6 @@ TASK = Task(
         "in the LSTMs' matrix products, frame after frame: each waits for the one before and is "
         "small"
     ),
-    quick={
-        "batch_size": 32,
-        "sequence_length": 32,
-        "rounds": 6,
-        "block_steps": 5,
-        "parity_steps": 2,
-    },
-    full={
-        "batch_size": 256,
-        "sequence_length": 50,
-        "warmup_steps": 10,
-        "rounds": 20,
-        "block_steps": 20,
-    },
+    quick=QUICK | {"batch_size": 32, "sequence_length": 32, "block_steps": 5},
+    full=FULL | {"batch_size": 256, "sequence_length": 50},
 )

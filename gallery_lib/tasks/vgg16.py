@@ -13,6 +13,7 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
+from gallery_lib.tasks.task import FULL, QUICK
 
 
 def build_model(classes: int = 1000) -> nn.Module:
@@ -45,6 +46,6 @@ TASK = classification.image_classifier(
         "nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 "
         "million parameters"
     ),
-    quick={"batch_size": 8, "image_size": 32, "rounds": 6, "block_steps": 2, "parity_steps": 2},
-    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick=QUICK | {"batch_size": 8, "image_size": 32, "block_steps": 2},
+    full=FULL | {"batch_size": 64, "image_size": 224},
 )

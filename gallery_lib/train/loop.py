@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
-from gallery_lib.compiler import compilations
+from gallery_lib.compiler import notices
 from gallery_lib.config import TrainConfig, options, switches
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
@@ -173,9 +173,7 @@ def _silent_ranks_end_the_run(config: ResolvedConfig) -> Iterator[None]:
 
 def _compilations_shown(phases: PhaseLog) -> contextlib.AbstractContextManager[None]:
     """Context: note in the phases what the compiler does."""
-    return compilations.observed(
-        phases.compilation_began, phases.build_began, phases.compilation_ended
-    )
+    return notices.observed(phases.compilation_began, phases.build_began, phases.compilation_ended)
 
 
 def _announce(session: Session, data: dict[str, Any]) -> None:

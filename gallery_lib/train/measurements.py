@@ -23,7 +23,7 @@ from gallery_lib.train import learning_rate
 from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
-from gallery_lib.tune import first_batch
+from gallery_lib.tune import choice
 
 
 @dataclass
@@ -150,7 +150,7 @@ def results_of(
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
         load=load,
-        tuning=first_batch.explanation(session.plain),
+        tuning=choice.explanation(session.plain),
     )
 
 

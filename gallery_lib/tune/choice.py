@@ -8,33 +8,33 @@ and edit. There is one file per model, kind of input, machine and set of version
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group
-from gallery_lib.config import Compiler, Config
+from gallery_lib.compiler.calls import Call, compiled_call, set_compiled
+from gallery_lib.config import Config
+from gallery_lib.console.progress import note
 from gallery_lib.console.table import seconds, text_table
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
 from gallery_lib.system.version import version
-from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
+from gallery_lib.tune.trial import BASELINE, Candidate, Inputs, Trial, candidates, worst_deviation
 
 ROUNDS, BLOCK_STEPS = 6, 3
 """Turns of each candidate, and passes in a turn, of which the first does not count."""
@@ -53,12 +53,12 @@ class Row:
     """
 
     candidate: str
-    step_seconds: float | None
-    ratio: float | None
-    low: float | None
-    high: float | None
-    gradient_deviation: float | None
     verdict: str
+    step_seconds: float | None = None
+    gradient_deviation: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,43 +72,27 @@ class Choice:
 
     def table(self) -> str:
         """Return a text table: candidate, step time, ratio with interval, gradients, verdict."""
-        lines = [
-            [
-                "candidate",
-                "forward + backward",
-                "over eager (interval)",
-                "gradient norms differ by",
-                "verdict",
-            ]
-        ]
+        header = ["candidate", "forward + backward", "over eager (interval)"]
+        lines = [[*header, "gradient norms differ by", "verdict"]]
         for row in self.rows:
-            ratio = (
-                "" if row.ratio is None else f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})"
-            )
+            time = "" if row.step_seconds is None else seconds(row.step_seconds)
+            ratio = ""
+            if row.ratio is not None:
+                ratio = f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})"
             deviation = "" if row.gradient_deviation is None else f"{row.gradient_deviation:.1e}"
-            lines.append(
-                [
-                    row.candidate,
-                    "" if row.step_seconds is None else seconds(row.step_seconds),
-                    ratio,
-                    deviation,
-                    row.verdict,
-                ]
-            )
+            lines.append([row.candidate, time, ratio, deviation, row.verdict])
         return text_table(lines)
 
 
 def _failure(step: Callable[[], Any]) -> str:
     """Run `step` and return why it failed on some rank, or '' if it succeeded on all."""
+    reason = ""
     try:
         step()
-        reason = ""
     # A compiler or a model may raise anything: the candidate is dropped, the run goes on.
     except Exception as error:
-        reason = (
-            f"{type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        )[:160]
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0]}"[:160]
     return next((message for message in process_group.all_ranks(reason) if message), "")
 
 
@@ -116,12 +100,13 @@ def take_turns(
     model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
 ) -> tuple[list[Row], str]:
     """Return a row for each candidate, baseline first, and the name of the candidate to use."""
-    half = torch.is_autocast_enabled(device.type)
+    tolerance = SCALE_TOLERANCE["half" if torch.is_autocast_enabled(device.type) else "fp32"]
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     trials: dict[str, Trial] = {}
     norms: dict[str, dict[str, float]] = {}
-    dropped: dict[str, tuple[str, float | None]] = {}
+    rows: dict[str, Row] = {}
     for candidate in found:
+        name = candidate.name
 
         def set_up(candidate: Candidate = candidate) -> None:
             trial = Trial(model, candidate, config.compiler, inputs, device)
@@ -129,21 +114,17 @@ def take_turns(
             trials[candidate.name], norms[candidate.name] = trial, trial.gradient_norms()
 
         if reason := _failure(set_up):
-            dropped[candidate.name] = (f"dropped: {reason}", None)
-        elif candidate != BASELINE:
-            deviation, where = worst_deviation(norms[BASELINE.name], norms[candidate.name], sizes)
-            deviation, where = max(process_group.all_ranks((deviation, where)))
-            if deviation > SCALE_TOLERANCE["half" if half else "fp32"]:
-                dropped[candidate.name] = (
-                    f"dropped: other gradients, first of all in {where}",
-                    deviation,
-                )
-        if candidate.name in dropped:
-            trials.pop(candidate.name, None)
+            rows[name] = Row(name, f"dropped: {reason}")
+            trials.pop(name, None)
             if candidate == BASELINE:
-                return [
-                    Row(BASELINE.name, None, None, None, None, None, dropped[BASELINE.name][0])
-                ], BASELINE.name
+                return [rows[name]], name
+        elif candidate != BASELINE:
+            own = worst_deviation(norms[BASELINE.name], norms[name], sizes)
+            deviation, where = max(process_group.all_ranks(own))
+            if deviation > tolerance:
+                verdict = f"dropped: other gradients, first of all in {where}"
+                rows[name] = Row(name, verdict, gradient_deviation=deviation)
+                del trials[name]
     rounds: dict[str, list[list[float]]] = {name: [] for name in trials}
     for number in range(ROUNDS):
         for name in stats.turn_order(trials, number):
@@ -151,22 +132,18 @@ def take_turns(
     slowest = {
         name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()
     }
-    rows, best = [], (1.0, BASELINE.name)
-    for candidate in found:
-        name = candidate.name
-        if name in dropped:
-            rows.append(Row(name, None, None, None, None, dropped[name][1], dropped[name][0]))
+    best = (1.0, BASELINE.name)
+    for name, blocks in slowest.items():
+        p50 = stats.percentiles([step for block in blocks for step in block])["p50"]
+        if name == BASELINE.name:
+            rows[name] = Row(name, "baseline", p50)
             continue
-        p50 = stats.percentiles([step for block in slowest[name] for step in block])["p50"]
-        if candidate == BASELINE:
-            rows.append(Row(name, p50, None, None, None, None, "baseline"))
-            continue
-        ratio = stats.ratio_of_medians(slowest[BASELINE.name], slowest[name])
+        ratio = stats.ratio_of_medians(slowest[BASELINE.name], blocks)
         deviation, _ = worst_deviation(norms[BASELINE.name], norms[name], sizes)
-        rows.append(Row(name, p50, ratio.ratio, ratio.low, ratio.high, deviation, ratio.verdict))
+        rows[name] = Row(name, ratio.verdict, p50, deviation, ratio.ratio, ratio.low, ratio.high)
         if ratio.verdict == "faster" and ratio.ratio > best[0]:
             best = (ratio.ratio, name)
-    return rows, best[1]
+    return [rows[candidate.name] for candidate in found], best[1]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,11 +153,7 @@ def take_turns(
 def key(
     model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
 ) -> str:
-    """Return the file name of a kept choice: a digest of everything that the choice depends on.
-
-    The digest covers the model's structure, its inputs' shapes, the candidates, the machine and the
-    versions.
-    """
+    """Return the file name of a kept choice: a digest of everything that the choice depends on."""
     facts = [
         [(name, type(module).__qualname__) for name, module in model.named_modules()],
         [
@@ -190,9 +163,7 @@ def key(
         [(tuple(t.shape), str(t.dtype)) for t in tensors_in(inputs)],
         [candidate.name for candidate in found],
         dataclasses.asdict(config.compiler),
-        str(torch.get_autocast_dtype(device.type))
-        if torch.is_autocast_enabled(device.type)
-        else "fp32",
+        torch.is_autocast_enabled(device.type) and str(torch.get_autocast_dtype(device.type)),
         torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
         torch.get_num_threads(),
         process_group.world_size(),
@@ -228,16 +199,15 @@ def _read(path: Path, variants: list[Candidate]) -> Choice | None:
         if process_group.rank() == 0:
             set_aside(path, error)
         return None
-    rows, name = kept.rows, kept.chosen
     names = [candidate.name for candidate in variants]
-    if name not in names:
-        close = did_you_mean(str(name), names)
+    if kept.chosen not in names:
+        close = did_you_mean(kept.chosen, names)
         raise InputError(
-            f"{path} chooses {name!r}, which is no candidate.{close} Known: {', '.join(names)}; "
-            "or delete the file.",
+            f"{path} chooses {kept.chosen!r}, which is no candidate.{close} Known: "
+            f"{', '.join(names)}; or delete the file.",
             parameter=str(path),
         )
-    return Choice(name, rows, kept=True, path=str(path))
+    return Choice(kept.chosen, kept.rows, kept=True, path=str(path))
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -282,93 +252,48 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
 
 
 # --------------------------------------------------------------------------------------------------
-# Trial of one candidate on a copy of the model: timed forward and backward passes with gradients.
+# Tuning of a model at its first training step, on a real batch; the model then runs as chosen.
 #
-# The passes run on the real inputs. The copy has no dropout, so that all candidates compute the
-# same. The model's outputs are multiplied with fixed random numbers to have something to
-# differentiate. The user's loss is not known here, and costs little beside a model. The optimizer
-# is not part of the trial.
+# Earlier calls (evaluation, no gradients) run eagerly and do not tune.
 
 
-Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
-_NEGLIGIBLE = 1e-5
-"""A gradient counts as zero below this fraction of the whole model's root mean square."""
+_explanations: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
-class Trial:
-    """A copy of `model` that runs as `candidate` says. Raises whatever the candidate raises."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        candidate: Candidate,
-        options: Compiler,
-        inputs: Inputs,
-        device: torch.device,
-    ) -> None:
-        self.candidate, self.device = candidate, device
-        self._directions: list[Tensor] = []
-        self.model = copy.deepcopy(model)
-        without_dropout(self.model)
-        candidate.apply(self.model, options, device)
-        args, kwargs = inputs
-        self.args, self.kwargs = args, dict(kwargs)
-
-    def step(self) -> float:
-        """Run a forward and a backward pass and return the seconds; gradients stay in the copy."""
-        self.model.zero_grad(set_to_none=True)
-        self._synchronize()
-        began = time.perf_counter()
-        outputs = [t for t in tensors_in(self.model(*self.args, **self.kwargs)) if t.requires_grad]
-        torch.autograd.backward(outputs, self._directions_of(outputs))
-        self._synchronize()
-        return time.perf_counter() - began
-
-    def _directions_of(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Return what the outputs are multiplied with.
-
-        It is drawn at the first step, which no turn counts.
-        """
-        if [t.shape for t in self._directions] != [t.shape for t in outputs]:
-            generator = torch.Generator().manual_seed(0)
-            self._directions = [
-                torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t)
-                for t in outputs
-            ]
-        return self._directions
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def gradient_norms(self) -> dict[str, float]:
-        """Return the L2 norm of each parameter's gradient after a step, by parameter name."""
-        return {
-            name: float(p.grad.detach().double().norm())
-            for name, p in self.model.named_parameters()
-            if p.grad is not None
-        }
+def explanation(model: nn.Module) -> str:
+    """Return why the model runs as it does: the table of its candidates; '' if it was not tuned."""
+    return _explanations.get(model, "")
 
 
-def worst_deviation(
-    baseline: Mapping[str, float], candidate: Mapping[str, float], sizes: Mapping[str, int]
-) -> tuple[float, str]:
-    """Return the largest relative deviation of a gradient norm from the baseline, and where it is.
+def _explain(model: nn.Module, choice: Choice) -> None:
+    origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
+    where = f"; {choice.path} may be edited or deleted" if choice.path else ""
+    last = f"{type(model).__name__} runs as `{choice.chosen}` ({origin}{where})."
+    _explanations[model] = f"{choice.table()}\n{last}"
+    if process_group.rank() == 0:
+        note(_explanations[model])
 
-    Parameters whose gradient is zero except for rounding do not count.
 
-    Args:
-        baseline: gradient norms of the baseline, by parameter name.
-        candidate: gradient norms of the candidate.
-        sizes: number of elements of each parameter.
+def tune_at_first_step(
+    model: nn.Module, config: Config, device: torch.device, done: MutableMapping[str, str]
+) -> None:
+    """Have `model` choose how it runs when it is first called to train.
+
+    The choice, its layout and its compiler are then noted in `done`.
     """
-    mean_squares = {name: norm**2 / sizes[name] for name, norm in baseline.items()}
-    overall = sum(mean_squares.values()) / max(1, len(mean_squares))
-    worst, where = 0.0, "no parameter"
-    for name, square in mean_squares.items():
-        if square <= _NEGLIGIBLE**2 * overall:
-            continue
-        deviation = abs(candidate.get(name, math.nan) / baseline[name] - 1.0)
-        if not deviation <= worst:  # also true for NaN
-            worst, where = (deviation if deviation == deviation else math.inf), name
-    return worst, where
+    eager: Call = model._call_impl
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        if not (model.training and torch.is_grad_enabled()):
+            return eager(*args, **kwargs)
+        set_compiled(model, None)
+        choice = choose(model, (args, kwargs), config, device)
+        candidate = next(c for c in candidates(model, config, device) if c.name == choice.chosen)
+        candidate.apply(model, config.compiler, device)
+        kept = " (kept choice)" if choice.kept else ""
+        done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates{kept}"
+        _explain(model, choice)
+        done.update(layout=candidate.layout, compiler=candidate.backend or "none: eager")
+        return (compiled_call(model) or eager)(*args, **kwargs)
+
+    set_compiled(model, first_call)

@@ -10,27 +10,27 @@ from torch import nn
 from gallery_lib import Config, accelerate
 
 
-def test_a_compiled_model_loses_its_wrapper_and_so_its_prefixes() -> None:
+def test_a_compiled_model_loses_its_wrapper_and_so_its_prefixes():
     with pytest.warns(UserWarning, match="torch.compile's wrapper is taken off"):
         ours, _ = accelerate(torch.compile(nn.Linear(3, 1)), None, Config.plain())
     assert list(ours.state_dict()) == ["weight", "bias"]
 
 
-def test_a_copy_is_a_plain_model_that_may_be_accelerated_itself() -> None:
+def test_a_copy_is_a_plain_model_that_may_be_accelerated_itself():
     once, _ = accelerate(model(), None, Config.plain())
     twice, _ = accelerate(copy.deepcopy(once), None, Config.plain())
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(once(x), twice(x))
 
 
-def test_a_model_without_convolutions_that_the_user_compiles_afterwards_is_one_graph() -> None:
+def test_a_model_without_convolutions_that_the_user_compiles_afterwards_is_one_graph():
     ours, _ = accelerate(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), None, Config.plain())
     x = torch.randn(2, 3)
     torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x), ours(x))
 
 
 @pytest.mark.slow
-def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -> None:
+def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model():
     network, _ = accelerate(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), None, Config()
     )
@@ -46,8 +46,8 @@ def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest"])
-def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["bicubic", "nearest"])
+def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode):
     torch.manual_seed(0)
     plain = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1)
@@ -58,21 +58,3 @@ def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode
         network(x).square().mean().backward()
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains_like_the_plain_one() -> None:
-    plain = model()
-    compiled, _ = accelerate(copy.deepcopy(plain), None, Config())
-    inputs, labels = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    for network in (plain, compiled):
-        nn.functional.cross_entropy(network(inputs), labels).backward()
-    for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.grad,
-            theirs.grad,
-            rtol=1e-4,
-            atol=1e-5,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
-    assert list(compiled.state_dict()) == list(plain.state_dict())

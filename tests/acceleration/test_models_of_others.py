@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,24 +12,6 @@ from torch import Tensor, nn
 
 from gallery_lib import accelerate
 from gallery_lib.acceleration import techniques
-
-
-def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """Return Hugging Face's GPT-2 with two small layers, without dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=100,
-        n_positions=16,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    ids = torch.randint(100, (2, 16))
-    return GPT2LMHeadModel(config), lambda model: model(input_ids=ids, labels=ids).loss
 
 
 def convnext() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
@@ -45,26 +26,6 @@ def convnext() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
         layer_scale=1.0,
     )
     return model, lambda network: F.cross_entropy(network(images), labels)
-
-
-class Tagger(nn.Module):
-    """An LSTM over embedded tokens with a tag for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.lstm, self.out = (
-            nn.Embedding(50, 16),
-            nn.LSTM(16, 16, batch_first=True),
-            nn.Linear(16, 5),
-        )
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.lstm(self.embed(ids))[0])
-
-
-def lstm() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    ids, tags = torch.randint(50, (3, 7)), torch.randint(5, (3, 7))
-    return Tagger(), lambda model: F.cross_entropy(model(ids).flatten(0, 1), tags.flatten())
 
 
 class Branching(nn.Module):
@@ -84,12 +45,8 @@ def branching() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "build", [pytest.param(gpt2, marks=pytest.mark.thorough), convnext, lstm, branching]
-)
-def test_an_accelerated_model_computes_the_same_gradients(
-    build: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("build", [convnext, branching])
+def test_an_accelerated_model_computes_the_same_gradients(build, capfd):
     torch._dynamo.reset()  # else sizes may count as dynamic, after other tests
     torch.manual_seed(0)
     plain, loss_of = build()
@@ -102,13 +59,7 @@ def test_an_accelerated_model_computes_the_same_gradients(
     for (name, ours), theirs in zip(
         accelerated.named_parameters(), plain.parameters(), strict=True
     ):
-        torch.testing.assert_close(
-            ours.grad,
-            theirs.grad,
-            rtol=1e-3,
-            atol=1e-5,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
     assert list(accelerated.state_dict()) == keys
     said = capfd.readouterr().err
     assert f"compiling {type(plain).__name__}; later starts take it from the cache" in said

@@ -28,7 +28,7 @@ def step(changed: nn.Module, **autocast: Any) -> torch.Tensor:
         return changed(IMAGES).float().sum()
 
 
-def test_bf16_without_autocast_is_said_to_be_fp32_once() -> None:
+def test_bf16_without_autocast_is_said_to_be_fp32_once():
     changed, _ = accelerate(model(), None, declared())
     with pytest.warns(UserWarning, match=r"is called in fp32.*torch\.autocast\(\"cpu\"") as said:
         changed(IMAGES).sum().backward()
@@ -37,19 +37,19 @@ def test_bf16_without_autocast_is_said_to_be_fp32_once() -> None:
     assert techniques(changed)["precision"].startswith("fp32; config.compute.bf16 declares")
 
 
-def test_another_autocast_than_declared_is_named() -> None:
+def test_another_autocast_than_declared_is_named():
     changed, _ = accelerate(model(), None, declared())
     with pytest.warns(UserWarning, match="is called in float16 autocast"):
         step(changed, dtype=torch.float16)
 
 
-def test_a_model_in_float64_is_said_to_be_so() -> None:
+def test_a_model_in_float64_is_said_to_be_so():
     changed, _ = accelerate(model().double(), None, declared())
     with pytest.warns(UserWarning, match="is called in float64"):
         changed(IMAGES.double()).sum().backward()
 
 
-def test_the_compiled_model_says_it_too() -> None:
+def test_the_compiled_model_says_it_too():
     config = Config()
     config.compute.bf16 = True
     changed, _ = accelerate(model(), None, config)
@@ -70,7 +70,7 @@ class Inside(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["autocast", "autocast inside", "bfloat16 model", "evaluation"])
-def test_nothing_is_said_where_the_training_is_as_declared(kind: str) -> None:
+def test_nothing_is_said_where_the_training_is_as_declared(kind):
     made = Inside() if kind == "autocast inside" else model()
     if kind == "bfloat16 model":
         made = made.bfloat16()
@@ -90,7 +90,7 @@ def test_nothing_is_said_where_the_training_is_as_declared(kind: str) -> None:
     assert "precision" not in techniques(changed)
 
 
-def test_two_precisions_are_refused_before_anything_is_changed() -> None:
+def test_two_precisions_are_refused_before_anything_is_changed():
     config, plain = declared(), model()
     config.compute.fp16 = True
     with refused("compute.bf16", "both set"):

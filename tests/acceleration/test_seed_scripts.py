@@ -93,38 +93,22 @@ def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
     return [(int(words[1]), int(words[3])) for words in lines]
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(SCRIPTS))
-def test_a_script_runs_alone(name: str, tmp_path: Path, checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        pytest.param("single", 0, marks=pytest.mark.thorough),
+        pytest.param("data_parallel", 1, marks=pytest.mark.thorough),
+        pytest.param("data_parallel", 2, marks=pytest.mark.thorough),
+        ("amp", 2),
+    ],
+)
+def test_a_script_runs_alone_and_on_two_processes_with_half_the_steps(
+    name, processes, tmp_path, checkout
+):
     script = tmp_path / f"{name}.py"
     script.write_text(SCRIPTS[name])
-    asks_for_its_rank = "get_rank" in SCRIPTS[name]
-    start = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
-        if asks_for_its_rank
-        else []
-    )
-    assert steps_printed([sys.executable, *start, str(script)], checkout) == [
-        (e, s) for e in range(2) for s in range(1, BATCHES + 1)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("data_parallel", marks=pytest.mark.thorough), "amp"])
-def test_on_two_processes_an_epoch_has_half_the_steps(
-    name: str, tmp_path: Path, checkout: Path
-) -> None:
-    script = tmp_path / f"{name}.py"
-    script.write_text(SCRIPTS[name])
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
-    assert steps_printed(torchrun, checkout) == [
-        (e, s) for e in range(2) for s in range(1, BATCHES // 2 + 1)
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, *(torchrun if processes else []), str(script)]
+    steps = range(1, BATCHES // max(1, processes) + 1)
+    assert steps_printed(command, checkout) == [(e, s) for e in range(2) for s in steps]

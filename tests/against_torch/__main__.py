@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import random
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from . import planted, table
-from .battery import Tally, battery, find_planted
+from .battery import battery, find_planted
 from .case import Case
 from .launches import Server
 from .run import FAILED, run
@@ -21,22 +20,19 @@ def main(arguments: list[str] | None = None) -> int:
     The code is 1 when a case failed or a planted fault was not found.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.against_torch", description=__doc__)
-    parser.add_argument("--hours", type=float, default=0.0, help="how long to draw cases")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="the same; with --planted, for each fault"
-    )
-    parser.add_argument(
-        "--seed", type=int, help="seed of the draws; default: a new one, which is printed"
-    )
-    parser.add_argument("--case", help="run this case (JSON), and print the differences")
-    parser.add_argument(
-        "--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all"
-    )
-    parser.add_argument("--table", action="store_true", help="write docs/guides/what_works.md")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time; default: 2")
+    add = parser.add_argument
+    add("--hours", type=float, default=0.0, help="how long to draw cases")
+    add("--minutes", type=float, default=0.0, help="the same; with --planted, for each fault")
+    add("--seed", type=int, help="seed of the draws; default: a new one, which is printed")
+    add("--case", help="run this case (JSON), and print the differences")
+    add("--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all")
+    add("--table", action="store_true", help="write docs/guides/what_works.md")
+    add("--jobs", type=int, default=2, help="cases at the same time; default: 2")
     options = parser.parse_args(arguments)
     if options.case:
-        return _again(Case.of(options.case))
+        verdict = run(Case.of(options.case), Server())
+        print(verdict.outcome, *verdict.lines, sep="\n  ")
+        return verdict.outcome == FAILED
     if options.table:
         return table.write(options.jobs)
     seconds = options.hours * 3600 + options.minutes * 60 or 600.0
@@ -45,37 +41,25 @@ def main(arguments: list[str] | None = None) -> int:
     if options.planted is not None:
         return _planted(options.planted or list(planted.FAULTS), seed, seconds, options.jobs)
     tally = battery(seed, seconds, options.jobs)
-    _report(tally)
-    return bool(tally.failures)
-
-
-def _again(case: Case) -> int:
-    verdict = run(case, Server())
-    print(verdict.outcome, *verdict.lines, sep="\n  ")
-    return verdict.outcome == FAILED
-
-
-def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
-    lost = []
-    with ProcessPoolExecutor(jobs, mp.get_context("spawn"), max_tasks_per_child=1) as pool:
-        searches = [pool.submit(find_planted, name, seed, seconds) for name in names]
-        for name, search in zip(names, searches, strict=True):
-            print(
-                f"{name}: {search.result() or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True
-            )
-            lost += [] if search.result() else [name]
-    print(f"{len(names) - len(lost)} of {len(names)} planted faults found")
-    return bool(lost)
-
-
-def _report(tally: Tally) -> None:
     for subject, counts in tally.counts.items():
         print(
-            f"{subject}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            f"{subject}: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}"
         )
     print(f"{tally.total} cases, {len(tally.failures)} failures")
     for verdict in tally.failures:
         print(f"\nFAILED --case '{verdict.case.json()}'", *verdict.lines[:8], sep="\n  ")
+    return bool(tally.failures)
+
+
+def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
+    lost, server = [], Server()
+    with ThreadPoolExecutor(jobs) as pool:
+        searches = pool.map(lambda name: find_planted(name, seed, seconds, server), names)
+        for name, found in zip(names, searches, strict=True):
+            print(f"{name}: {found or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True)
+            lost += [] if found else [name]
+    print(f"{len(names) - len(lost)} of {len(names)} planted faults found")
+    return bool(lost)
 
 
 if __name__ == "__main__":

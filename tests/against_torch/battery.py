@@ -1,47 +1,123 @@
-"""Draw cases in several processes until the time is up, and count what was tried.
+"""Draw cases until the time is up, count what was tried, and find planted faults.
 
-A failure is shrunk for at most SHRINK_SECONDS. A failure that looks like an earlier one is only
-counted, and drawing goes on.
+A failure is shrunk: each setting is put back to its default as long as the failure stays. One that
+looks like an earlier one is only counted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import multiprocessing as mp
-import queue
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from random import Random
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+import torch
 
-from gallery_lib.system.processes import die_with_parent
-
+from . import launches, loops, product
 from .case import Case
-from .draw import cases
 from .launches import Server
+from .loaders import BATCHES, LOADERS
+from .models import MODELS
+from .optimizers import OPTIMIZERS, SCHEDULERS
 from .run import FAILED, Verdict, run
 
-SHRINK_SECONDS = 30.0
-SUBJECTS = (
-    "model",
-    "loader",
-    "batch",
-    "loop",
-    "launch",
-    "config",
-    "call",
-    "optimizer",
-    "scheduler",
-    "comm",
-    "workers",
-)
-CHUNK = 40
-"""Number of cases that Hypothesis draws from one seed."""
+CONFIGS = ("plain",) * 8 + ("eager",) * 8 + ("contiguous",) * 2 + ("aot",) * 4 + ("inductor",)
+"""Names of configurations, repeated by the share in which they are drawn."""
+SPECIAL = ("double", "several_dtypes", "complex", "tied", "shared", "hooks", "batch_norm")
+MODEL_SHARES = (*MODELS, *SPECIAL * 3)
+"""Names of models; those that alone show a kind of fault are repeated to be drawn more often."""
+LAUNCHES = tuple(name for name, launch in launches.LAUNCHES.items() for _ in range(launch.share))
+SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer",
+            "scheduler", "comm", "workers")  # fmt: skip
+
+
+def valid(case: Case) -> bool:
+    """Return whether plain PyTorch supports such a training, and the product such a call."""
+    model, loader, launch = MODELS[case.model], LOADERS[case.loader], launches.LAUNCHES[case.launch]
+    several = launch.world > 1
+    lbfgs = case.optimizer == "lbfgs"
+    return all(
+        (
+            not (loader.one_process and several),
+            not (loader.only_list and case.batch != "list"),
+            not (loader.endless and case.loop == "peek"),
+            not model.optimizers or case.optimizer in model.optimizers,
+            (case.optimizer == "sparse_adam") <= (case.model == "sparse"),
+            lbfgs <= (case.loop == "closure" and case.call != "one_pass"),
+            case.loop not in ("gan", "autocast") or model.dtype is torch.float32,
+            not (case.loop == "clip" and case.model in ("sparse", "several_dtypes")),
+            case.loop != "closure" or case.scheduler == "none",
+            case.scheduler != "one_cycle" or case.optimizer != "adamw_tensor_rate",
+            case.config != "inductor" or not several,
+            case.call in product.CALLS or (several and _by_user(case)),
+            case.comm == "default" or several,
+            not (several and case.loader == "stream_by_rank") or _in_step(case),
+        )
+    )
+
+
+def _in_step(case: Case) -> bool:
+    """Return whether ranks that have divided a stream themselves take the same number of steps.
+
+    The product sees to that where each batch of its own loader is a step, and plain PyTorch never.
+    In `gan` the oracle averages the second network's gradients alone, which must then be alike.
+    """
+    helped = case.call in product.CALLS and case.loop not in ("accumulate", "gan")
+    ranks = launches.LAUNCHES[case.launch].world
+    return helped or case.samples % (ranks * max(1, case.workers) * case.batch_size) == 0
+
+
+def _by_user(case: Case) -> bool:
+    """Return whether a user can wrap the model in DDP.
+
+    The loader has to divide itself, and the process group has to exist before.
+    """
+    return (
+        launches.LAUNCHES[case.launch].group == "before"
+        and case.loader in ("distributed_sampler", "stream_by_rank")
+        and case.config == "plain"
+        and not MODELS[case.model].refusal
+        and case.loop not in ("freeze", "gan", "two_backwards", "averaged_model")
+    )
+
+
+def drawn(random: Random) -> Case:
+    """Return a drawn case that is valid."""
+    while True:
+        choose = random.choice
+        launch = choose(LAUNCHES)
+        several = launches.LAUNCHES[launch].world > 1
+        call = choose(product.CALLS + (product.CALLS_OF_RANKS if several else ()))
+        model, loader, config = choose(MODEL_SHARES), choose(list(LOADERS)), choose(CONFIGS)
+        if call in product.CALLS_OF_RANKS:
+            launch = choose(("two_group_before", "two_group_without_variables"))
+            loader, config = choose(("distributed_sampler", "stream_by_rank")), "plain"
+        elif several and config == "inductor":
+            config = "aot"
+        loop = choose(list(loops.LOOPS))
+        case = Case(
+            model=model,
+            loader=loader,
+            batch="list" if LOADERS[loader].only_list else choose(list(BATCHES)),
+            loop=loop,
+            launch=launch,
+            config=config,
+            call=call,
+            optimizer=choose(MODELS[model].optimizers or list(OPTIMIZERS)),
+            scheduler="none" if loop == "closure" else choose(list(SCHEDULERS)),
+            comm=choose(list(product.COMMS)) if several else "default",
+            order=random.randrange(24) if call == "parts" else 0,
+            samples=random.randint(5, 14),
+            batch_size=random.randint(2, 4),
+            epochs=random.randint(1, 3),
+            workers=choose((0,) * 10 + (1, 2)),
+            seed=random.randrange(4),
+        )
+        if valid(case):
+            return case
 
 
 @dataclass
@@ -62,146 +138,48 @@ class Tally:
             self.counts[subject][str(getattr(verdict.case, subject))] += 1
 
 
-class _Found(Exception):
-    """Raised for a case that failed, so that Hypothesis shrinks it."""
-
-
-def draw(
-    seed: int,
-    examples: int,
-    server: Server,
-    told: Callable[[Verdict], None],
-    known: set[str],
-    until: float,
-) -> Verdict | None:
-    """Run drawn cases and return the first new failure, shrunk, or None.
-
-    Args:
-        seed: seed of Hypothesis's draws.
-        examples: largest number of cases.
-        server: starts the processes of each case.
-        told: is called with each verdict.
-        known: signatures of failures that do not count as new.
-        until: value of `time.monotonic()` at which drawing ends.
-    """
-    verdicts: dict[Case, Verdict] = {}
-    smallest: list[Verdict] = []
-    shrink_until = [float("inf")]
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        verbosity=hypothesis.Verbosity.quiet,
-    )
-    @given(cases())
-    def one(case: Case) -> None:
-        if case not in verdicts:
-            if time.monotonic() > min(until, shrink_until[0]):
-                return
-            verdicts[case] = run(case, server)
-            told(verdicts[case])
-        verdict = verdicts[case]
-        if verdict.outcome == FAILED and verdict.signature not in known:
-            if smallest and verdict.signature != smallest[0].signature:
-                return  # another fault: it is not what is being shrunk
-            shrink_until[0] = min(shrink_until[0], time.monotonic() + SHRINK_SECONDS)
-            smallest[:] = [verdict]
-            raise _Found
-
-    try:
-        one()
-    except BaseException as error:
-        if not smallest or isinstance(error, KeyboardInterrupt):
-            raise
-    return smallest[0] if smallest else None
-
-
-def _work(seed: int, seconds: float, results: Any) -> None:
-    """Draw chunk after chunk, and send each verdict and each shrunk failure to the parent."""
-    die_with_parent()
-    server, known, until = Server(), set[str](), time.monotonic() + seconds
-    number = 0
-    while time.monotonic() < until:
-        failure = draw(
-            seed + 1000 * number, CHUNK, server, lambda v: results.put(("case", v)), known, until
-        )
-        if failure is not None:
-            known.add(failure.signature)
-            results.put(("failure", failure))
-        number += 1
-    results.put(("end", None))
-
-
 def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = print) -> Tally:
-    """Draw cases in `jobs` processes for `seconds` and return the tally.
+    """Run drawn cases, `jobs` at a time, for `seconds` and return the tally.
 
     Each new failure is passed to `told` at once.
     """
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    processes = [
-        context.Process(target=_work, args=(seed + job, seconds, results)) for job in range(jobs)
-    ]
-    for process in processes:
-        process.start()
-    tally, at_work = Tally(), jobs
-    signatures: set[str] = set()
-    while at_work:
-        try:
-            kind, verdict = results.get(timeout=5)
-        except queue.Empty:
-            if not any(process.is_alive() for process in processes):
-                raise RuntimeError("a process of the battery has ended before its time") from None
-            continue
-        if kind == "end":
-            at_work -= 1
-        elif kind == "case":
-            tally.add(verdict)
-        elif verdict.signature not in signatures:
-            signatures.add(verdict.signature)
-            tally.failures.append(verdict)
-            told(f"FAILED --case '{verdict.case.json()}'\n  " + "\n  ".join(verdict.lines[:4]))
-    for process in processes:
-        process.join()
+    server, random, until = Server(), Random(seed), time.monotonic() + seconds
+    tally, signatures = Tally(), set[str]()
+    with ThreadPoolExecutor(jobs) as pool:
+        while time.monotonic() < until:
+            cases = [drawn(random) for _ in range(2 * jobs)]
+            for verdict in pool.map(lambda case: run(case, server), cases):
+                tally.add(verdict)
+                if verdict.outcome != FAILED or verdict.signature in signatures:
+                    continue
+                signatures.add(verdict.signature)
+                tally.failures.append(smallest := _shrunk(verdict, server))
+                lines = "\n  ".join(smallest.lines[:4])
+                told(f"FAILED --case '{smallest.case.json()}'\n  {lines}")
     return tally
 
 
-def find_planted(name: str, seed: int, seconds: float) -> str:
+def _shrunk(verdict: Verdict, server: Server) -> Verdict:
+    """Return the same failure with as many settings at their defaults as it has without them."""
+    for setting in dataclasses.fields(Case):
+        case = dataclasses.replace(verdict.case, **{setting.name: setting.default})
+        if case != verdict.case and valid(case):
+            other = run(case, server)
+            if other.signature == verdict.signature:
+                verdict = other
+    return verdict
+
+
+def find_planted(name: str, seed: int, seconds: float, server: Server | None = None) -> str:
     """Return a drawn case that fails with the fault planted and passes without it, or ''.
 
     The text also says how many cases and seconds the search took.
     """
-    server, until, began = Server(), time.monotonic() + seconds, time.monotonic()
-    tried = 0
-    found: list[str] = []
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=100_000,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases())
-    def one(case: Case) -> None:
-        nonlocal tried
-        if found or time.monotonic() > until:
-            raise _Found
-        tried += 1
+    server, random, began, tried = server or Server(), Random(seed), time.monotonic(), 0
+    while (took := time.monotonic() - began) < seconds:
+        case, tried = drawn(random), tried + 1
         wrong = run(dataclasses.replace(case, planted=name), server)
         if wrong.outcome == FAILED and run(case, server).outcome != FAILED:
-            took = time.monotonic() - began
-            found.append(
-                f"found after {tried} cases, {took:.0f} s: {case.json()}: {wrong.lines[0][:120]}"
-            )
-            raise _Found
-
-    with contextlib.suppress(_Found):
-        one()
-    return found[0] if found else ""
+            lines = f"{case.json()}: {wrong.lines[0][:120]}"
+            return f"found after {tried} cases, {took:.0f} s: {lines}"
+    return ""

@@ -36,17 +36,11 @@ class Case:
     planted: str = ""  # a fault of planted.py that the product gets
 
     def json(self) -> str:
-        """Return the case as JSON. Defaults are left out, except for the fields in `_ALWAYS`."""
+        """Return the case as JSON, without defaults."""
         plain = dataclasses.asdict(Case())
-        values = {
-            k: v for k, v in dataclasses.asdict(self).items() if v != plain[k] or k in _ALWAYS
-        }
-        return json.dumps(values)
+        return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if v != plain[k]})
 
     @staticmethod
     def of(text: str) -> Case:
         """Return the case that `json` wrote. Raises TypeError for an unknown name."""
         return Case(**json.loads(text))
-
-
-_ALWAYS = ("model", "loader", "loop", "launch", "config", "call")

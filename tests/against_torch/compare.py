@@ -33,17 +33,8 @@ MIXING = ("gan", "clip")
 In `gan` a float32 network makes them. In `clip` it is the norm of all gradients.
 """
 
-VALUES = (
-    "losses",
-    "parameters",
-    "buffers",
-    "gradients",
-    "state",
-    "optimizer_state",
-    "extra",
-    "rates",
-    "groups",
-)
+VALUES = ("losses", "parameters", "buffers", "gradients", "state", "optimizer_state", "extra",
+          "rates", "groups")  # fmt: skip
 WORDS = ("keys", "modules", "trained", "batches", "calls", "schedule", "training")
 
 
@@ -102,26 +93,20 @@ def _first_difference(ours: Any, plain: Any) -> str:
 def _apart(case: Case, where: str, ours: Any, plain: Any, exact: bool) -> list[str]:
     """Return a line for each number, tensor or container that differs."""
     if isinstance(ours, dict) and isinstance(plain, dict):
-        if list(map(str, ours)) != list(map(str, plain)) and set(ours) != set(plain):
+        if set(ours) != set(plain):
             return [f"{where}: {sorted(map(str, ours))} instead of {sorted(map(str, plain))}"]
-        return [
-            line for k in plain for line in _apart(case, f"{where}.{k}", ours[k], plain[k], exact)
-        ]
+        pairs = [(f"{where}.{k}", ours[k], plain[k]) for k in plain]
+        return [line for pair in pairs for line in _apart(case, *pair, exact)]
     if isinstance(ours, (list, tuple)) and isinstance(plain, (list, tuple)):
         if len(ours) != len(plain):
             return [f"{where}: {len(ours)} instead of {len(plain)}"]
-        pairs = enumerate(zip(ours, plain, strict=True))
-        return [
-            line
-            for number, (a, b) in pairs
-            for line in _apart(case, f"{where}[{number}]", a, b, exact)
-        ][:3]
+        pairs = [(f"{where}[{n}]", *pair) for n, pair in enumerate(zip(ours, plain, strict=True))]
+        return [line for pair in pairs for line in _apart(case, *pair, exact)][:3]
     if isinstance(ours, torch.Tensor) and isinstance(plain, torch.Tensor):
         return _tensors_apart(case, where, ours, plain, exact)
     if isinstance(ours, float) and isinstance(plain, float):
-        return _tensors_apart(
-            case, where, *(torch.tensor(v, dtype=torch.float64) for v in (ours, plain)), exact
-        )
+        both = (torch.tensor(value, dtype=torch.float64) for value in (ours, plain))
+        return _tensors_apart(case, where, *both, exact)
     return [] if ours == plain else [f"{where}: {ours!r} instead of {plain!r}"]
 
 
@@ -138,14 +123,11 @@ def _tensors_apart(
         return []
     wide = torch.complex128 if ours.is_complex() else torch.float64
     apart = (ours.to(wide) - plain.to(wide)).abs()
-    apart = (
-        torch.where(same, torch.zeros_like(apart), apart).nan_to_num(nan=float("inf")).max().item()
-    )
-    rounded = {
-        "autocast": DECIDING_AUTOCAST
-        if case.config == "inductor" and MODELS[case.model].decides
-        else AUTOCAST
-    }.get(case.loop, 0.0)
+    apart = apart.masked_fill(same, 0.0).nan_to_num(nan=float("inf")).max().item()
+    rounded = 0.0
+    if case.loop == "autocast":
+        decides = case.config == "inductor" and MODELS[case.model].decides
+        rounded = DECIDING_AUTOCAST if decides else AUTOCAST
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
     # A sum in float64 may have parts of another dtype.
     if not exact and (where.startswith("losses") or case.loop in MIXING):
@@ -163,9 +145,10 @@ def union(case: Case, ranks: list[dict[str, Any]]) -> list[str]:
     counts = [[len(epoch) for epoch in r["samples"].get("train", [])] for r in ranks]
     if any(c != counts[0] for c in counts):
         return [f"union: ranks took different numbers of batches: {counts}"]
-    allowed = {"": 0, "items": world - 1, "batches": world * case.batch_size}[kind.missing] * max(
-        1, case.workers
-    )
+    workers = max(1, case.workers)
+    left_out = {"": 0, "items": world - 1, "batches": world * case.batch_size}
+    allowed = left_out[kind.missing] * workers
+    padding = (world - 1) * (case.batch_size if kind.missing == "batches" else workers)
     epochs = len(counts[0])
     for number in range(epochs if kind.union == "once" else 0):
         if not all(r["complete"]["train"][number] for r in ranks):
@@ -173,16 +156,11 @@ def union(case: Case, ranks: list[dict[str, Any]]) -> list[str]:
         seen = Counter(i for r in ranks for batch in r["samples"]["train"][number] for i in batch)
         right = loaders.expected(case)
         missing = [i for i in right if not seen[i]]
-        surplus = seen.total() - len(set(seen))
-        padding = (world - 1) * (
-            case.batch_size if kind.missing == "batches" else max(1, case.workers)
-        )
+        surplus, all_seen = seen.total() - len(set(seen)), sorted(seen.elements())
         if len(missing) > allowed or set(seen) - set(right):
-            found.append(f"union: epoch {number} lacks {missing}, has {sorted(seen.elements())}")
+            found.append(f"union: epoch {number} lacks {missing}, has {all_seen}")
         if surplus > padding:
-            found.append(
-                f"union: epoch {number} has {surplus} samples too many: {sorted(seen.elements())}"
-            )
+            found.append(f"union: epoch {number} has {surplus} samples too many: {all_seen}")
     # Fewer things come in the same order twice by chance: three batches in one case of six.
     if kind.shuffles and epochs > 1 and loaders.shuffled(case) >= 9:
         orders = [[b for r in ranks for b in r["samples"]["train"][n]] for n in range(2)]

@@ -44,6 +44,15 @@ class Launch:
     command: str = ""  # a real launcher, instead of forks of the server
     share: int = 10  # of draws, in relation to others
 
+    def variables_of(self, rank: int, port: str) -> dict[str, str]:
+        """Return the variables that torchrun would set for a rank, where it is like that."""
+        if not self.variables:
+            return {}
+        own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+        sizes = {"WORLD_SIZE": self.world, "LOCAL_WORLD_SIZE": self.world}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return {name: str(value) for name, value in {**own, **sizes, **place}.items()}
+
 
 LAUNCHES: dict[str, Launch] = {
     "one": Launch(share=60),
@@ -79,14 +88,11 @@ def after(name: str, rank: int) -> None:
 def _join(name: str, rank: int, meeting: Path) -> None:
     import torch.distributed as dist
 
-    world = LAUNCHES[name].world
-    wait = timedelta(seconds=40)
-    if LAUNCHES[name].variables:
-        dist.init_process_group("gloo", timeout=wait)
-    else:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=wait
-        )
+    options: dict[str, Any] = {"timeout": timedelta(seconds=40)}
+    if not LAUNCHES[name].variables:
+        options |= {"init_method": f"file://{meeting}", "rank": rank}
+        options["world_size"] = LAUNCHES[name].world
+    dist.init_process_group("gloo", **options)
 
 
 def _free_port() -> int:
@@ -100,9 +106,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
 
 
-def _in_child(
-    text: str, side: str, rank: int, folder: str, world: int, port: int, variables: bool
-) -> None:
+def _in_child(text: str, side: str, rank: int, folder: str, variables: dict[str, str]) -> None:
     """Become one rank, in a process that the server has forked."""
     die_with_parent()
     os.setsid()
@@ -112,19 +116,7 @@ def _in_child(
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    if variables:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
-        }
-        os.environ |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-        }
+    os.environ |= variables
     from . import rank as process
 
     process.main(text, side, rank, folder)
@@ -151,7 +143,7 @@ class Server:
 
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload([f"{__package__}.preload"])
+        self._context.set_forkserver_preload([f"{__package__}.rank"])
         variables = {
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -172,9 +164,9 @@ class Server:
         if kind.command == "spawn" and side == "product":
             process = self._start(_spawn, text, side, str(folder), kind.world)
             return self._wait([process], folder, side, kind.world, seconds)
-        port = _free_port()
+        port = str(_free_port())
         processes = [
-            self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables)
+            self._start(_in_child, text, side, rank, str(folder), kind.variables_of(rank, port))
             for rank in range(kind.world)
         ]
         return self._wait(processes, folder, side, kind.world, seconds)
@@ -208,18 +200,13 @@ class Server:
 
     def _torchrun(self, text: str, side: str, folder: Path, world: int, seconds: float) -> str:
         run = ["-m", "torch.distributed.run", f"--nproc_per_node={world}", "--rdzv-backend=c10d"]
-        module = [
-            f"--rdzv-endpoint=localhost:{_free_port()}",
-            "-m",
-            f"{__package__}.rank",
-            text,
-            side,
-            str(folder),
-        ]
+        meeting = f"--rdzv-endpoint=localhost:{_free_port()}"
+        module = ["-m", f"{__package__}.rank", text, side, str(folder)]
+        environment = {**os.environ, "PYTHONPATH": _PATHS}
         with (folder / f"{side}-torchrun.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, *run, *module],
-                env={**os.environ, "PYTHONPATH": _PATHS},
+                [sys.executable, *run, meeting, *module],
+                env=environment,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

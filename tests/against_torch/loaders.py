@@ -1,16 +1,18 @@
-"""Data loaders of the kinds that people write, over items that depend on their index alone."""
+"""Data loaders and batches of the kinds that people write; items depend on their index alone."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,9 +29,108 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from .batches import BATCHES
 from .case import Case
 from .models import MODELS
+
+# --------------------------------------------------------------------------------------------------
+# Batches of many container types, and the function that unpacks them for a training loop.
+#
+# An item of the data set is `(index, x, target)`. The index shows later which samples a rank has
+# seen.
+
+
+class Named(NamedTuple):
+    index: Tensor
+    x: Tensor
+    y: Tensor
+
+
+@dataclass
+class Record:
+    index: Tensor
+    x: Tensor
+    y: Tensor
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch as tokenizers return it, with keys, attributes and `to`."""
+
+    def to(self, device: Any) -> Encoding:
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
+class Graph:
+    """A batch that is no container but has `.to(device)`, as graphs have it."""
+
+    def __init__(self, index: Tensor, x: Tensor, y: Tensor) -> None:
+        self.index, self.x, self.y = index, x, y
+
+    def to(self, device: Any, non_blocking: bool = False) -> Graph:
+        parts = (self.index, self.x, self.y)
+        return Graph(*(t.to(device, non_blocking=non_blocking) for t in parts))
+
+
+class Rows(list[Any]):
+    """A batch whose type is a subclass of `list`."""
+
+
+def as_dict(items: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("index", "x", "y"), default_collate(list(items)), strict=True))
+
+
+def with_more(items: Sequence[Any]) -> Any:
+    """Return a batch with words, numbers, None and an inner dict beside its tensors."""
+    words = [f"sample {int(i)}" for i, _, _ in items]
+    more = {"size": len(items), "pair": (words[0], 1.5)}
+    return {**as_dict(items), "words": words, "nothing": None, "more": more}
+
+
+BATCHES: dict[str, Callable[[Sequence[Any]], Any] | None] = {
+    "list": None,
+    "tuple": lambda items: tuple(default_collate(list(items))),
+    "dict": as_dict,
+    "ordered": lambda items: OrderedDict(as_dict(items)),
+    "defaultdict": lambda items: defaultdict(list, as_dict(items)),
+    "encoding": lambda items: Encoding(as_dict(items)),
+    "named_tuple": lambda items: Named(**as_dict(items)),
+    "dataclass": lambda items: Record(**as_dict(items)),
+    "graph": lambda items: Graph(**as_dict(items)),
+    "list_subclass": lambda items: Rows(as_dict(items).values()),
+    "with_more": with_more,
+}
+
+
+def unpack(batch: Any) -> tuple[list[int], Tensor, Tensor]:
+    """Return indices, x [N, …] and targets [N] of a batch of any kind."""
+    names: Any = ("index", "x", "y")
+    if isinstance(batch, (dict, UserDict)):
+        index, x, y = (batch[name] for name in names)
+    elif hasattr(batch, "x"):
+        index, x, y = (getattr(batch, name) for name in names)
+    else:
+        index, x, y = batch[:3]
+    return torch.as_tensor(index).tolist(), x, y
+
+
+def describe(value: Any) -> str:
+    """Return a text with the types in a batch, its dtypes, shapes, layouts and other values."""
+    if isinstance(value, Tensor):
+        return f"{type(value).__name__}[{value.dtype}, {tuple(value.shape)}, {value.layout}]"
+    name = type(value).__name__
+    if isinstance(value, defaultdict):
+        name += f" of {value.default_factory}"
+    if isinstance(value, (list, tuple)):
+        return f"{name}({', '.join(describe(v) for v in value)})"
+    if not isinstance(value, (dict, UserDict)):
+        if not hasattr(value, "__dict__") or not hasattr(value, "x"):
+            return f"{name} {value!r}"
+        value = vars(value)
+    return f"{name}({', '.join(f'{k}: {describe(v)}' for k, v in value.items())})"
+
+
+# --------------------------------------------------------------------------------------------------
+# Loaders
 
 
 class Items(Dataset[Any]):
@@ -74,9 +175,8 @@ class Batched(Items):
         if not 0 <= index < len(self):
             raise IndexError(index)
         first = index * self.batch_size
-        return self.collate(
-            [self.items[i] for i in range(first, min(first + self.batch_size, len(self.items)))]
-        )
+        last = min(first + self.batch_size, len(self.items))
+        return self.collate([self.items[i] for i in range(first, last)])
 
 
 def _place() -> tuple[int, int]:
@@ -129,6 +229,9 @@ class Endless(WithoutLength):
         return itertools.cycle(range(self.length))
 
 
+Build = Callable[[Items, Case, dict[str, Any]], "DataLoader[Any]"]
+
+
 @dataclass(frozen=True)
 class Loader:
     """How a loader is made, and what several ranks have to see of its samples.
@@ -138,7 +241,7 @@ class Loader:
     world size batches.
     """
 
-    build: Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]
+    build: Build
     union: str = "once"
     missing: str = ""
     refusal: str = ""  # why an InputError is a right answer, on several processes
@@ -161,33 +264,40 @@ def _uneven(case: Case) -> list[list[int]]:
     return [list(range(a, b)) for a, b in itertools.pairwise(cuts) if a < b]
 
 
-def _distributed(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
+def _batches_of(items: Items, case: Case) -> BatchSampler:
+    return BatchSampler(SequentialSampler(items), case.batch_size, False)
+
+
+def _distributed(items: Items, case: Case) -> Any:
     rank, world = _place()
-    sampler: Any = DistributedSampler(items, world, rank, shuffle=True, seed=case.seed)
-    return DataLoader(items, case.batch_size, sampler=sampler, **known)
+    return DistributedSampler(items, world, rank, shuffle=True, seed=case.seed)
 
 
-def _plain(**more: Any) -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
+def _plain(**more: Any) -> Build:
     return lambda items, case, known: DataLoader(items, case.batch_size, **more, **known)
 
 
-def _sampled(
-    sampler: Callable[[Items, Case], Any],
-) -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
+def _sampled(sampler: Callable[[Items, Case], Any]) -> Build:
     return lambda items, case, known: DataLoader(
         items, case.batch_size, sampler=sampler(items, case), **known
     )
 
 
-def _streamed(kind: Any, by: str = "") -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
+def _streamed(kind: Any, by: str = "") -> Build:
     return lambda items, case, known: DataLoader(kind(items, by), case.batch_size, **known)
 
 
-def _unbatched(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
-    collate = known.pop("collate_fn") or default_collate
-    return DataLoader(
-        Batched(items, case.batch_size, collate), batch_size=None, shuffle=True, **known
-    )
+def _of_batches(sampler: Callable[[Items, Case], Any], shuffles: bool = False) -> Loader:
+    """Return a loader of batches that are made by the user, and so dealt out whole."""
+
+    def build(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
+        if not shuffles:
+            return DataLoader(items, batch_sampler=sampler(items, case), **known)
+        collate = known.pop("collate_fn") or default_collate
+        batched = Batched(items, case.batch_size, collate)
+        return DataLoader(batched, batch_size=None, shuffle=True, **known)
+
+    return Loader(build, missing="batches", refusal=BATCHES_OF_ITS_OWN, shuffles=shuffles)
 
 
 BATCHES_OF_ITS_OWN = "batches that are made by the user are dealt out whole"
@@ -195,18 +305,14 @@ LOADERS: dict[str, Loader] = {
     "in_order": Loader(_plain()),
     "shuffled": Loader(_plain(shuffle=True), shuffles=True),
     "generator": Loader(
-        lambda items, case, known: DataLoader(
-            items, case.batch_size, shuffle=True, generator=_generator(case), **known
+        lambda items, case, known: _plain(shuffle=True, generator=_generator(case))(
+            items, case, known
         ),
         shuffles=True,
     ),
     "drop_last": Loader(_plain(shuffle=True, drop_last=True), missing="batches", shuffles=True),
     "replacement": Loader(
-        _sampled(
-            lambda items, case: RandomSampler(
-                items, replacement=True, num_samples=10, generator=_generator(case)
-            )
-        ),
+        _sampled(lambda items, case: RandomSampler(items, True, 10, generator=_generator(case))),
         union="any",
     ),
     "weighted": Loader(
@@ -218,34 +324,20 @@ LOADERS: dict[str, Loader] = {
         union="any",
     ),
     "subset": Loader(
-        _sampled(
-            lambda items, case: SubsetRandomSampler(_subset(case), generator=_generator(case))
-        ),
+        _sampled(lambda _, case: SubsetRandomSampler(_subset(case), generator=_generator(case))),
         shuffles=True,
     ),
     "subset_without_generator": Loader(
-        _sampled(lambda items, case: SubsetRandomSampler(_subset(case))), shuffles=True
+        _sampled(lambda _, case: SubsetRandomSampler(_subset(case))), shuffles=True
     ),
     "sampler_without_length": Loader(
-        _sampled(lambda items, case: WithoutLength(len(items))), missing="items", refusal="a length"
+        _sampled(lambda items, _: WithoutLength(len(items))), missing="items", refusal="a length"
     ),
-    "list_as_sampler": Loader(_sampled(lambda items, case: list(reversed(range(len(items)))))),
-    "distributed_sampler": Loader(_distributed),
-    "batch_sampler": Loader(
-        lambda items, case, known: DataLoader(
-            items,
-            batch_sampler=BatchSampler(SequentialSampler(items), case.batch_size, False),
-            **known,
-        ),
-        missing="batches",
-        refusal=BATCHES_OF_ITS_OWN,
-    ),
-    "uneven_batches": Loader(
-        lambda items, case, known: DataLoader(items, batch_sampler=_uneven(case), **known),  # type: ignore[arg-type]
-        missing="batches",
-        refusal=BATCHES_OF_ITS_OWN,
-    ),
-    "unbatched": Loader(_unbatched, missing="batches", refusal=BATCHES_OF_ITS_OWN, shuffles=True),
+    "list_as_sampler": Loader(_sampled(lambda items, _: list(reversed(range(len(items)))))),
+    "distributed_sampler": Loader(_sampled(_distributed)),
+    "batch_sampler": _of_batches(_batches_of),
+    "uneven_batches": _of_batches(lambda _, case: _uneven(case)),
+    "unbatched": _of_batches(_batches_of, shuffles=True),
     "stream": Loader(_streamed(Stream), missing="items"),
     "stream_with_length": Loader(_streamed(StreamWithLength), missing="items"),
     "stream_by_rank": Loader(
@@ -257,17 +349,14 @@ LOADERS: dict[str, Loader] = {
         only_list=True,
     ),
     "augmented": Loader(
-        lambda items, case, known: DataLoader(
-            Augmented(items.length, items.shape, items.dtype),
-            case.batch_size,
-            shuffle=True,
-            **known,
+        lambda items, case, known: _plain(shuffle=True)(
+            Augmented(items.length, items.shape, items.dtype), case, known
         ),
         one_process=True,
         shuffles=True,
     ),
     "endless": Loader(
-        _sampled(lambda items, case: Endless(len(items))),
+        _sampled(lambda items, _: Endless(len(items))),
         union="any",
         refusal="a length",
         endless=True,

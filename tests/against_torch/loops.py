@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from .batches import describe, unpack
 from .case import Case
-from .loaders import Replay
+from .loaders import Replay, describe, unpack
 from .models import CALLS, MODELS, loss
 
 
@@ -50,11 +50,8 @@ class Run:
         complete.append(False)
         with contextlib.suppress(TypeError, NotImplementedError):
             self.record["length"][name] = len(loader)
-        source = (
-            itertools.islice(loader, 4)
-            if self.case.loader == "endless" and name != "validation"
-            else loader
-        )
+        endless = self.case.loader == "endless" and name != "validation"
+        source = itertools.islice(loader, 4) if endless else loader
         for batch in source:
             index, x, y = unpack(batch)
             seen.append(index)
@@ -71,16 +68,12 @@ class Run:
         self.record["losses"].append(value.detach().clone())
         self.record["rates"].append([float(group["lr"]) for group in self.optimizer.param_groups])
 
-    def update(self, value: Tensor, *, log: bool = True) -> None:
-        """Run the backward pass, the averaging, the optimizer's step and the scheduler's.
-
-        With `log`, record the loss and the learning rates.
-        """
+    def update(self, value: Tensor) -> None:
+        """Run the backward pass, the averaging, the optimizer's step and the scheduler's."""
         value.backward()
         self.ready(self.model)
         self.optimizer.step()
-        if log:
-            self.log(value)
+        self.log(value)
         if self.scheduler is not None:
             self.scheduler.step()
 
@@ -94,25 +87,48 @@ class Run:
         return getattr(self.model, "no_sync", contextlib.nullcontext)()
 
 
+LOOPS: dict[str, Callable[[Run], None]] = {}
+
+
+def loop(function: Callable[[Run], None]) -> Callable[[Run], None]:
+    """Add a loop to the table."""
+    LOOPS[function.__name__] = function
+    return function
+
+
 def _epochs(run: Run) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
     for _ in range(run.case.epochs):
         yield run.batches()
 
 
+def _steps(
+    run: Run,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    after: Callable[[int], None] = lambda number: None,
+    *,
+    more: Callable[[], Any] = lambda: 0,
+    set_to_none: bool = True,
+) -> None:
+    """Take a step with each batch; `after` is called with its number, `more` adds to its loss."""
+    for number, (x, y) in enumerate(batches):
+        run.optimizer.zero_grad(set_to_none=set_to_none)
+        run.update(loss(run.model(x), y) + more())
+        after(number)
+
+
+@loop
 def simple(run: Run) -> None:
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
 
 
+@loop
 def zeros_kept(run: Run) -> None:
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad(set_to_none=False)
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch, set_to_none=False)
 
 
+@loop
 def accumulate(run: Run) -> None:
     """Accumulate the gradients of two batches per step, the first without communication."""
     for epoch in _epochs(run):
@@ -126,6 +142,7 @@ def accumulate(run: Run) -> None:
                 run.optimizer.zero_grad()
 
 
+@loop
 def clip(run: Run) -> None:
     for epoch in _epochs(run):
         for x, y in epoch:
@@ -133,13 +150,13 @@ def clip(run: Run) -> None:
             value = loss(run.model(x), y)
             value.backward()
             run.ready(run.model)
-            run.record["extra"].append(
-                nn.utils.clip_grad_norm_(run.model.parameters(), 0.05, foreach=False)
-            )
+            norm = nn.utils.clip_grad_norm_(run.model.parameters(), 0.05, foreach=False)
+            run.record["extra"].append(norm)
             run.optimizer.step()
             run.log(value)
 
 
+@loop
 def closure(run: Run) -> None:
     for epoch in _epochs(run):
         for x, y in epoch:
@@ -155,6 +172,7 @@ def closure(run: Run) -> None:
             run.log(run.optimizer.step(again))
 
 
+@loop
 def two_losses(run: Run) -> None:
     """Run two forward and backward passes per step."""
     for epoch in _epochs(run):
@@ -165,6 +183,7 @@ def two_losses(run: Run) -> None:
             run.update(0.5 * loss(run.model(x), -y))
 
 
+@loop
 def two_backwards(run: Run) -> None:
     """Run a backward pass of its own for each of two losses of one forward pass."""
     for epoch in _epochs(run):
@@ -175,13 +194,11 @@ def two_backwards(run: Run) -> None:
             run.update(loss(outputs, -y))
 
 
+@loop
 def gan(run: Run) -> None:
     """Train the model as a GAN's discriminator, in turn with a second network as its generator."""
     shape = MODELS[run.case.model].shape
-    width = 1
-    for size in shape:
-        width *= size
-    maker: Any = nn.Sequential(nn.Linear(4, width), nn.Unflatten(1, shape))
+    maker: Any = nn.Sequential(nn.Linear(4, math.prod(shape)), nn.Unflatten(1, shape))
     optimizer: Any = torch.optim.SGD(maker.parameters(), lr=0.05)
     maker, optimizer = run.accelerate_more(maker, optimizer)
     for epoch in _epochs(run):
@@ -189,9 +206,8 @@ def gan(run: Run) -> None:
             noise = torch.linspace(-1, 1, 4 * len(x)).view(len(x), 4)
             real, fake = torch.ones(len(x)), torch.zeros(len(x))
             run.optimizer.zero_grad()
-            run.update(
-                loss(run.model(torch.cat([x, maker(noise).detach()])), torch.cat([real, fake]))
-            )
+            both = torch.cat([x, maker(noise).detach()])
+            run.update(loss(run.model(both), torch.cat([real, fake])))
             optimizer.zero_grad()
             value = loss(run.model(maker(noise)), real)
             value.backward()
@@ -202,27 +218,27 @@ def gan(run: Run) -> None:
     run.record["extra"] += [p.detach().clone() for p in maker.parameters()]
 
 
+@loop
 def ema_by_name(run: Run) -> None:
     """Average the weights by name, in copies of the trained model's parameters."""
     state = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+
+    @torch.no_grad()
+    def average(number: int) -> None:
+        for name, p in run.model.named_parameters():
+            state[name].lerp_(p, 0.1)
+
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
-            with torch.no_grad():
-                for name, p in run.model.named_parameters():
-                    state[name].lerp_(p, 0.1)
+        _steps(run, epoch, average)
     run.record["extra"] += list(state.values())
 
 
+@loop
 def averaged_model(run: Run) -> None:
     """Train with torch's AveragedModel, which copies what it is given, and evaluate the average."""
     averaged = AveragedModel(run.model)
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
-            averaged.update_parameters(run.model)
+        _steps(run, epoch, lambda number: averaged.update_parameters(run.model))
     run.record["extra"] += [p.detach().clone() for p in averaged.parameters()]
     _evaluate(run, averaged)
 
@@ -235,31 +251,26 @@ def _evaluate(run: Run, model: Any) -> None:
     model.train()
 
 
+@loop
 def evaluate(run: Run) -> None:
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
         _evaluate(run, run.model)
 
 
+@loop
 def evaluate_in_between(run: Run) -> None:
     """Evaluate in the middle of an epoch, with the training loader's iterator open."""
     for epoch in _epochs(run):
-        for number, (x, y) in enumerate(epoch):
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
-            if number == 1:
-                _evaluate(run, run.model)
+        _steps(run, epoch, lambda number: _evaluate(run, run.model) if number == 1 else None)
 
 
+@loop
 def measure(run: Run) -> None:
     """Measure the loss on the training data after each epoch, without any communication."""
     alone = getattr(run.model, "module", run.model)
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
         run.model.eval()
         with torch.no_grad():
             for x, y in run.batches("measured"):
@@ -267,46 +278,41 @@ def measure(run: Run) -> None:
         run.model.train()
 
 
+@loop
 def rank_0_looks_first(run: Run) -> None:
     """Look at a batch on rank 0 alone before each epoch."""
     run.look_alone()
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
         run.look_alone()
 
 
+@loop
 def freeze(run: Run) -> None:
     """Freeze the first trained parameter in every second epoch."""
     first = next((p for p in run.model.parameters() if p.requires_grad), None)
     for number, epoch in enumerate(_epochs(run)):
         if first is not None:
             first.requires_grad_(number % 2 == 0)
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
 
 
+@loop
 def rate_by_hand(run: Run) -> None:
     for number, epoch in enumerate(_epochs(run)):
         for group in run.optimizer.param_groups:
             group["lr"] *= 0.5**number
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
 
 
+@loop
 def early_break(run: Run) -> None:
     for epoch in _epochs(run):
-        for number, (x, y) in enumerate(epoch):
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
-            if number == 1:
-                break
+        _steps(run, itertools.islice(epoch, 2))
         epoch.close()  # type: ignore[attr-defined]
 
 
+@loop
 def peek(run: Run) -> None:
     """Look at the first batch before training, without updating anything."""
     for x, _ in run.batches():
@@ -316,22 +322,20 @@ def peek(run: Run) -> None:
     simple(run)
 
 
+@loop
 def save_and_load(run: Run) -> None:
     """Save a checkpoint after the first epoch, train on, go back to it, and train on again."""
     kept: Any = None
     for epoch in _epochs(run):
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y))
+        _steps(run, epoch)
         if kept is None:
             kept = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict()))
     run.model.load_state_dict(kept[0])
     run.optimizer.load_state_dict(kept[1])
-    for x, y in run.batches():
-        run.optimizer.zero_grad()
-        run.update(loss(run.model(x), y))
+    _steps(run, run.batches())
 
 
+@loop
 def hooks_after(run: Run) -> None:
     """Register hooks on what accelerate() returned: the model, a parameter and the optimizer."""
 
@@ -342,12 +346,12 @@ def hooks_after(run: Run) -> None:
     run.model.register_forward_pre_hook(count("pre, after"))
     run.optimizer.register_step_pre_hook(count("step pre, after"))
     run.optimizer.register_step_post_hook(count("step post, after"))
-    next(p for p in run.model.parameters() if p.requires_grad).register_hook(
-        count("gradient, after")
-    )
+    first = next(p for p in run.model.parameters() if p.requires_grad)
+    first.register_hook(count("gradient, after"))
     simple(run)
 
 
+@loop
 def autocast(run: Run) -> None:
     """Train with autocast to bfloat16, as users write it."""
     for epoch in _epochs(run):
@@ -359,42 +363,12 @@ def autocast(run: Run) -> None:
             run.update(value)
 
 
+@loop
 def group_added(run: Run) -> None:
     """Add a user's own parameter, beside the model, to the optimizer after the first epoch."""
     offset = nn.Parameter(torch.tensor(0.1))
     for number, epoch in enumerate(_epochs(run)):
         if number == 1:
             run.optimizer.add_param_group({"params": [offset], "lr": 0.01})
-        for x, y in epoch:
-            run.optimizer.zero_grad()
-            run.update(loss(run.model(x), y) + (offset * 0.5).square())
+        _steps(run, epoch, more=lambda: (offset * 0.5).square())
     run.record["extra"].append(offset.detach().clone())
-
-
-LOOPS: dict[str, Callable[[Run], None]] = {
-    loop.__name__: loop
-    for loop in (
-        simple,
-        zeros_kept,
-        accumulate,
-        clip,
-        closure,
-        two_losses,
-        two_backwards,
-        gan,
-        ema_by_name,
-        averaged_model,
-        evaluate,
-        evaluate_in_between,
-        measure,
-        rank_0_looks_first,
-        freeze,
-        rate_by_hand,
-        early_break,
-        peek,
-        save_and_load,
-        hooks_after,
-        autocast,
-        group_added,
-    )
-}

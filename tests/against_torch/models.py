@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 CALLS: Counter[str] = Counter()
@@ -219,10 +220,6 @@ def _compiled() -> nn.Module:
     return model
 
 
-def _images(*layers: nn.Module, flat: int) -> nn.Module:
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 3))
-
-
 def _recurrent(kind: Any) -> Callable[[], nn.Module]:
     return lambda: Net(
         lambda s, x: s.head(s.cell(x)[0][:, -1]),
@@ -241,87 +238,62 @@ def _trunk() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh())
 
 
-def _fused_images(*layers: nn.Module) -> nn.Module:
-    return _images(
-        nn.Conv2d(3, 8, 3, padding=1), *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), flat=32
-    )
-
-
 IMAGE, TOKENS, SERIES = (3, 8, 8), (5,), (6, 4)
 CONVOLUTION = "convolutions in channels_last are another of oneDNN's algorithms"
 ADDRESS = torch.int64
 
+
+def _chain(layers: Callable[[], tuple[nn.Module, ...]], **more: Any) -> Model:
+    return Model(lambda: nn.Sequential(*layers()), **more)
+
+
+def _images(layers: Callable[[], tuple[nn.Module, ...]], flat: int, **more: Any) -> Model:
+    more |= {"shape": IMAGE, "rounds": CONVOLUTION}
+    return _chain(lambda: (*layers(), nn.Flatten(), nn.Linear(flat, 3)), **more)
+
+
+def _normed(norm: Callable[[], nn.Module], **more: Any) -> Model:
+    end = (nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+    return _images(lambda: (nn.Conv2d(3, 8, 3, padding=1), norm(), *end), 32, **more)
+
+
 MODELS: dict[str, Model] = {
     "mlp": Model(_mlp),
-    "convolution": Model(
-        lambda: _images(nn.Conv2d(3, 4, 3), nn.ReLU(), flat=144), IMAGE, rounds=CONVOLUTION
-    ),
-    "batch_norm": Model(lambda: _fused_images(nn.BatchNorm2d(8)), IMAGE, rounds=CONVOLUTION),
-    "group_norm": Model(lambda: _fused_images(nn.GroupNorm(2, 8)), IMAGE, rounds=CONVOLUTION),
-    "instance_norm": Model(
-        lambda: _fused_images(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
-        IMAGE,
-        rounds=CONVOLUTION,
-    ),
-    "sync_batch_norm": Model(
-        lambda: _fused_images(nn.SyncBatchNorm(8)),
-        IMAGE,
-        rounds=CONVOLUTION,
-        refusal="SyncBatchNorm needs GPUs",
-    ),
+    "convolution": _images(lambda: (nn.Conv2d(3, 4, 3), nn.ReLU()), 144),
+    "batch_norm": _normed(lambda: nn.BatchNorm2d(8)),
+    "group_norm": _normed(lambda: nn.GroupNorm(2, 8)),
+    "instance_norm": _normed(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
+    "sync_batch_norm": _normed(lambda: nn.SyncBatchNorm(8), refusal="SyncBatchNorm needs GPUs"),
     "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
-    "depthwise": Model(
-        lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54),
-        IMAGE,
-        rounds=CONVOLUTION,
-        decides=True,
+    "depthwise": _images(lambda: (nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2)), 54, decides=True),
+    "upsampling": _images(
+        lambda: (nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.AvgPool2d(3)),
+        32,
     ),
-    "upsampling": Model(
-        lambda: _images(
-            nn.Conv2d(3, 2, 3),
-            nn.Upsample(scale_factor=2, mode="bilinear"),
-            nn.AvgPool2d(3),
-            flat=32,
-        ),
-        IMAGE,
-        rounds=CONVOLUTION,
-    ),
-    "transposed": Model(
-        lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), nn.AvgPool2d(4), flat=32),
-        IMAGE,
-        rounds=CONVOLUTION,
-    ),
-    "convolution_1d": Model(
-        lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES
+    "transposed": _images(lambda: (nn.ConvTranspose2d(3, 2, 3, stride=2), nn.AvgPool2d(4)), 32),
+    "convolution_1d": _chain(
+        lambda: (nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), shape=SERIES
     ),
     "attention": Model(Attention, TOKENS, ADDRESS),
     "transformer": Model(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=True),
         SERIES,
     ),
-    "dropout": Model(lambda: nn.Sequential(_trunk(), nn.Dropout(0.3), nn.Linear(8, 3))),
+    "dropout": _chain(lambda: (_trunk(), nn.Dropout(0.3), nn.Linear(8, 3))),
     "lstm": Model(_recurrent(nn.LSTM), SERIES),
     "gru": Model(_recurrent(nn.GRU), SERIES),
-    "layer_norm": Model(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
-    ),
+    "layer_norm": _chain(lambda: (nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))),
     "tied": Model(Tied, TOKENS, ADDRESS),
     "frozen": Model(_frozen),
-    "shared": Model(
-        lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2)))(
-            nn.Linear(6, 6)
-        )
-    ),
+    "shared": _chain(lambda: ((layer := nn.Linear(6, 6)), nn.Tanh(), layer, nn.Linear(6, 2))),
     "sparse": Model(
         lambda: Net(lambda s, x: s.table(x).mean(1), table=nn.Embedding(11, 4, sparse=True)),
         TOKENS,
         ADDRESS,
         optimizers=("sgd", "sparse_adam", "adagrad"),
     ),
-    "complex": Model(
-        lambda: nn.Sequential(
-            nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
-        ),
+    "complex": _chain(
+        lambda: (nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)),
         dtype=torch.complex64,
         optimizers=("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"),
     ),
@@ -362,18 +334,12 @@ MODELS: dict[str, Model] = {
             head=nn.Linear(8, 3),
         )
     ),
-    "weight_norm": Model(
-        lambda: nn.Sequential(
-            nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)
-        )
+    "weight_norm": _chain(
+        lambda: (parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
     ),
-    "weight_norm_of_old": Model(
-        lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
-    ),
-    "spectral_norm": Model(
-        lambda: nn.Sequential(
-            nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3)
-        )
+    "weight_norm_of_old": _chain(lambda: (nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
+    "spectral_norm": _chain(
+        lambda: (parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
     ),
     "several_outputs": Model(_two(lambda a, b: (a, [b, a + 1]))),
     "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),

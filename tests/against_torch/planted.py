@@ -18,6 +18,14 @@ from torch import nn
 
 from .loops import Run
 
+FAULTS: dict[str, Callable[[Run], Any]] = {}
+
+
+def fault(function: Callable[[Run], Any]) -> Callable[[Run], Any]:
+    """Add a fault to the table: a function that acts now, or returns a context that does."""
+    FAULTS[function.__name__] = function
+    return function
+
 
 class _Changed:
     """Loader whose passes go through `change(batches, number of the pass)`."""
@@ -33,7 +41,11 @@ class _Changed:
         return self.change(iter(self.loader), self.passes)
 
 
-def _after_step(run: Run, then: Callable[[], None]) -> Any:
+def _loads(run: Run, change: Callable[[Iterator[Any], int], Iterator[Any]]) -> Any:
+    return patch.object(run, "loader", _Changed(run.loader, change))
+
+
+def _after_step(run: Run, then: Callable[[], Any]) -> Any:
     step = run.optimizer.step
 
     def stepped(*arguments: Any, **more: Any) -> Any:
@@ -44,44 +56,52 @@ def _after_step(run: Run, then: Callable[[], None]) -> Any:
     return patch.object(run.optimizer, "step", stepped)
 
 
+@fault
 def lost_sample(run: Run) -> Any:
     """Drop the second batch of each pass."""
-
-    def change(batches: Iterator[Any], _: int) -> Iterator[Any]:
-        return (batch for number, batch in enumerate(batches) if number != 1)
-
-    return patch.object(run, "loader", _Changed(run.loader, change))
+    return _loads(run, lambda batches, _: (one for n, one in enumerate(batches) if n != 1))
 
 
+@fault
 def doubled_step(run: Run) -> Any:
     """Take each step of the optimizer twice."""
     step = run.optimizer.step
-    return patch.object(
-        run.optimizer,
-        "step",
-        lambda *a, **k: (step(), step(*a, **k))[1] if not a else step(*a, **k),
-    )
+
+    def stepped(*arguments: Any, **more: Any) -> Any:
+        if not arguments:
+            step()
+        return step(*arguments, **more)
+
+    return patch.object(run.optimizer, "step", stepped)
 
 
-def dropped_hook(run: Run) -> Any:
+@fault
+def scaled_gradient(run: Run) -> None:
+    """Make the gradient of the first trained parameter 1 % too large."""
+    next(p for p in run.model.parameters() if p.requires_grad).register_hook(lambda g: g * 1.01)
+
+
+@fault
+def dropped_hook(run: Run) -> None:
     """Remove the forward hooks and forward pre-hooks of the model's own modules."""
     for module in run.model.modules():
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             module._forward_hooks.clear()
             module._forward_pre_hooks.clear()
-    return contextlib.nullcontext()
 
 
+@fault
 def key_with_prefix(run: Run) -> Any:
     """Begin the keys of a checkpoint with a wrapper's name."""
     plain = run.model.state_dict
-    return patch.object(
-        run.model,
-        "state_dict",
-        lambda *a, **k: {f"module.{n}": v for n, v in plain(*a, **k).items()},
-    )
+
+    def prefixed(*arguments: Any, **more: Any) -> dict[str, Any]:
+        return {f"module.{name}": value for name, value in plain(*arguments, **more).items()}
+
+    return patch.object(run.model, "state_dict", prefixed)
 
 
+@fault
 def rounded_double(run: Run) -> Any:
     """Round weights in float64 to what float32 holds, after each step."""
 
@@ -94,6 +114,7 @@ def rounded_double(run: Run) -> Any:
     return _after_step(run, rounded)
 
 
+@fault
 def gradient_not_averaged(run: Run) -> Any:
     """Let every rank go on with its own gradients."""
     forward = nn.parallel.DistributedDataParallel.forward
@@ -105,23 +126,25 @@ def gradient_not_averaged(run: Run) -> Any:
     return patch.object(nn.parallel.DistributedDataParallel, "forward", quiet)
 
 
+@fault
 def stale_rate(run: Run) -> Any:
     """Take all steps with the learning rate of the beginning."""
-    first = [group["lr"] for group in run.optimizer.param_groups]
-    step = run.optimizer.step
+    groups = run.optimizer.param_groups
+    first, step = [group["lr"] for group in groups], run.optimizer.step
 
     def stepped(*arguments: Any, **more: Any) -> Any:
-        now = [group["lr"] for group in run.optimizer.param_groups]
-        for group, rate in zip(run.optimizer.param_groups, first, strict=False):
+        now = [group["lr"] for group in groups]
+        for group, rate in zip(groups, first, strict=False):
             group["lr"] = rate
         value = step(*arguments, **more)
-        for group, rate in zip(run.optimizer.param_groups, now, strict=True):
+        for group, rate in zip(groups, now, strict=True):
             group["lr"] = rate
         return value
 
     return patch.object(run.optimizer, "step", stepped)
 
 
+@fault
 def batch_type_lost(run: Run) -> Any:
     """Turn batches of a class of their own into plain dicts and lists."""
 
@@ -130,15 +153,17 @@ def batch_type_lost(run: Run) -> Any:
             return dict(batch)
         return list(batch) if isinstance(batch, (list, tuple)) else batch
 
-    return patch.object(run, "loader", _Changed(run.loader, lambda batches, _: map(plain, batches)))
+    return _loads(run, lambda batches, _: map(plain, batches))
 
 
+@fault
 def buffer_not_updated(run: Run) -> Any:
     """Set buffers back to their first values after each step."""
     kept = [(b, b.clone()) for b in run.model.buffers()]
-    return _after_step(run, lambda: [b.copy_(old) for b, old in kept] and None)
+    return _after_step(run, lambda: [b.copy_(old) for b, old in kept])
 
 
+@fault
 def same_permutation(run: Run) -> Any:
     """Give the later passes the order of the first."""
     first: list[Any] = []
@@ -149,10 +174,11 @@ def same_permutation(run: Run) -> Any:
                 first.append(batch)
             yield batch
 
-    return patch.object(run, "loader", _Changed(run.loader, change))
+    return _loads(run, change)
 
 
-def untied(run: Run) -> Any:
+@fault
+def untied(run: Run) -> None:
     """Make parameters that two modules share into two, which differ after the first step."""
     seen: set[int] = set()
     for module in run.model.modules():
@@ -160,34 +186,35 @@ def untied(run: Run) -> Any:
             if p is not None and id(p) in seen:
                 module._parameters[name] = nn.Parameter(p.detach().clone())
             seen.add(id(p))
-    return contextlib.nullcontext()
 
 
+@fault
 def evaluation_lost(run: Run) -> Any:
     """Make `eval()` do nothing, so that running averages move while a model is measured."""
     return patch.object(run.model, "eval", lambda: run.model)
 
 
-def thawed(run: Run) -> Any:
+@fault
+def thawed(run: Run) -> None:
     """Train frozen parameters, too."""
     for p in run.model.parameters():
         p.requires_grad_(p.is_floating_point() or p.is_complex())
-    return contextlib.nullcontext()
 
 
-def random_state_moved(run: Run) -> Any:
+@fault
+def random_state_moved(run: Run) -> None:
     """Draw one number more from the global generator."""
     torch.rand(())
-    return contextlib.nullcontext()
 
 
-def decay_lost(run: Run) -> Any:
+@fault
+def decay_lost(run: Run) -> None:
     """Leave weight decay out of steps."""
     for group in run.optimizer.param_groups:
         group["weight_decay"] = 0.0
-    return contextlib.nullcontext()
 
 
+@fault
 def pass_waits(run: Run) -> Any:
     """Let the ranks wait for each other at the beginning of a pass."""
 
@@ -196,40 +223,17 @@ def pass_waits(run: Run) -> Any:
             dist.barrier()
         yield from batches
 
-    return patch.object(run, "loader", _Changed(run.loader, change))
+    return _loads(run, change)
 
 
+@fault
 def never_ends(run: Run) -> Any:
     """Make a training hang: its first step waits for an hour."""
     return patch.object(run.optimizer, "step", lambda *_: time.sleep(3600))
 
 
-FAULTS: dict[str, Callable[[Run], Any]] = {
-    fault.__name__: fault
-    for fault in (
-        lost_sample,
-        doubled_step,
-        dropped_hook,
-        key_with_prefix,
-        rounded_double,
-        gradient_not_averaged,
-        stale_rate,
-        batch_type_lost,
-        buffer_not_updated,
-        same_permutation,
-        untied,
-        evaluation_lost,
-        thawed,
-        random_state_moved,
-        decay_lost,
-        pass_waits,
-        never_ends,
-    )
-}
-
-
 @contextlib.contextmanager
 def planted(name: str, run: Run) -> Iterator[None]:
     """Context: train with the fault `name`; '' plants none."""
-    with FAULTS[name](run) if name else contextlib.nullcontext():
+    with (FAULTS[name](run) if name else None) or contextlib.nullcontext():
         yield

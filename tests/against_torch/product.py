@@ -71,7 +71,9 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     should have kept.
     """
     if case.call in CALLS_OF_RANKS:
-        return _wrapped(case, model, loader, validation)
+        model = _in_ddp(case, model)
+        optimizer = optimizer_of(case.optimizer, model)
+        return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
@@ -102,31 +104,23 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
         for name in same
         if name in after and after[name] is not parts[name]
     ]
-    if not isinstance(after["model"], type(inner)):
-        objections.append("the model is not of its class any more")
-    if not isinstance(after["optimizer"], type(optimizer)):
-        objections.append("the optimizer is not of its class any more")
-    return (
-        after["model"],
-        after["loader"],
-        after.get("validation", validation),
-        after["optimizer"],
-        after.get("scheduler"),
-        objections,
-    )
+    for name, one in (("model", inner), ("optimizer", optimizer)):
+        if not isinstance(after[name], type(one)):
+            objections.append(f"the {name} is not of its class any more")
+    loaders = after["loader"], after.get("validation", validation)
+    return after["model"], *loaders, after["optimizer"], after.get("scheduler"), objections
 
 
-def _wrapped(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
-    options = Comm(**COMMS[case.comm])
+def _in_ddp(case: Case, model: nn.Module) -> nn.Module:
+    """Return the model in DistributedDataParallel, as the user wraps it."""
     if case.call == "auto":
         auto = importlib.import_module("gallery_lib.comm.auto")
         for name, value in COMMS[case.comm].items():
             setattr(auto.options, name, value)
     wrapped = nn.parallel.DistributedDataParallel(model)
     if case.call == "accelerate_ddp":
-        accelerate_ddp(wrapped, options)
-    optimizer = optimizer_of(case.optimizer, wrapped)
-    return wrapped, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
+        accelerate_ddp(wrapped, Comm(**COMMS[case.comm]))
+    return wrapped
 
 
 def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
@@ -134,10 +128,7 @@ def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
 
     def more(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         if case.call in CALLS_OF_RANKS:
-            wrapped = nn.parallel.DistributedDataParallel(model)
-            if case.call == "accelerate_ddp":
-                accelerate_ddp(wrapped, Comm(**COMMS[case.comm]))
-            return wrapped, optimizer
+            return _in_ddp(case, model), optimizer
         if case.call == "parts":
             return one_call.accelerate(model, optimizer, config=config_of(case))
         return one_call.accelerate(model, None, config=config_of(case))[0], optimizer

@@ -1,6 +1,7 @@
 """One process of one side of a case, which trains and records all that the other side must match.
 
-A real torchrun starts it as `python -m …against_torch.rank CASE SIDE FOLDER`.
+A real torchrun starts it as `python -m …against_torch.rank CASE SIDE FOLDER`. The fork server
+imports this file: it has all that a case needs, and starts no thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo
+import torch._functorch.aot_autograd
+import torch._inductor.compile_fx
 import torch.distributed as dist
+import torch.nn.parallel
+import torch.optim.swa_utils
 from torch import nn
 
 from gallery_lib.errors import InputError
@@ -52,26 +58,12 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
         scheduler = SCHEDULERS[case.scheduler](optimizer)
         ready, more = (by_hand.average if world > 1 else lambda _: None), _unchanged
     launches.after(case.launch, rank)
-    run = Run(
-        case,
-        rank,
-        world,
-        model,
-        loader,
-        validation,
-        optimizer,
-        scheduler,
-        ready,
-        more,
-        world > 1,
-        record,
-    )
+    parts = (model, loader, validation, optimizer, scheduler)
+    run = Run(case, rank, world, *parts, ready, more, world > 1, record)
     with planted.planted(case.planted if side == "product" else "", run):
         LOOPS[case.loop](run)
-        _close(
-            run,
-            model.module if case.call in product.CALLS_OF_RANKS and side == "product" else model,
-        )
+        wrapped = case.call in product.CALLS_OF_RANKS and side == "product"
+        _close(run, model.module if wrapped else model)
     record["outcome"] = "ran"
 
 
@@ -91,38 +83,31 @@ def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any
     train = samples.get("train", [])
     if measured := samples.get("measured"):  # a pass of the same loader after each epoch
         train = [one for pair in zip(train, measured, strict=True) for one in pair]
-    return (
-        loaders.Replay(case, "train", train, length.get("train")),
-        loaders.Replay(case, "validation", samples.get("validation", []), length.get("validation")),
+    passes = {"train": train, "validation": samples.get("validation", [])}
+    train, validation = (
+        loaders.Replay(case, name, epochs, length.get(name)) for name, epochs in passes.items()
     )
+    return train, validation
 
 
 def _close(run: Run, model: nn.Module) -> None:
     """Record what is left when training has ended."""
 
-    def values(named: Any) -> dict[str, torch.Tensor]:
-        return {name: t.detach().clone() for name, t in named}
-
     record = run.record
     # The product takes torch.compile's wrapper off, so its prefix is no part of the comparison.
     model = getattr(model, "_orig_mod", model)
-    state = model.state_dict()
+    state, optimizer = model.state_dict(), run.optimizer.state_dict()
+    parameters = dict(model.named_parameters())
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    values = {"state": tensors, "parameters": parameters, "gradients": gradients}
+    for name, named in {**values, "buffers": dict(model.named_buffers())}.items():
+        record[name] = {key: value.detach().clone() for key, value in named.items()}
     record["keys"] = list(state)
-    record["state"] = {
-        k: v.detach().clone() for k, v in state.items() if isinstance(v, torch.Tensor)
-    }
-    record["parameters"] = values(model.named_parameters())
-    record["trained"] = {name: p.requires_grad for name, p in model.named_parameters()}
-    record["gradients"] = {
-        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
-    }
-    record["buffers"] = values(model.named_buffers())
+    record["trained"] = {name: p.requires_grad for name, p in parameters.items()}
     record["modules"] = [name for name, _ in model.named_modules()]
     record["calls"] = dict(CALLS)
-    optimizer = run.optimizer.state_dict()
-    record["optimizer_state"] = {
-        number: state for number, state in optimizer["state"].items() if state
-    }
+    record["optimizer_state"] = {n: state for n, state in optimizer["state"].items() if state}
     kept = ("foreach", "fused")  # which implementation runs is the product's choice
     record["groups"] = [
         {k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]
@@ -150,12 +135,8 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
     except InputError as error:
         record |= {"outcome": "refused", "message": str(error)}
     except BaseException as error:
-        trace = traceback.format_exc()
-        record |= {
-            "outcome": "raised",
-            "message": f"{type(error).__name__}: {error}",
-            "trace": trace,
-        }
+        message = f"{type(error).__name__}: {error}"
+        record |= {"outcome": "raised", "message": message, "trace": traceback.format_exc()}
     torch.save(record, folder / f"{side}-{rank}.part")
     (folder / f"{side}-{rank}.part").replace(folder / f"{side}-{rank}.pt")
     if dist.is_initialized() and record["outcome"] == "ran":

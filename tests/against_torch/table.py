@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import product
-from .batches import BATCHES
 from .case import Case
 from .compare import BOUND
 from .launches import LAUNCHES, ROOT, Server
-from .loaders import LOADERS
+from .loaders import BATCHES, LOADERS
 from .loops import LOOPS
 from .models import MODELS
 from .optimizers import OPTIMIZERS
@@ -63,11 +62,10 @@ class Section:
     field: str
     names: list[str]
     columns: dict[str, dict[str, Any]]
-    more: dict[str, Any] = field(default_factory=dict)
 
     def case(self, name: str, column: str) -> Case | None:
         """Return the case of a cell, or None where there is no such case."""
-        values = {**self.more, **self.columns[column], self.field: name}
+        values = {**self.columns[column], self.field: name}
         if self.field == "model" and MODELS[name].optimizers:
             values["optimizer"] = MODELS[name].optimizers[0]
         several = LAUNCHES[values.get("launch", "one")].world > 1
@@ -82,14 +80,15 @@ class Section:
 
 def _sections() -> list[Section]:
     both = {"one process": ONE, "two processes": TWO}
+    any_launch, two = {"any": ONE}, {"two processes": TWO}
     return [
         Section("Models", "model", list(MODELS), COLUMNS),
         Section("Loaders", "loader", list(LOADERS), both),
         Section("Batches", "batch", list(BATCHES), both),
         Section("Loops", "loop", list(LOOPS), COLUMNS),
         Section("Optimizers", "optimizer", list(OPTIMIZERS), both),
-        Section("Launches", "launch", list(LAUNCHES), {"any": ONE}),
-        Section("Ways of averaging gradients", "comm", list(product.COMMS), {"two processes": TWO}),
+        Section("Launches", "launch", list(LAUNCHES), any_launch),
+        Section("Ways of averaging gradients", "comm", list(product.COMMS), two),
     ]
 
 
@@ -101,18 +100,12 @@ def write(jobs: int = 2) -> int:
         for section in _sections():
             cells = [(name, column) for name in section.names for column in section.columns]
             cases = [section.case(*cell) for cell in cells]
-            verdicts = dict(
-                zip(cells, pool.map(lambda case: case and run(case, server), cases), strict=True)
-            )
+            found = pool.map(lambda case: case and run(case, server), cases)
+            verdicts = dict(zip(cells, found, strict=True))
             for verdict in verdicts.values():
                 if verdict is not None and verdict.outcome == FAILED:
                     failed = True
-                    print(
-                        f"FAILED --case '{verdict.case.json()}'",
-                        *verdict.lines[:4],
-                        sep="\n  ",
-                        flush=True,
-                    )
+                    print(f"FAILED --case '{verdict.case.json()}'", *verdict.lines[:4], sep="\n  ")
             text.append(_table(section, verdicts))
     PAGE.write_text("\n".join(text))
     print(f"{PAGE} written")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,7 +26,7 @@ def server() -> Server:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lost_sample"])
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_a_planted_fault_is_found(name):
     assert find_planted(name, SEED, 60.0)
 
 
@@ -41,9 +40,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.model,
 )
-def test_a_fault_makes_a_case_fail_that_passes_without_it(
-    server: Server, fault: str, case: Case
-) -> None:
+def test_a_fault_makes_a_case_fail_that_passes_without_it(server, fault, case):
     assert run(case, server).lines == []
     assert run(dataclasses.replace(case, planted=fault), server).outcome == FAILED
 
@@ -57,7 +54,7 @@ def test_a_fault_makes_a_case_fail_that_passes_without_it(
     ],
     ids=lambda case: case.loop,
 )
-def test_a_case_that_once_failed(server: Server, case: Case) -> None:
+def test_a_case_that_once_failed(server, case):
     assert run(case, server).outcome != FAILED
 
 
@@ -71,9 +68,7 @@ def test_a_case_that_once_failed(server: Server, case: Case) -> None:
     ],
     ids=lambda value: f"{value.loader} {value.batch_size}" if isinstance(value, Case) else None,
 )
-def test_an_order_that_comes_again_is_a_fault_where_chance_cannot_explain_it(
-    case: Case, found: bool
-) -> None:
+def test_an_order_that_comes_again_is_a_fault_where_chance_cannot_explain_it(case, found):
     size = case.batch_size
     samples = expected(case)
     batches = [samples[i : i + size] for i in range(0, len(samples), size)]
@@ -85,14 +80,12 @@ def test_an_order_that_comes_again_is_a_fault_where_chance_cannot_explain_it(
     assert bool(lines) is found
 
 
-def test_a_case_comes_back_from_json() -> None:
+def test_a_case_comes_back_from_json():
     case = Case(model="lstm", loader="stream", launch="two", samples=9, comm="streams")
     assert Case.of(case.json()) == case
 
 
-def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server, tmp_path):
     assert run(Case(launch="two"), server).outcome == SAME
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     case = Case(launch="two", call="parts", planted="never_ends")
@@ -104,7 +97,7 @@ def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(
 
 
 @pytest.mark.slow
-def test_a_minute_of_drawn_trainings_are_those_of_plain_pytorch() -> None:
+def test_a_minute_of_drawn_trainings_are_those_of_plain_pytorch():
     """`python -m tests.against_torch --hours 1` is the long version."""
     tally = battery(SEED, 60.0, jobs=1)
     assert tally.total > 20

@@ -29,8 +29,8 @@ def failure(suspects: bool) -> RunFailed:
 
 
 def test_a_run_that_a_damaged_file_may_have_ended_is_run_once_more_with_an_empty_cache(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, capsys
+):
     errors = [failure(suspects=True)]
 
     def body() -> str:
@@ -44,7 +44,7 @@ def test_a_run_that_a_damaged_file_may_have_ended_is_run_once_more_with_an_empty
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_run_that_fails_again_or_for_another_reason_fails(folder: Path) -> None:
+def test_a_run_that_fails_again_or_for_another_reason_fails(folder):
     tries = []
 
     def body() -> None:
@@ -59,7 +59,7 @@ def test_a_run_that_fails_again_or_for_another_reason_fails(folder: Path) -> Non
     assert len(tries) == 3
 
 
-def test_a_path_with_spaces_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_spaces_is_avoided(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "my é folder" / "inductor"))
     assert cache.folder().parent == tmp_path / ".cache" / "gallery_lib"
@@ -68,19 +68,19 @@ def test_a_path_with_spaces_is_avoided(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache.folder() != other
 
 
-def test_what_torch_sets_by_itself_is_nobodys_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_sets_by_itself_is_nobodys_choice(monkeypatch):
     chosen_by_torch = Path(tempfile.gettempdir(), "torchinductor_me")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen_by_torch))
     assert cache.folder() == paths.cache_dir() / "inductor"
 
 
-def test_a_comparison_does_not_import_torchs_compiler_which_makes_a_folder() -> None:
+def test_a_comparison_does_not_import_torchs_compiler_which_makes_a_folder():
     loaded = "import sys, gallery_lib.measure.bench.bench; print('torch._dynamo' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", loaded]) == b"False\n"
 
 
 @pytest.mark.slow
-def test_precompiled_headers_lie_in_the_cache(folder: Path) -> None:
+def test_precompiled_headers_lie_in_the_cache(folder):
     from torch._inductor import codecache
 
     cache.keep_headers()

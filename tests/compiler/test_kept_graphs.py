@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
+from gallery_lib.compiler import backend
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.passes import kept_graphs
 from gallery_lib.config import Compiler
 
 pytestmark = pytest.mark.slow
@@ -56,18 +56,16 @@ def check(ours: nn.Module, plain: nn.Module) -> None:
             torch.testing.assert_close(weight.grad, right.grad.float(), atol=1e-4, rtol=1e-4)
 
 
-def test_a_graph_is_kept_after_steps_that_did_not_keep_theirs() -> None:
+def test_a_graph_is_kept_after_steps_that_did_not_keep_theirs():
     model = model_of(channels=8)
     for _ in range(2):  # the second time compiled code comes from the cache
         check(compiled(model), model)
 
 
-def test_code_that_writes_over_what_is_to_be_kept_does_not_come_from_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_code_that_writes_over_what_is_to_be_kept_does_not_come_from_the_cache(monkeypatch):
     model = model_of(channels=10)  # of which no other test compiles code
     with monkeypatch.context() as before:
-        before.setattr(kept_graphs, "allow", lambda: None)
+        before.setattr(backend, "allow_kept_graphs", lambda: None)
         before.setattr(functorch_config, "donated_buffer", True)
         plain_step(compiled(model), images())
     check(compiled(model), model)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gallery_lib.compiler import compilations
+from gallery_lib.compiler import notices
 from gallery_lib.console.phases import (
     DATA,
     IMPORTS,
@@ -54,9 +54,9 @@ def test_after_a_compilation_goes_on_what_was_there_before(tmp_path: Path) -> No
     ]
 
 
-def test_compilations_of_forward_and_backward_and_builds_of_own_kernels_are_noticed() -> None:
+def test_notices_of_forward_and_backward_and_builds_of_own_kernels_are_noticed() -> None:
     said: list[str] = []
-    with compilations.observed(
+    with notices.observed(
         lambda: said.append("graph"), lambda: said.append("build"), lambda: said.append("done")
     ):
         model = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")

@@ -42,7 +42,7 @@ class Fault:
 LOADING = "data/loading/to_device.py"
 LAUNCH, CHANNEL, COUNT = "kernels/runtime/launch.py", "comm/channel.py", "optim/device_count.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free_step.py"
-CAPTURED = "compiler/cuda_graphs.py"
+CAPTURED = "compiler/backend.py"
 FAULTS = [
     Fault("a dropped record_stream", LOADING,
           "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
@@ -139,7 +139,8 @@ FAULTS = [
     Fault("gradients of a captured model are not copied", CAPTURED,
           "                p.grad = p.grad.clone()\n", "", GRAPHS),
     Fault("frozen weights of a captured model are forgotten", CAPTURED,
-          "list(model.parameters())", "[p for p in model.parameters() if p.requires_grad]", GRAPHS),
+          "list(model.parameters())  # frozen",
+          "[p for p in model.parameters() if p.requires_grad]  # frozen", GRAPHS),
     Fault("copies of gradients are kept alive", CAPTURED,
           "weakref.ref(p.grad)", "(lambda kept=p.grad: kept)", GRAPHS),
     Fault("the option for graphs is ignored", CAPTURED,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gallery_lib.compiler import backend, kernels_enabled
 from gallery_lib.compiler.backend import compile_calls
-from gallery_lib.compiler.passes.large_batch_norms import LargeBatchNorms
+from gallery_lib.compiler.passes.large_batch_norms import rewrite_every
 from gallery_lib.kernels.batch_norm import batch_norm_relu
 
 every_kind_of_layer = pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def switch_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let accelerated runs with kernels have own batch norms of every size, and compile no more."""
 
     def by_the_pass(module: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-        LargeBatchNorms(every=True)(module.graph)
+        rewrite_every(module.graph)
         module.recompile()
         return module
 

@@ -1,12 +1,24 @@
-"""Operators that a graph pass writes into the graph of a function that Dynamo has traced."""
+"""Graph passes in tests: what they write into graphs, and whether results are as exact as torch's.
+
+A pass is its function `rewrite`, on a graph that Dynamo has traced of a model as it is written, or
+on one of both passes as the compiler has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.passes.graph_pass import Pass, Passes
+from gallery_lib.config import Compiler
+
+Passed = Callable[..., tuple[Tensor, ...]]
+CPU = torch.device("cpu")
 
 
 def compiled_with(
@@ -27,3 +39,80 @@ def compiled_with(
 
     torch._dynamo.reset()  # Dynamo counts all modules with torch's own forward as one function
     return torch.compile(function, backend=backend, fullgraph=True), counts
+
+
+def both_passes(function: Callable[..., Tensor], number: int, **options: Any) -> Passed:
+    """Return the forward and the backward pass of `function` as one function.
+
+    It takes `number` operands, the gradient of the output, and further operands. It returns the
+    output, and the gradients of the first `number` operands.
+    """
+
+    def passes(*given: Tensor) -> tuple[Tensor, ...]:
+        parts = [each.detach().requires_grad_() for each in given[:number]]
+        out = function(*parts, *given[number + 1 :], **options)
+        return (out.detach(), *torch.autograd.grad(out, parts, given[number]))
+
+    return passes
+
+
+def rewritten(
+    rewrite: Callable[[fx.Graph], None], passes: Passed, given: list[Tensor]
+) -> fx.GraphModule:
+    """Return `passes` as a graph on which the pass was done.
+
+    As in the compiler, nothing is detached in it.
+    """
+    module = make_fx(passes, tracing_mode="fake")(*given)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
+    rewrite(module.graph)
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def assert_as_exact(
+    found: Iterable[Any], usual: Iterable[Any], exact: Iterable[Any], *, factor: float, more: float
+) -> None:
+    """Assert that each tensor is as near to `exact` as the usual one, times `factor`, or nearly."""
+    for place, (ours, torchs, true) in enumerate(zip(found, usual, exact, strict=True)):
+        assert (ours.dtype, ours.shape) == (torchs.dtype, torchs.shape), place
+        error, allowed = ((each.double() - true).norm() / true.norm() for each in (ours, torchs))
+        assert error <= factor * allowed + more, (place, float(error), float(allowed))
+
+
+class Counting(Passes):
+    """A pass that notes `count` of each graph it has rewritten, and is never left out."""
+
+    def __init__(self, one: Pass, count: Callable[[fx.Graph], Any]) -> None:
+        super().__init__([one])
+        self.count, self.noted = count, []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        super().__call__(graph)
+        self.noted.append(self.count(graph))
+
+    def uuid(self) -> None:
+        return None  # never taken from the cache, so that the pass runs
+
+
+def called_operators(
+    model: nn.Module, x: Tensor, options: Compiler, begin: str | tuple[str, ...]
+) -> tuple[int, list[Tensor]]:
+    """Return how many operators whose names begin so a compiled step calls, and the gradients."""
+    torch._dynamo.reset()
+    compile_model(model, options, CPU)
+
+    def step() -> None:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x).float().square().mean().backward()
+
+    step()  # while compiling, every operator is called
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    events = [event for event in profile.key_averages() if event.key.startswith(begin)]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return sum(event.count for event in events), gradients

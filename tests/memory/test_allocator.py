@@ -33,7 +33,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     allocator.reason_not_applied() is not None,
     reason="needs glibc 2.35 or newer, without another allocator preloaded",
 )
-def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used() -> None:
+def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used():
     def faults(ahead: int) -> int:
         environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
         command = [sys.executable, "-c", FIRST_USE, str(ahead)]
@@ -46,9 +46,7 @@ def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used() -> None:
     assert faults(160 * 2**20) < 300 < 30_000 < faults(0)
 
 
-def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept(monkeypatch):
     assert allocator.touch_ahead(0) is None
     monkeypatch.setattr(allocator, "reason_not_applied", lambda: "another allocator")
     assert allocator.touch_ahead(1) is None
@@ -64,9 +62,7 @@ def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept
         ("RMSprop", {"momentum": 0.9}),
     ],
 )
-def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(
-    name: str, arguments: dict[str, float]
-) -> None:
+def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(name, arguments):
     model = nn.Linear(8, 4)
     model.bias.requires_grad_(False)
     optimizer = getattr(torch.optim, name)(model.parameters(), **arguments)

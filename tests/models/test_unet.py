@@ -11,19 +11,13 @@ from gallery_lib.models.unet import UNet, Up
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (33, 47), (40, 59), (31, 16)])
-def test_logits_are_as_large_as_the_image_also_where_halving_rounds_down(
-    height: int, width: int
-) -> None:
+def test_logits_are_as_large_as_the_image_also_where_halving_rounds_down(height, width):
     with torch.no_grad():
-        assert UNet(classes=2).eval()(torch.randn(1, 3, height, width)).shape == (
-            1,
-            2,
-            height,
-            width,
-        )
+        logits = UNet(classes=2).eval()(torch.randn(1, 3, height, width))
+    assert logits.shape == (1, 2, height, width)
 
 
-def test_a_level_up_enlarges_bilinearly_with_corners_kept_and_pads_at_the_end() -> None:
+def test_a_level_up_enlarges_bilinearly_with_corners_kept_and_pads_at_the_end():
     up = Up(4, 3)
     seen: list[torch.Tensor] = []
     up.convolutions.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -31,26 +25,12 @@ def test_a_level_up_enlarges_bilinearly_with_corners_kept_and_pads_at_the_end() 
     assert up(below, beside).shape == (1, 3, 7, 8)
     joined = seen[0]
     assert torch.equal(joined[:, :2], beside)
-    assert torch.equal(
-        joined[:, 2:, :6], F.interpolate(below, (6, 8), mode="bilinear", align_corners=True)
-    )
-    assert torch.equal(joined[:, 2:, 0, 0], below[:, :, 0, 0]) and torch.equal(
-        joined[:, 2:, 5, 7], below[:, :, 2, 3]
-    )
+    larger = F.interpolate(below, (6, 8), mode="bilinear", align_corners=True)
+    assert torch.equal(joined[:, 2:, :6], larger)
     assert not joined[:, 2:, 6].any()
 
 
-def test_every_pixel_of_the_output_can_see_far_but_not_everything_of_the_input_is_needed() -> None:
-    model = UNet().eval()
-    image = torch.randn(1, 3, 64, 64, requires_grad=True)
-    model(image)[0, 1, 32, 32].backward()
-    assert image.grad is not None
-    reach = image.grad[0].abs().sum(0)
-    # The way through the lowest level is sixteen pixels wide there.
-    assert reach[32, 32] > 0 and reach[2, 2] > 0
-
-
-def test_activations_keep_their_size_in_an_untrained_model() -> None:
+def test_activations_keep_their_size_in_an_untrained_model():
     torch.manual_seed(0)
     # The model has seen nothing, so its running statistics normalise nothing.
     model = UNet().eval()
@@ -62,10 +42,6 @@ def test_activations_keep_their_size_in_an_untrained_model() -> None:
     with torch.no_grad():
         model(torch.randn(1, 3, 64, 95))
     assert all(0.1 < size < 10 for size in sizes), sizes
-
-
-def test_in_float64_everything_stays_float64() -> None:
-    assert UNet().double()(torch.randn(1, 3, 32, 47, dtype=torch.float64)).dtype is torch.float64
 
 
 class DecidedOnce(nn.Module):
@@ -85,7 +61,7 @@ class DecidedOnce(nn.Module):
 
 
 @pytest.mark.slow
-def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
+def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch():
     """float64 follows the decisions of fp32's ReLUs.
 
     One element within rounding of zero that a ReLU decides the other way moves gradients by up to 2
@@ -104,9 +80,7 @@ def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
     for dtype in (torch.float32, torch.float64):
         model.to(dtype).zero_grad()
         F.cross_entropy(model(image.to(dtype)), mask).backward()
-        gradients.append(
-            {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
-        )
+        gradients.append({name: p.grad.double() for name, p in model.named_parameters()})
     single, exact = gradients
     assert len(exact) == len(list(model.parameters()))
     assert sum(rectifier.decided_otherwise for rectifier in rectifiers) < 20  # of 2.5 million

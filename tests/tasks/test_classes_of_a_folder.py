@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,31 +21,31 @@ from gallery_lib.errors import InputError
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.tasks.domains import classification
 from gallery_lib.train.loop import train
-from gallery_lib.train.results import read_results
+from gallery_lib.train.results import Results, read_results
 
 
-def named(folder: Path, classes: int, image_size: int = 40) -> str:
-    """Make a folder of small random images.
-
-    Each class has three to train on and one held out.
-    """
+def named(folder: Path, classes: int) -> str:
+    """Make a folder of small random images, three of each class to train on and one held out."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 3), ("val", 1)):
         for label in range(classes):
             place = folder / split / f"class-{label:04d}"
             place.mkdir(parents=True)
             for number in range(count):
-                Image.fromarray(
-                    rng.integers(0, 255, (image_size, image_size, 3), dtype=np.uint8)
-                ).save(place / f"{number}.webp")
+                pixels = rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.webp")
     return str(folder)
+
+
+def trained(data: str, **more: Any) -> Results:
+    """Return the results of a step of ResNet-18, unless `more` says otherwise."""
+    sizes = {"image_size": 32, "batch_size": 2, "workers": 0, "max_steps": 1}
+    return train(TrainConfig(model="resnet18", data_dir=data, **(sizes | more)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("classes", [1, 3, 1200])
-def test_a_model_has_an_output_for_each_class_of_a_folder(
-    name: str, classes: int, tmp_path: Path
-) -> None:
+def test_a_model_has_an_output_for_each_class_of_a_folder(name, classes, tmp_path):
     for label in range(classes):
         (tmp_path / "train" / f"{label:04d}").mkdir(parents=True)
     config = TrainConfig(model=name, data_dir=str(tmp_path))
@@ -60,26 +61,24 @@ def test_a_model_has_an_output_for_each_class_of_a_folder(
     # A multiplication and an addition, three times.
     operations = [6 * head.weight.numel() for head in heads]
     assert task.flops_per_sample - declared.flops_per_sample == operations[0] - operations[1]
-    more = memory_estimate.needed_bytes(config) - memory_estimate.needed_bytes(
-        TrainConfig(model=name)
-    )
-    assert (more > 0) == (classes > 1000) and abs(more) >= abs(
-        3 * 4 * (task.parameters - declared.parameters)
-    )  # type: ignore[operator]
+    usual = memory_estimate.needed_bytes(TrainConfig(model=name))
+    more = memory_estimate.needed_bytes(config) - usual
+    assert (more > 0) == (classes > 1000)
+    assert abs(more) >= abs(3 * 4 * (task.parameters - declared.parameters))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_mock_data_of_the_gallery_keeps_the_outputs_of_imagenet(name: str) -> None:
+def test_the_mock_data_of_the_gallery_keeps_the_outputs_of_imagenet(name):
     task = tasks.of(TrainConfig(model=name))
     assert task is tasks.get(name) and task.head is not None and task.head.outputs == 1000
 
 
-def test_a_model_that_was_put_in_place_of_a_task_s_own_stays_as_it_is(folder: str) -> None:
+def test_a_model_that_was_put_in_place_of_a_task_s_own_stays_as_it_is(folder):
     task = dataclasses.replace(tasks.get("resnet18"), build_model=lambda: nn.Linear(4, 7))
     assert task.with_outputs(CLASSES) is task
 
 
-def test_a_folder_without_classes_is_refused_before_a_model_is_built(tmp_path: Path) -> None:
+def test_a_folder_without_classes_is_refused_before_a_model_is_built(tmp_path):
     with refused("data_dir", tmp_path / "none"):
         tasks.of(TrainConfig(model="resnet18", data_dir=str(tmp_path / "none")))
 
@@ -87,7 +86,7 @@ def test_a_folder_without_classes_is_refused_before_a_model_is_built(tmp_path: P
 @pytest.mark.parametrize(
     ("outputs", "names"), [(3, ["top1"]), (5, ["top1"]), (6, ["top1", "top5"])]
 )
-def test_there_is_no_top_five_of_five_classes_or_fewer(outputs: int, names: list[str]) -> None:
+def test_there_is_no_top_five_of_five_classes_or_fewer(outputs, names):
     labels = torch.tensor([0, 1, 2])
     counted = classification.metrics(
         lambda images: -torch.arange(float(outputs)).repeat(3, 1),  # type: ignore[arg-type]
@@ -97,7 +96,7 @@ def test_there_is_no_top_five_of_five_classes_or_fewer(outputs: int, names: list
     assert list(hits) == names and hits["top1"] == (1, 3) and hits.get("top5", (3, 3)) == (3, 3)
 
 
-def test_held_out_labels_are_the_training_data_s_numbers(folder: str, tmp_path: Path) -> None:
+def test_held_out_labels_are_the_training_data_s_numbers(folder, tmp_path):
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     shutil.rmtree(copy / "val" / "n00000001")
     held_out = tasks.data_of(
@@ -106,22 +105,11 @@ def test_held_out_labels_are_the_training_data_s_numbers(folder: str, tmp_path: 
     assert [held_out[index][1] for index in range(4)] == [1, 1, 2, 2]
 
 
-def test_a_run_says_once_what_its_folder_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_once_what_its_folder_holds(tmp_path, capsys):
     data = named(tmp_path / "data", classes=3)
     (tmp_path / "data" / "train" / "class-0001" / "notes.txt").write_text("x")
-    config = TrainConfig(
-        model="resnet18",
-        data_dir=data,
-        image_size=32,
-        batch_size=4,
-        max_steps=2,
-        workers=0,
-        save_weights=True,
-        run_dir=str(tmp_path / "run"),
-    )
-    results = train(config)
+    run_dir = str(tmp_path / "run")
+    results = trained(data, batch_size=4, max_steps=2, save_weights=True, run_dir=run_dir)
     said = f"left out of {data}/train: 1 with another ending (class-0001/notes.txt)"
     assert results.data == {
         "train": 9,
@@ -145,62 +133,35 @@ def test_a_run_says_once_what_its_folder_holds(
     ("content", "named_as"),
     [(b"no image at all", "cannot identify"), (b"\xff\xd8\xff\xe0 a JPEG that ends here", "0.jpg")],
 )
-def test_a_file_that_is_no_image_ends_the_run_with_its_name(
-    content: bytes, named_as: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_image_ends_the_run_with_its_name(content, named_as, tmp_path):
     data = Path(named(tmp_path / "data", classes=2))
     for place in (data / "train").iterdir():
         for image in place.iterdir():
             image.unlink()
         (place / "0.jpg").write_bytes(content)
-    config = TrainConfig(
-        model="resnet18", data_dir=str(data), image_size=32, batch_size=2, workers=0, max_steps=1
-    )
     with pytest.raises(InputError) as raised:
-        train(config)
+        trained(str(data))
     assert str(data / "train") in str(raised.value) and named_as in str(raised.value)
 
 
-def test_a_folder_of_one_class_trains_and_is_announced(tmp_path: Path) -> None:
-    results = train(
-        TrainConfig(
-            model="resnet18",
-            data_dir=named(tmp_path / "data", classes=1),
-            image_size=32,
-            batch_size=2,
-            workers=0,
-            max_steps=1,
-            run_dir=str(tmp_path / "run"),
-        )
-    )
+def test_a_folder_of_one_class_trains_and_is_announced(tmp_path):
+    results = trained(named(tmp_path / "data", classes=1), run_dir=str(tmp_path / "run"))
     assert (results.data["classes"], results.data["outputs"]) == (1, 1)
     assert "one class alone" in results.data["notices"][0]
     assert results.loss["curve"] == [[1, 0.0]] and results.metrics["top1"] == 1.0
 
 
-def test_weights_for_1000_classes_leave_a_folder_s_head_as_drawn(tmp_path: Path) -> None:
+def test_weights_for_1000_classes_leave_a_folder_s_head_as_drawn(tmp_path):
     data = named(tmp_path / "data", classes=3)
     given = tasks.get("resnet18").build_model().state_dict()
     torch.save({"state_dict": given}, tmp_path / "imagenet.pth")
-    results = train(
-        TrainConfig(
-            model="resnet18",
-            data_dir=data,
-            pretrained=str(tmp_path / "imagenet.pth"),
-            image_size=32,
-            batch_size=2,
-            workers=0,
-            max_steps=1,
-            lr=0.0,
-            evaluate=False,
-            save_weights=True,
-            run_dir=str(tmp_path / "run"),
-        )
-    )
+    start, run_dir = str(tmp_path / "imagenet.pth"), str(tmp_path / "run")
+    more = {"evaluate": False, "save_weights": True, "run_dir": run_dir}
+    results = trained(data, pretrained=start, lr=0.0, **more)
     fit = results.started_from
     assert (fit["fitted"], fit["tensors"]) == (120, 122)
     assert list(fit["other_shape"]) == ["fc.weight", "fc.bias"]
     assert fit["missing"] == fit["unexpected"] == []
-    trained = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
-    assert torch.equal(trained["layer3.0.conv1.weight"], given["layer3.0.conv1.weight"])
-    assert trained["fc.weight"].shape == (3, 512)
+    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    assert torch.equal(weights["layer3.0.conv1.weight"], given["layer3.0.conv1.weight"])
+    assert weights["fc.weight"].shape == (3, 512)

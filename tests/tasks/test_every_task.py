@@ -52,24 +52,16 @@ LEARNING_IN_CI = ("hf_Bert", "resnet18")
 every_task = pytest.mark.parametrize("name", tasks.names())
 
 
-def test_the_gallery_has_the_eleven_tasks() -> None:
+def test_the_gallery_has_the_eleven_tasks():
     assert set(tasks.names()) == set(PARAMETERS) == set(SMALL) == set(LEARNING) == set(MOVES)
 
 
 @every_task
-def test_a_model_has_the_parameters_of_its_paper(name: str) -> None:
-    with torch.device("meta"):
-        model = tasks.get(name).build_model()
-    assert (
-        sum(p.numel() for p in model.parameters() if p.requires_grad)
-        == PARAMETERS[name]
-        == tasks.get(name).parameters
-    )
-
-
-@every_task
-def test_a_task_says_what_there_is_to_know_about_it(name: str) -> None:
+def test_a_model_has_the_parameters_of_its_paper_and_its_task_says_what_there_is_to_know(name):
     task = tasks.get(name)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in task.build_model().parameters() if p.requires_grad)
+    assert parameters == PARAMETERS[name] == task.parameters
     assert task.name == name and task.where_time_goes and task.flops_per_sample > 1e6
     assert task.activation_bytes_per_sample > 1e5
     assert task.data_examples and task.predictions and task.quick and task.full
@@ -88,25 +80,14 @@ class _Untrained(Observer):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name,
-            marks=[
-                pytest.mark.xdist_group(f"learning {name}"),
-                *([] if name in LEARNING_IN_CI else [pytest.mark.thorough]),
-            ],
-        )
+        pytest.param(name, marks=[] if name in LEARNING_IN_CI else [pytest.mark.thorough])
         for name in tasks.names()
     ],
 )
-def test_a_task_learns(name: str, tmp_path: Path) -> None:
+def test_a_task_learns(name, tmp_path):
     untrained = _Untrained()
-    config = TrainConfig(
-        model=name,
-        amp_level="O0",
-        threads=hardware.cores(),
-        run_dir=str(tmp_path),
-        **LEARNING[name],
-    )
+    more = {"threads": hardware.cores(), "run_dir": str(tmp_path), **LEARNING[name]}
+    config = TrainConfig(model=name, amp_level="O0", **more)
     trained = train(config, untrained).metrics
     metric, amount = MOVES[name]
     gained = trained[metric] - untrained.metrics[metric]
@@ -136,21 +117,10 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
     folder = two_processes.prepare(tmp_path_factory.mktemp("two"))
     script = Path(two_processes.__file__)
     root = Path(gallery_lib.__file__).parent.parent
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{root}:{script.parent}",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-        str(folder),
-    ]
+    paths = {"PYTHONPATH": f"{root}:{script.parent}", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **paths}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, str(script), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     return folder, done.stdout + done.stderr
 
@@ -165,12 +135,8 @@ def on_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
     @functools.cache
     def run(name: str) -> Results:
-        config = two_processes.config(name, folder)
-        return train(
-            dataclasses.replace(
-                config, batch_size=2 * SMALL[name]["batch_size"], threads=hardware.cores()
-            )
-        )
+        sizes = {"batch_size": 2 * SMALL[name]["batch_size"], "threads": hardware.cores()}
+        return train(dataclasses.replace(two_processes.config(name, folder), **sizes))
 
     return run
 
@@ -182,8 +148,8 @@ def losses(results: Results) -> list[float]:
 @pytest.mark.slow
 @every_task
 def test_two_processes_train_as_one_does_with_the_same_global_batch(
-    name: str, on_two_processes: tuple[Path, str], on_one_process: Callable[[str], Results]
-) -> None:
+    name, on_two_processes, on_one_process
+):
     folder, printed = on_two_processes
     assert (folder / name / "results.json").exists(), printed[-5000:]
     two, one = read_results(folder / name), on_one_process(name)
@@ -194,9 +160,7 @@ def test_two_processes_train_as_one_does_with_the_same_global_batch(
 @pytest.mark.thorough
 @pytest.mark.slow
 @every_task
-def test_the_first_losses_are_those_on_record(
-    name: str, on_one_process: Callable[[str], Results]
-) -> None:
+def test_the_first_losses_are_those_on_record(name, on_one_process):
     golden = json.loads(GOLDEN_LOSSES.read_text()) if GOLDEN_LOSSES.exists() else {}
     if os.environ.get("WRITE_GOLDEN_LOSSES"):
         golden[name] = [round(loss, 4) for loss in losses(on_one_process(name))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -18,13 +16,10 @@ from gallery_lib.tasks.domains.initial_weights import BRANCH_SCALE
 @pytest.mark.parametrize(
     ("name", "branches"), [("resnet18", 8), ("resnet50", 16), ("timm_vovnet", 30)]
 )
-def test_every_branch_starts_small_and_nothing_else_does(name: str, branches: int) -> None:
+def test_every_branch_starts_small_and_nothing_else_does(name, branches):
     torch.manual_seed(0)
-    scales = [
-        p
-        for p in tasks.get(name).build_model().parameters()
-        if p.ndim == 1 and float(p.detach().amax()) > 0
-    ]
+    parameters = tasks.get(name).build_model().parameters()
+    scales = [p for p in parameters if p.ndim == 1 and float(p.detach().amax()) > 0]
     small = [p for p in scales if torch.all(p == BRANCH_SCALE)]
     assert len(small) == branches
     assert all(
@@ -33,7 +28,7 @@ def test_every_branch_starts_small_and_nothing_else_does(name: str, branches: in
 
 
 @pytest.mark.parametrize("name", ["alexnet", pytest.param("vgg16", marks=pytest.mark.slow)])
-def test_filters_start_centred_in_all_layers_but_the_last(name: str) -> None:
+def test_filters_start_centred_in_all_layers_but_the_last(name):
     torch.manual_seed(0)
     *hidden, last = [
         m for m in tasks.get(name).build_model().modules() if isinstance(m, nn.Conv2d | nn.Linear)
@@ -61,22 +56,13 @@ def gradients(name: str, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict
 @pytest.mark.parametrize(
     "name", ["alexnet", "resnet18", "timm_vision_transformer", "timm_vovnet", "vgg16"]
 )
-def test_rounding_stays_small_in_the_gradients_at_the_initial_weights(
-    name: str, tmp_path: Path
-) -> None:
-    generate(
-        tmp_path / "data",
-        MockSpec(classes=8, train_per_class=2, val_per_class=1),
-        workers=1,
-        progress=False,
-    )
-    data = tasks.data_of(
-        TrainConfig(model=name, data_dir=str(tmp_path / "data"), image_size=64)
-    ).train
-    items = [data[i] for i in range(16)]
-    images, labels = data.finish_batch(
-        (torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items]))
-    )  # type: ignore[attr-defined]
+def test_rounding_stays_small_in_the_gradients_at_the_initial_weights(name, tmp_path):
+    spec = MockSpec(classes=8, train_per_class=2, val_per_class=1)
+    generate(tmp_path / "data", spec, workers=1, progress=False)
+    config = TrainConfig(model=name, data_dir=str(tmp_path / "data"), image_size=64)
+    data = tasks.data_of(config).train
+    batch = torch.utils.data.default_collate([data[i] for i in range(16)])
+    images, labels = data.finish_batch(batch)  # type: ignore[attr-defined]
     torch.manual_seed(0)
     model = tasks.get(name).build_model()
     rounded = gradients(name, model, (images, labels))

@@ -16,7 +16,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.utterances import IGNORED as NO_CHARACTER
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.tasks.domains import changed_task
+from gallery_lib.tasks.domains import own_functions
 
 LOGITS = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(24).view(4, 6) % 9
@@ -42,9 +42,7 @@ def loss_of(name: str, share: float | None) -> tuple[Tensor, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["resnet18", "hf_Bert", "hf_Bart", "speech_transformer"])
 @pytest.mark.parametrize("own_kernel", [False, True])
-def test_the_loss_is_torch_s_with_that_smoothing(
-    name: str, own_kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_torch_s_with_that_smoothing(name, own_kernel, monkeypatch):
     monkeypatch.setattr(usage, "used", lambda device: own_kernel)
     default = 0.1 if name == "speech_transformer" else 0.0
     for share in (None, 0.0, 0.3):
@@ -54,13 +52,13 @@ def test_the_loss_is_torch_s_with_that_smoothing(
 
 
 @pytest.mark.parametrize("name", ["pytorch_unet", "tts_angular"])
-def test_another_loss_has_no_labels_to_smooth(name: str) -> None:
+def test_another_loss_has_no_labels_to_smooth(name):
     with refused("label_smoothing", 0.1, name):
         tasks.of(TrainConfig(model=name, label_smoothing=0.1))
     assert tasks.of(TrainConfig(model=name, label_smoothing=0.0)).loss is tasks.get(name).loss
 
 
-def test_a_reader_s_own_loss_is_not_replaced_by_the_task_s() -> None:
-    task = changed_task.changed("resnet18", loss=lambda model, batch: torch.zeros(()))
+def test_a_reader_s_own_loss_is_not_replaced_by_the_task_s():
+    task = own_functions.changed("resnet18", loss=lambda model, batch: torch.zeros(()))
     with refused("label_smoothing", 0.1):
         task.with_label_smoothing(0.1)

@@ -19,16 +19,15 @@ from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
 
 
-def test_a_batch_that_cannot_fit_is_refused_with_what_it_would_need() -> None:
+def test_a_batch_that_cannot_fit_is_refused_with_what_it_would_need():
     if hardware.gpu_count():
         pytest.skip("only host memory is asked about: run on a machine without a GPU")
-    with refused(
-        None, "resnet50", "batch_size=100000", "image_size=224", re.compile(r"about [\d.]+ GiB")
-    ):
+    about = re.compile(r"about [\d.]+ GiB")
+    with refused(None, "resnet50", "batch_size=100000", "image_size=224", about):
         dry_run(TrainConfig(batch_size=100_000), LaunchConfig())
 
 
-def test_need_grows_with_the_batch_and_with_the_area_of_the_images() -> None:
+def test_need_grows_with_the_batch_and_with_the_area_of_the_images():
     small, large = (
         memory_estimate.needed_bytes(TrainConfig(batch_size=16, image_size=size))
         for size in (64, 128)
@@ -40,7 +39,7 @@ def test_need_grows_with_the_batch_and_with_the_area_of_the_images() -> None:
     assert large - fixed == pytest.approx(4 * (small - fixed), rel=0.01)
 
 
-def test_what_resnet50_declares_is_what_its_forward_pass_keeps() -> None:
+def test_what_resnet50_declares_is_what_its_forward_pass_keeps():
     task = tasks.get("resnet50")
     batch = (torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64))
     assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(
@@ -49,7 +48,7 @@ def test_what_resnet50_declares_is_what_its_forward_pass_keeps() -> None:
 
 
 @pytest.mark.parametrize("name", ["tts_angular", "resnet50"])  # moments, and momentum alone
-def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(name: str) -> None:
+def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(name):
     task = tasks.get(name)
     model = task.build_model()
     parameters = list(model.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
@@ -28,7 +29,7 @@ def square(top: int, left: int, side: int = 10) -> Tensor:
     return mask
 
 
-def test_dice_is_twice_the_overlap_over_both_areas() -> None:
+def test_dice_is_twice_the_overlap_over_both_areas():
     assert dice(square(0, 0), square(0, 0)) == 1 == dice(square(0, 0, 0), square(0, 0, 0))
     assert dice(square(0, 0), square(0, 5)) == pytest.approx(0.5, abs=0.01)
     assert dice(square(0, 0), square(10, 10)) == pytest.approx(0, abs=0.01)
@@ -37,7 +38,7 @@ def test_dice_is_twice_the_overlap_over_both_areas() -> None:
 @pytest.mark.parametrize(
     ("height", "width"), [(640, 959), (128, 191), (96, 143), (64, 95), (32, 47)]
 )
-def test_widths_are_odd_and_keep_the_shape(height: int, width: int) -> None:
+def test_widths_are_odd_and_keep_the_shape(height, width):
     assert segmentation.width_of(height) == width and width % 2 == 1
     assert width / height == pytest.approx(959 / 640, abs=1 / height)
 
@@ -53,7 +54,7 @@ class Fixed(nn.Module):
         return self.logits.to(images.dtype)
 
 
-def test_the_loss_is_zero_for_the_right_mask_large_for_the_wrong_one_and_keeps_float64() -> None:
+def test_the_loss_is_zero_for_the_right_mask_large_for_the_wrong_one_and_keeps_float64():
     mask, images = square(3, 4).long(), torch.zeros(1, 3, 20, 20)
     assert segmentation.loss(Fixed(mask), (images, mask)) == pytest.approx(0, abs=1e-6)
     assert segmentation.loss(Fixed(1 - mask), (images, mask)) > 10
@@ -65,17 +66,15 @@ def test_the_loss_is_zero_for_the_right_mask_large_for_the_wrong_one_and_keeps_f
     assert segmentation.loss(Fixed(mask), (images.bfloat16(), mask)).dtype is torch.float32
 
 
-def test_chance_is_the_dice_of_taking_everything_for_the_object(splits: Splits) -> None:
+def test_chance_is_the_dice_of_taking_everything_for_the_object(splits):
     data = splits.held_out
-    batch = data.finish_batch(
-        (torch.stack([data[i][0] for i in range(2)]), torch.stack([data[i][1] for i in range(2)]))
-    )  # type: ignore
+    batch = data.finish_batch(default_collate([data[0], data[1]]))  # type: ignore
     total, count = segmentation.metrics(Fixed(torch.ones(2, 32, 47)), batch)["dice"]
     assert segmentation.chance(splits)["dice"] == pytest.approx(float(total) / count)
     assert segmentation.metrics(Fixed(batch[1]), batch)["dice"] == (2.0, 2)
 
 
-def test_examples_and_predictions_lay_masks_over_the_images(splits: Splits) -> None:
+def test_examples_and_predictions_lay_masks_over_the_images(splits):
     shown = segmentation.examples(splits)
     assert len(shown.images) == 3 and all(image.shape == (32, 47, 3) for image in shown.images)
     models = {
@@ -83,11 +82,8 @@ def test_examples_and_predictions_lay_masks_over_the_images(splits: Splits) -> N
         "after": Fixed(torch.stack([splits.held_out[i][1] for i in range(2)])),
     }
     found = segmentation.predictions(models, splits)
-    assert (
-        found.captions[::3] == ["true mask"] * 2
-        and found.captions[2::3] == ["after: dice 1.00"] * 2
-    )
-    assert (found.images[0] == found.images[2]).all() and not (
-        found.images[0] == found.images[1]
-    ).all()
+    assert found.captions[::3] == ["true mask"] * 2
+    assert found.captions[2::3] == ["after: dice 1.00"] * 2
+    assert (found.images[0] == found.images[2]).all()
+    assert not (found.images[0] == found.images[1]).all()
     assert (found.images[1] == splits.held_out[0][0].numpy()).all()  # an empty mask changes nothing

@@ -19,10 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import Writer
+from gallery_lib.compiler.passes.graph_pass import Pass, Writer, value_of
 
 _aten = torch.ops.aten
 _IMAGES = {_aten.convolution.default: 2, _aten.convolution_backward.default: 3}
@@ -44,25 +42,7 @@ _NOT_MOVED = (
 )
 
 
-class ChannelsLast(CustomGraphPass):
-    """Inductor's `joint_custom_pre_pass` that lays convolutions' images and weights out.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        if any(graph.find_nodes(op="call_function", target=target) for target in _IMAGES):
-            _Rewriting(graph).run()
-
-    def uuid(self) -> Any:
-        """Return a hash of this file and of `graph_writer.py`."""
-        return get_hash_for_files((__file__, graph_writer.__file__))
-
-
 class _Rewriting:
-    """One pass over a graph, in its order."""
-
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._traced: dict[fx.Node, Any] = {}
@@ -88,7 +68,6 @@ class _Rewriting:
             self._give_back(node)
 
     def _convert_images(self, node: fx.Node) -> bool:
-        """Put the images and weights of a convolution into channels_last."""
         converted = False
         for place in range(_IMAGES.get(node.target, 0)):  # type: ignore[call-overload]
             image: Any = node.args[place]
@@ -111,7 +90,7 @@ class _Rewriting:
         if node.target is _aten.clone.default and node.meta["val"].dim() == 4:
             node.kwargs = {}  # readers get the strides that they need
         try:
-            value = graph_writer.value_of(node)
+            value = value_of(node)
         except (RuntimeError, ValueError):  # a view that these strides do not allow
             return False
         if _strides(value) != _strides(node.meta["val"]):
@@ -121,7 +100,6 @@ class _Rewriting:
         return True
 
     def _give_back(self, node: fx.Node) -> None:
-        """Let `node` read its operands with the strides as traced."""
         for operand in node.all_input_nodes:
             if operand in self._traced and isinstance(self._traced[operand], Tensor):
                 node.replace_input_with(operand, self._restored(operand))
@@ -209,3 +187,12 @@ def _strides(value: Any) -> list[str]:
     """Return the strides of the tensors in a value; those of unknown sizes by their formulas."""
     tensors = value if isinstance(value, (tuple, list)) else [value]
     return [str(tensor.stride()) for tensor in tensors if isinstance(tensor, Tensor)]
+
+
+def rewrite(graph: fx.Graph) -> None:
+    """Lay out the images and weights of the convolutions of `graph`."""
+    if any(graph.find_nodes(op="call_function", target=target) for target in _IMAGES):
+        _Rewriting(graph).run()
+
+
+PASS = Pass("", "joint_custom_pre_pass", rewrite, devices=("cpu", "cuda"), needs_channels_last=True)

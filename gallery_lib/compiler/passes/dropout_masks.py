@@ -10,42 +10,14 @@ Left alone are numbers that are used otherwise, and other devices.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 from torch._inductor import config, inductor_prims
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from gallery_lib.compiler.passes.graph_pass import Pass, replace
 from gallery_lib.kernels import dropout_mask
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
-
-
-class DropoutMasks(CustomGraphPass):
-    """Inductor's `post_grad_custom_post_pass` that draws masks by `gallery::dropout_mask`.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for random in graph.find_nodes(
-            op="call_function", target=inductor_prims.random, sort=False
-        ):
-            for mask, dtype in _comparisons(random):
-                seeds, place = random.args[1].args
-                threshold = float(torch.tensor(mask.args[1], dtype=dtype))
-                arguments = (seeds, place, random.args[0], threshold)
-                with graph.inserting_before(mask):
-                    ours = graph.call_function(torch.ops.gallery.dropout_mask.default, arguments)
-                ours.meta = dict(mask.meta)
-                mask.replace_all_uses_with(ours)
-                graph.erase_node(mask)
-
-    def uuid(self) -> Any:
-        """Return a hash of this file and of the operator's, so that it changes with them."""
-        return get_hash_for_files((__file__, dropout_mask.__file__))
 
 
 def _comparisons(random: fx.Node) -> list[tuple[fx.Node, torch.dtype]]:
@@ -73,3 +45,20 @@ def _comparisons(random: fx.Node) -> list[tuple[fx.Node, torch.dtype]]:
 
 def _is_comparison(node: fx.Node) -> bool:
     return node.target is _aten.gt.Scalar and isinstance(node.args[1], (int, float))
+
+
+def rewrite(graph: fx.Graph) -> None:
+    """Put `gallery::dropout_mask` in the place of random numbers and their comparison."""
+    for random in graph.find_nodes(op="call_function", target=inductor_prims.random, sort=False):
+        for mask, dtype in _comparisons(random):
+            seeds, place = random.args[1].args
+            threshold = float(torch.tensor(mask.args[1], dtype=dtype))
+            ours = torch.ops.gallery.dropout_mask.default
+            replace(mask, ours, seeds, place, random.args[0], threshold)
+
+
+def _reason(_: torch.device) -> str | None:
+    return None if dropout_mask.available() else "its C++ could not be built here"
+
+
+PASS = Pass("vector_dropout", "post_grad_custom_post_pass", rewrite, reason_not_applied=_reason)

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from gallery_lib.compiler.passes.graph_pass import Pass
+from gallery_lib.system import hardware
 
 _aten = torch.ops.aten
 _OPERATORS = {
@@ -30,34 +32,18 @@ _OPERATORS = {
 }
 
 
-class EmulatedBf16(CustomGraphPass):
-    """Inductor post-grad pass that computes bfloat16 products on the fp32 units.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if node.op == "call_function" and node.target in _OPERATORS and _yields_bf16(node):
-                _widen(graph, node)
-
-    def uuid(self) -> Any:
-        """Return an identifier that changes whenever the pass does something else."""
-        return b"gallery_lib.emulated_bf16.1"
+def rewrite(graph: fx.Graph) -> None:
+    """Compute bfloat16 products on the fp32 units."""
+    for node in list(graph.nodes):
+        ours = node.op == "call_function" and node.target in _OPERATORS
+        if ours and any(value.dtype is torch.bfloat16 for value in _tensors(node)):
+            _widen(graph, node)
 
 
-def _fake_values(node: fx.Node) -> list[torch.Tensor]:
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta["val"]
-    return [
-        v
-        for v in (value if isinstance(value, (tuple, list)) else (value,))
-        if isinstance(v, torch.Tensor)
-    ]
-
-
-def _yields_bf16(node: fx.Node) -> bool:
-    return any(value.dtype is torch.bfloat16 for value in _fake_values(node))
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [one for one in values if isinstance(one, torch.Tensor)]
 
 
 def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -69,22 +55,20 @@ def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
 def _widen(graph: fx.Graph, node: fx.Node) -> None:
     def widened(argument: Any) -> Any:
         if isinstance(argument, fx.Node) and all(
-            v.dtype is torch.bfloat16 for v in _fake_values(argument)
+            value.dtype is torch.bfloat16 for value in _tensors(argument)
         ):
             with graph.inserting_before(node):
                 return _cast(graph, argument, torch.float32)
         return argument
 
     node.args = tuple(widened(argument) for argument in node.args)
-    value = node.meta["val"]
+    value, outputs = node.meta["val"], [node]
     # convolution_backward has one output per operand, None where it is not wanted.
     if isinstance(value, (tuple, list)):
         node.meta["val"] = type(value)(
-            v.to(torch.float32) if isinstance(v, torch.Tensor) else v for v in value
+            one.to(torch.float32) if isinstance(one, torch.Tensor) else one for one in value
         )
         outputs = [user for user in node.users if user.target is operator.getitem]
-    else:
-        outputs = [node]
     for output in outputs:
         if not isinstance(output.meta.get("val"), torch.Tensor):
             continue
@@ -94,3 +78,17 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
             rounded = _cast(graph, output, torch.bfloat16)
         for user in users:
             user.replace_input_with(output, rounded)
+
+
+def _reason(device: torch.device) -> str | None:
+    in_bf16 = hardware.computes_in_bf16(device.type)
+    return "the processor has bfloat16 units" if in_bf16 else None
+
+
+PASS = Pass(
+    "bf16_on_fp32_units",
+    "post_grad_custom_pre_pass",
+    rewrite,
+    reason_not_applied=_reason,
+    note="any bfloat16 on fp32 units",
+)

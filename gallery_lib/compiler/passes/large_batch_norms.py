@@ -10,6 +10,10 @@ Left alone are small images, whose sums the compiler takes from the caches, imag
 nothing was gained, a batch norm whose result something else reads, evaluation, other layouts, sizes
 that change, and parameters that are not in fp32. A form for measurements takes images of every size
 and of every dtype that the operators are written for, on CUDA as well.
+
+The result of a residual block has two readers, the next block's first convolution and its residual.
+In compiled code their gradients would be added up by a kernel of its own, since the compiler does
+not look into our batch norm. A second pass gives its operator the two. Rounding is the same.
 """
 
 from __future__ import annotations
@@ -20,12 +24,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.nn import functional
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import as_traced, behind_convolutions
-from gallery_lib.kernels import batch_norm, batch_norm_statistics
+from gallery_lib.compiler.passes.graph_pass import (
+    Pass,
+    as_traced,
+    behind_convolutions,
+    example,
+    put_in_place_of,
+)
+from gallery_lib.kernels import batch_norm, batch_norm_statistics  # noqa: F401  register operators
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 from gallery_lib.system import hardware
@@ -37,18 +45,9 @@ _DTYPES = {"cpu": (torch.bfloat16, torch.float32), "cuda": tuple(ELEMENTS)}
 """Dtypes of images that the C++ and the kernels are written for."""
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-_RELUS: dict[str, tuple[Any, ...]] = {
-    "call_function": (functional.relu, torch.relu, torch.relu_),
-    "call_method": ("relu", "relu_"),
-}
-_INTO_THE_FIRST: dict[str, tuple[Any, ...]] = {
-    "call_function": (operator.iadd,),
-    "call_method": ("add_",),
-}
-_ADDITIONS: dict[str, tuple[Any, ...]] = {
-    "call_function": (operator.add, torch.add, operator.iadd),
-    "call_method": ("add", "add_"),
-}
+_RELUS = (functional.relu, torch.relu, torch.relu_, "relu", "relu_")
+_ADDITIONS_INTO_THE_FIRST = (operator.iadd, "add_")
+_ADDITIONS = (operator.add, torch.add, "add", *_ADDITIONS_INTO_THE_FIRST)
 _OURS = torch.ops.gallery
 
 
@@ -67,56 +66,48 @@ def reason_not_there(device: torch.device) -> str | None:
     return None if batch_norm_statistics.available() else "their C++ could not be built here"
 
 
-class LargeBatchNorms(CustomGraphPass):
-    """Inductor's `pre_grad_custom_pass` that puts `gallery::batch_norm_relu` in torch's place.
+def rewrite(graph: fx.Graph, *, every: bool = False) -> None:
+    """Put `gallery::batch_norm_relu` in the place of torch's.
 
-    `uuid` goes into the key of Inductor's cache.
+    It takes large images in bfloat16 on the CPU, or `every` one that the operators take.
     """
+    inside = behind_convolutions(graph)
+    for node in graph.find_nodes(op="call_function", target=functional.batch_norm):
+        if node not in inside:
+            continue
+        given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        behind, value = _behind(node), example(given["input"])
+        if behind is None or value is None or not _takes(value, every):
+            continue
+        if not _suits(given, value, behind.residual):
+            continue
+        if reason_not_there(value.device):  # asked late, since the first time builds C++
+            return
+        result = _written(graph, node, behind, given)
+        with graph.inserting_before(result.next):
+            result = as_traced(graph, result, behind.relu)
+        put_in_place_of(behind.relu, result)
+        for done in (behind.addition, node):
+            if done is not None:
+                graph.erase_node(done)
 
-    def __init__(self, *, every: bool = False) -> None:
-        """Take large images in bfloat16 on the CPU, or `every` one that the operators take."""
-        self.every = every
 
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        inside = behind_convolutions(graph)
-        for node in graph.find_nodes(op="call_function", target=functional.batch_norm):
-            if node not in inside:
-                continue
-            given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-            behind = _behind(node)
-            value = _value(given["input"])
-            if behind is None or value is None or not self._takes(value):
-                continue
-            if not _suits(given, value, behind.residual):
-                continue
-            if reason_not_there(value.device):  # asked late, since the first time builds C++
-                return
-            result = _written(graph, node, behind, given)
-            with graph.inserting_before(result.next):
-                result = as_traced(graph, result, behind.relu)
-            result.meta = dict(behind.relu.meta)
-            behind.relu.replace_all_uses_with(result)
-            for done in (behind.relu, behind.addition, node):
-                if done is not None:
-                    graph.erase_node(done)
+def rewrite_every(graph: fx.Graph) -> None:
+    """Put our operators in the place of torch's for images of every size."""
+    rewrite(graph, every=True)
 
-    def uuid(self) -> Any:
-        """Return a hash of this file and the operators', and what is taken."""
-        operators = (batch_norm.__file__, batch_norm_statistics.__file__)
-        return get_hash_for_files((__file__, graph_writer.__file__, *operators)), self.every
 
-    def _takes(self, images: Tensor) -> bool:
-        """Return whether batch norms over these images are ours."""
-        if images.dim() != 4 or not all(isinstance(size, int) for size in images.shape):
-            return False
-        if self.every:
-            return images.dtype in _DTYPES.get(images.device.type, ())
-        return (
-            images.device.type == "cpu"
-            and images.dtype is torch.bfloat16
-            and math.prod(images.shape) * images.itemsize >= SMALLEST_BYTES
-        )
+def _takes(images: Tensor, every: bool) -> bool:
+    """Return whether batch norms over these images are ours."""
+    if images.dim() != 4 or not all(isinstance(size, int) for size in images.shape):
+        return False
+    if every:
+        return images.dtype in _DTYPES.get(images.device.type, ())
+    return (
+        images.device.type == "cpu"
+        and images.dtype is torch.bfloat16
+        and math.prod(images.shape) * images.itemsize >= SMALLEST_BYTES
+    )
 
 
 class _Behind(NamedTuple):
@@ -132,15 +123,15 @@ def _behind(node: fx.Node) -> _Behind | None:
     reader = _only_reader(node)
     if reader is None:
         return None
-    if _is(reader, _RELUS):
+    if reader.target in _RELUS:
         return _Behind(reader)
     relu = _only_reader(reader)
-    if relu is None or not _is(relu, _RELUS) or not _is(reader, _ADDITIONS):
+    if relu is None or relu.target not in _RELUS or reader.target not in _ADDITIONS:
         return None
     if reader.kwargs or len(reader.args) != 2:
         return None
     first, second = reader.args
-    if first is not node and _is(reader, _INTO_THE_FIRST):
+    if first is not node and reader.target in _ADDITIONS_INTO_THE_FIRST:
         return None  # the residual is changed, and may be read again
     other = second if first is node else first
     if not isinstance(other, fx.Node) or other is node or _is_read_between(node, reader):
@@ -165,36 +156,24 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _is(node: fx.Node, kinds: dict[str, tuple[Any, ...]]) -> bool:
-    return node.target in kinds.get(node.op, ())
-
-
 def _suits(given: dict[str, Any], value: Tensor, residual: fx.Node | None) -> bool:
     """Return whether our operators take a call of `batch_norm` with these arguments."""
-    beside = _value(residual)
     channels = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
     return (
         given["training"] is True
         and isinstance(given["momentum"], float)
         and isinstance(given["eps"], float)
         and (given["running_mean"] is None) == (given["running_var"] is None)
-        and (residual is None or (beside is not None and _are_alike(beside, value)))
-        and all(channel is None or _is_fp32(_value(channel)) for channel in channels)
+        and (residual is None or _alike(example(residual), value))
+        and all(
+            channel is None or getattr(example(channel), "dtype", None) is torch.float32
+            for channel in channels
+        )
     )
 
 
-def _are_alike(residual: Tensor, value: Tensor) -> bool:
-    return residual.shape == value.shape and residual.dtype is value.dtype
-
-
-def _is_fp32(value: Tensor | None) -> bool:
-    return value is not None and value.dtype is torch.float32
-
-
-def _value(node: Any) -> Tensor | None:
-    """Return what is known of a node's tensor, or None."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, Tensor) else None
+def _alike(one: Any, other: Any) -> bool:
+    return isinstance(one, Tensor) and one.shape == other.shape and one.dtype is other.dtype
 
 
 def _written(graph: fx.Graph, node: fx.Node, behind: _Behind, given: dict[str, Any]) -> fx.Node:
@@ -221,3 +200,46 @@ def _written(graph: fx.Graph, node: fx.Node, behind: _Behind, given: dict[str, A
             _OURS.batch_norm_relu.default,
             (image, behind.residual, *values, given["weight"], given["bias"]),
         )
+
+
+def add_up_gradients(graph: fx.Graph) -> None:
+    """Let our batch norm take the two gradients of its result as they are."""
+    for node in graph.find_nodes(op="call_function", target=_OURS.batch_norm_relu_sums.default):
+        gradient, x, result, *channels = node.args
+        if result is None or (parts := _parts(gradient, x)) is None:
+            continue
+        node.target = _OURS.batch_norm_relu_sums_of_two.default
+        node.args = (*parts, x, result, *channels)
+        if inputs := node.meta.get("eager_input_vals"):  # strides that Inductor has to keep
+            values = (*(part.meta["val"] for part in parts), *inputs[0][1:])
+            node.meta["eager_input_vals"] = (values, inputs[1])
+        graph.erase_node(gradient)
+
+
+def _parts(node: Any, x: Any) -> tuple[fx.Node, fx.Node] | None:
+    """Return the two tensors like x that `node` adds up for one reader; None for other nodes."""
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.users) != 1:
+        return None
+    for part in node.args:
+        if not isinstance(part, fx.Node) or not _alike(part.meta["val"], x.meta["val"]):
+            return None
+    return node.args  # type: ignore[no-any-return]
+
+
+PASS = Pass(
+    "large_batch_norms",
+    "pre_grad_custom_pass",
+    rewrite,
+    needs_channels_last=True,
+    reason_not_applied=lambda _: reason_not_applied(),
+)
+OF_EVERY_SIZE = Pass(
+    "all_batch_norms",
+    "pre_grad_custom_pass",
+    rewrite_every,
+    devices=("cpu", "cuda"),
+    needs_channels_last=True,
+    reason_not_applied=reason_not_there,
+    note="own batch norms of every size",
+)
+TWO_GRADIENTS = Pass("", "joint_custom_pre_pass", add_up_gradients, needs_channels_last=True)

@@ -14,53 +14,32 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch import fx
 from torch.nn import functional
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import as_traced, behind_convolutions, two_sides
+from gallery_lib.compiler.passes.graph_pass import (
+    Pass,
+    as_traced,
+    behind_convolutions,
+    example,
+    put_in_place_of,
+    two_sides,
+)
 from gallery_lib.kernels import max_pool
 
 _NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
 
 
-class MaxPooling(CustomGraphPass):
-    """Inductor's `pre_grad_custom_pass` that puts `gallery::max_pool` in place of `max_pool2d`.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        behind = behind_convolutions(graph)
-        for target in (functional.max_pool2d, torch.max_pool2d):
-            for node in graph.find_nodes(op="call_function", target=target):
-                if node not in behind or (arguments := _arguments(node)) is None:
-                    continue
-                with graph.inserting_before(node):
-                    both = graph.call_function(torch.ops.gallery.max_pool.default, arguments)
-                    pooled = graph.call_function(operator.getitem, (both, 0))
-                    pooled = as_traced(graph, pooled, node)
-                pooled.meta = dict(node.meta)
-                node.replace_all_uses_with(pooled)
-                graph.erase_node(node)
-
-    def uuid(self) -> Any:
-        """Return a hash of this file, the operator's and `graph_writer.py`."""
-        return get_hash_for_files((__file__, graph_writer.__file__, max_pool.__file__))
-
-
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     """Return the operator's arguments, or None where torch's function stays."""
     given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
     image = given["input"]
-    value = image.meta.get("example_value") if isinstance(image, fx.Node) else None
-    if given.get("return_indices") or not isinstance(value, Tensor):
-        return None
+    value = example(image)
     if (
-        value.dim() != 4
+        given.get("return_indices")
+        or value is None
+        or value.dim() != 4
         or value.device.type != "cpu"
         or value.dtype not in (torch.float32, torch.bfloat16)
     ):
@@ -74,3 +53,29 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     if dilation != [1, 1] or kernel[0] * kernel[1] > max_pool.LARGEST_WINDOW:
         return None
     return image, kernel, stride, padding, given["ceil_mode"]
+
+
+def rewrite(graph: fx.Graph) -> None:
+    """Put `gallery::max_pool` in the place of `max_pool2d`."""
+    behind = behind_convolutions(graph)
+    for target in (functional.max_pool2d, torch.max_pool2d):
+        for node in graph.find_nodes(op="call_function", target=target):
+            if node not in behind or (arguments := _arguments(node)) is None:
+                continue
+            with graph.inserting_before(node):
+                both = graph.call_function(torch.ops.gallery.max_pool.default, arguments)
+                pooled = graph.call_function(operator.getitem, (both, 0))
+                put_in_place_of(node, as_traced(graph, pooled, node))
+
+
+def _reason(_: torch.device) -> str | None:
+    return None if max_pool.available() else "its C++ could not be built here"
+
+
+PASS = Pass(
+    "max_pooling",
+    "pre_grad_custom_pass",
+    rewrite,
+    needs_channels_last=True,
+    reason_not_applied=_reason,
+)

@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import Writer
+from gallery_lib.compiler.passes.graph_pass import Pass, Writer
 from gallery_lib.kernels import mixed_product
 from gallery_lib.system import hardware
 
@@ -54,34 +52,20 @@ def limits() -> Limits:
     return Limits(32, 64) if "amx_bf16" in hardware.cpu_flags() else Limits(512, 1024)
 
 
-class MixedProducts(CustomGraphPass):
-    """Inductor's `joint_custom_pre_pass` that multiplies by weights as they lie.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __init__(self, within: Limits | None = None) -> None:
-        """Rewrite products within these limits; by default those of this processor."""
-        self.limits = within or limits()
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        products = {
-            node: product
-            for target in _PRODUCTS
-            for node in graph.find_nodes(op="call_function", target=target)
-            if (product := _product(node, self.limits)) is not None
-        }
-        weights = _weights_read_as_they_lie(products)
-        for node, product in products.items():
-            _rewrite(graph, node, product, weights)
-        for copy in weights:
-            _erase_unread(graph, copy)
-
-    def uuid(self) -> Any:
-        """Return the limits, and a hash of this file, the operator's and `graph_writer.py`."""
-        files = (__file__, graph_writer.__file__, mixed_product.__file__)
-        return self.limits, get_hash_for_files(files)
+def rewrite(graph: fx.Graph) -> None:
+    """Multiply by weights as they lie, within the limits of this processor."""
+    within = limits()
+    products = {
+        node: product
+        for target in _PRODUCTS
+        for node in graph.find_nodes(op="call_function", target=target)
+        if (product := _product(node, within)) is not None
+    }
+    weights = _weights_read_as_they_lie(products)
+    for node, product in products.items():
+        _rewrite(graph, node, product, weights)
+    for copy in weights:
+        _erase_unread(graph, copy)
 
 
 @dataclass(frozen=True)
@@ -102,17 +86,14 @@ class _Product:
 
     @property
     def by_weight(self) -> bool:
-        """Return whether the left side has few rows, and the right side is large."""
         m, k, n = self.sizes
         return m <= self.limits.weights and k * n >= self.limits.elements
 
     @property
     def stored_in_fp32(self) -> bool:
-        """Return whether the result is a large gradient, a sum over a batch of few rows."""
         m, k, n = self.sizes
-        return (
-            self.last is not None and k <= self.limits.gradients and m * n >= self.limits.elements
-        )
+        large = m * n >= self.limits.elements
+        return self.last is not None and k <= self.limits.gradients and large
 
 
 def _product(node: fx.Node, within: Limits) -> _Product | None:
@@ -217,7 +198,6 @@ def _rewrite(graph: fx.Graph, node: fx.Node, product: _Product, weights: set[fx.
 
 
 def _erase_unread(graph: fx.Graph, copy: fx.Node) -> None:
-    """Erase the copy of a weight and its views, which nothing reads any more."""
     for view in list(copy.users):
         _erase_unread(graph, view)
     graph.erase_node(copy)
@@ -236,3 +216,12 @@ def _viewed(write: Writer, node: Any, views: tuple[fx.Node, ...]) -> fx.Node:
     for view in views:
         node = write(view.target, node, *view.args[1:])
     return node  # type: ignore[no-any-return]
+
+
+PASS = Pass(
+    "mixed_products",
+    "joint_custom_pre_pass",
+    rewrite,
+    reason_not_applied=lambda _: mixed_product.reason_not_available(),
+    depends_on=lambda: limits(),
+)

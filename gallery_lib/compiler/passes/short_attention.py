@@ -25,11 +25,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
+from gallery_lib.compiler.passes.graph_pass import Pass, Writer, arguments_of
 from gallery_lib.kernels import mixed_product
 from gallery_lib.system import hardware
 
@@ -48,48 +46,38 @@ _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-class ShortAttention(CustomGraphPass):
-    """Inductor's `joint_custom_pre_pass` that writes short attention as products.
+def multiplies_in_bf16() -> bool:
+    """Return whether our operator multiplies bfloat16 without rounding on this processor.
 
-    `uuid` goes into the key of Inductor's cache.
+    torch's fp32 products were not compared with it where there is AMX.
     """
+    has_amx = "amx_bf16" in hardware.cpu_flags()
+    return not has_amx and mixed_product.reason_not_available() is None
 
-    def __init__(self) -> None:
-        """Note whether our operator multiplies bfloat16 without rounding on this processor."""
-        # torch's fp32 products were not compared with ours where there is AMX.
-        has_amx = "amx_bf16" in hardware.cpu_flags()
-        self.in_bf16 = not has_amx and mixed_product.reason_not_available() is None
 
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if node.op == "call_function" and node.target is _FORWARD:
-                _rewrite(graph, node, in_bf16=self.in_bf16)
-
-    def uuid(self) -> Any:
-        """Return what was noted, and a hash of this file, the operator's and `graph_writer.py`."""
-        files = (__file__, graph_writer.__file__, mixed_product.__file__)
-        return self.in_bf16, get_hash_for_files(files)
+def rewrite(graph: fx.Graph) -> None:
+    """Write short attention as products."""
+    in_bf16 = multiplies_in_bf16()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is _FORWARD:
+            _rewrite(graph, node, in_bf16=in_bf16)
 
 
 def _is_short(arguments: Mapping[str, Any], *, in_bf16: bool) -> bool:
-    query, key, value = (arguments[name].meta["val"] for name in ("query", "key", "value"))
+    tensors = [arguments[name].meta["val"] for name in ("query", "key", "value")]
+    query, key, _ = tensors
     if (
         arguments["dropout_p"]
         or query.dtype not in LONGEST
-        or not query.dtype == key.dtype == value.dtype
+        or any(tensor.dtype is not query.dtype for tensor in tensors)
+        or any(tensor.dim() != 4 or not isinstance(tensor.shape[3], int) for tensor in tensors)
+        or not all(  # else heads share keys
+            statically_known_true(query.shape[place] == tensor.shape[place])
+            for tensor in tensors
+            for place in (0, 1)
+        )
     ):
         return False
-    if not all(
-        tensor.dim() == 4 and isinstance(tensor.shape[3], int) for tensor in (query, key, value)
-    ):
-        return False
-    if not all(
-        statically_known_true(query.shape[place] == tensor.shape[place])
-        for tensor in (key, value)
-        for place in (0, 1)
-    ):
-        return False  # heads that share keys
     scores = _about(query.shape[2]) * _about(key.shape[2])
     if scores <= LONGEST[query.dtype] ** 2:
         return True
@@ -139,34 +127,27 @@ def _rewrite(graph: fx.Graph, node: fx.Node, *, in_bf16: bool) -> None:
 
 
 class _Writer(Writer):
-    """Writer with the operations that attention needs."""
-
     def __init__(self, graph: fx.Graph, before: fx.Node, *, in_bf16: bool) -> None:
         super().__init__(graph, before)
         self.in_bf16 = in_bf16
 
     def size(self, tensor: fx.Node, place: int) -> Any:
-        """Return a size as a number, or the node of one that changes."""
         size = tensor.meta["val"].shape[place]
         return size if isinstance(size, int) else self(_aten.sym_size.int, tensor, place)
 
     def scalar(self, value: float) -> fx.Node:
-        """Return a scalar in fp32."""
         return self(_aten.full.default, [], value, dtype=torch.float32, device=torch.device("cpu"))
 
     def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
-        """Return the product of two batches of matrices, in fp32."""
         values = [side.meta["val"] for side in (left, right)]
         sizes = (values[0].shape[1], values[1].shape[2])
         many = all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= FEWEST_SCORES
         if self.in_bf16 and many and {value.dtype for value in values} == {torch.bfloat16}:
             return self(torch.ops.gallery.exact_products.default, left, right)
-        return self(
-            _aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32)
-        )
+        in_fp32 = (self.cast(side, torch.float32) for side in (left, right))
+        return self(_aten.bmm.default, *in_fp32)
 
     def transposed(self, matrices: fx.Node) -> fx.Node:
-        """Return the transpose of each matrix of a batch."""
         return self(_aten.permute.default, matrices, [0, 2, 1])
 
 
@@ -178,9 +159,8 @@ class _Heads:
 
     def __init__(self, write: _Writer, arguments: Mapping[str, Any]) -> None:
         self.write, self.arguments = write, arguments
-        self.query, self.key, self.value = (
-            self._flat(arguments[name]) for name in ("query", "key", "value")
-        )
+        flat = (self._flat(arguments[name]) for name in ("query", "key", "value"))
+        self.query, self.key, self.value = flat
         self.dtype = arguments["query"].meta["val"].dtype
         self.scale = arguments["scale"]
         if self.scale is None:
@@ -210,11 +190,8 @@ class _Heads:
         A query that may not attend to any key has zeros.
         """
         write = self.write
-        scores = write(
-            _aten.mul.Tensor,
-            write.exact_product(self.query, write.transposed(self.key)),
-            self.scale,
-        )
+        products = write.exact_product(self.query, write.transposed(self.key))
+        scores = write(_aten.mul.Tensor, products, self.scale)
         masked = self._masked(scores)
         highest = write(_aten.amax.default, masked, [-1], True)
         if masked is not scores:
@@ -226,10 +203,8 @@ class _Heads:
         return write.cast(write(_aten.div.Tensor, powers, total), self.dtype)
 
     def _where_equal(self, tensor: fx.Node, value: float, instead: float) -> fx.Node:
-        write = self.write
-        return write(
-            _aten.where.self, write(_aten.eq.Scalar, tensor, value), write.scalar(instead), tensor
-        )
+        equal = self.write(_aten.eq.Scalar, tensor, value)
+        return self.write(_aten.where.self, equal, self.write.scalar(instead), tensor)
 
     def _masked(self, scores: fx.Node) -> fx.Node:
         write, mask = self.write, self.arguments["attn_mask"]
@@ -260,25 +235,19 @@ class _Heads:
         grad = self._flat(grad_out)
         probabilities = write.cast(self.probabilities, torch.float32)
         of_probabilities = write.exact_product(grad, write.transposed(self.value))
-        mean = write(
-            _aten.sum.dim_IntList,
-            write(_aten.mul.Tensor, probabilities, of_probabilities),
-            [-1],
-            True,
-        )
-        of_scores = write(
-            _aten.mul.Tensor, probabilities, write(_aten.sub.Tensor, of_probabilities, mean)
-        )
+        products = write(_aten.mul.Tensor, probabilities, of_probabilities)
+        mean = write(_aten.sum.dim_IntList, products, [-1], True)
+        centred = write(_aten.sub.Tensor, of_probabilities, mean)
+        of_scores = write(_aten.mul.Tensor, probabilities, centred)
         rounded = write.cast(write(_aten.mul.Tensor, of_scores, self.scale), self.dtype)
+        by_key = write.transposed(self.probabilities)
         return (
             self.back(write(_aten.bmm.default, rounded, self.key), "query"),
             self.back(write(_aten.bmm.default, write.transposed(rounded), self.query), "key"),
-            self.back(
-                write(
-                    _aten.bmm.default,
-                    write.transposed(self.probabilities),
-                    write.cast(grad, self.dtype),
-                ),
-                "value",
-            ),
+            self.back(write(_aten.bmm.default, by_key, write.cast(grad, self.dtype)), "value"),
         )
+
+
+PASS = Pass(
+    "short_attention", "joint_custom_pre_pass", rewrite, depends_on=lambda: multiplies_in_bf16()
+)

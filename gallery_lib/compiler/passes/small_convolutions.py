@@ -20,15 +20,13 @@ another order.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
+from gallery_lib.compiler.passes.graph_pass import Pass, Writer, arguments_of
 from gallery_lib.system import hardware
 
 MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 1024)}
@@ -41,29 +39,16 @@ _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.defa
 
 def reason_not_applied() -> str | None:
     """Return why convolutions stay as they are on this processor, or None."""
-    return (
-        None
-        if "avx512_bf16" in hardware.cpu_flags()
-        else "the processor has no bfloat16 units of AVX-512"
-    )
+    in_bf16 = "avx512_bf16" in hardware.cpu_flags()
+    return None if in_bf16 else "the processor has no bfloat16 units of AVX-512"
 
 
-class SmallConvolutions(CustomGraphPass):
-    """Inductor's `joint_custom_pre_pass` that writes small convolutions as products.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-            _rewrite_backward(graph, node)
-        for node in graph.find_nodes(op="call_function", target=_FORWARD):
-            _rewrite_forward(graph, node)
-
-    def uuid(self) -> Any:
-        """Return a hash of this file and of `graph_writer.py`, so that it changes with them."""
-        return get_hash_for_files((__file__, graph_writer.__file__))
+def rewrite(graph: fx.Graph) -> None:
+    """Write small convolutions as products."""
+    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
+        _rewrite_backward(graph, node)
+    for node in graph.find_nodes(op="call_function", target=_FORWARD):
+        _rewrite_forward(graph, node)
 
 
 @dataclass(frozen=True)
@@ -81,16 +66,6 @@ class _Sizes:
     padding: tuple[int, int]
 
     @property
-    def positions(self) -> int:
-        """Return the number of positions, which are the rows of the product."""
-        return self.samples * self.result[0] * self.result[1]
-
-    @property
-    def pixels(self) -> int:
-        """Return the number of pixels under the kernel."""
-        return self.kernel[0] * self.kernel[1]
-
-    @property
     def keeps_size(self) -> bool:
         """Return whether the inputs' gradient is such a convolution, of a turned kernel.
 
@@ -102,35 +77,29 @@ class _Sizes:
 
     def small(self, which: str) -> bool:
         """Return whether the pass `which` is to be a product."""
-        return self.positions <= MOST_POSITIONS[which][self.pixels == 1]
+        positions = self.samples * self.result[0] * self.result[1]  # rows of the product
+        return positions <= MOST_POSITIONS[which][self.kernel == (1, 1)]
 
 
 def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
     """Return the sizes of a convolution, or None for one that is left alone."""
     image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
+    tensors = (image, weight, result)
     if (
         image.dim() != 4
         or arguments["transposed"]
         or arguments["groups"] != 1
         or list(arguments["dilation"]) != [1, 1]
-    ):
-        return None
-    if {image.dtype, weight.dtype, result.dtype} != {torch.bfloat16} or image.device.type != "cpu":
-        return None
-    if not all(
-        isinstance(size, int) for tensor in (image, weight, result) for size in tensor.shape
+        or {tensor.dtype for tensor in tensors} != {torch.bfloat16}
+        or image.device.type != "cpu"
+        or not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
     ):
         return None
     if not (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)):
         return None
     outputs, inputs = weight.shape[:2]
-    pairs = (
-        image.shape[2:],
-        result.shape[2:],
-        weight.shape[2:],
-        arguments["stride"],
-        arguments["padding"],
-    )
+    shapes = (tensor.shape[2:] for tensor in (image, result, weight))
+    pairs = (*shapes, arguments["stride"], arguments["padding"])
     sides = [(int(height), int(width)) for height, width in pairs]
     return _Sizes(image.shape[0], inputs, outputs, weight.is_contiguous(), *sides)
 
@@ -143,22 +112,12 @@ def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
 
 def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
     """Reshape [samples × height × width, channels] to [samples, channels, height, width]."""
-    channels = rows.meta["val"].shape[1]
-    return write(
-        _aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2]
-    )
+    image = write.reshaped(rows, [samples, *size, rows.meta["val"].shape[1]])
+    return write(_aten.permute.default, image, [0, 3, 1, 2])
 
 
 def _under_kernel(
-    write: Writer,
-    image: fx.Node,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    result: tuple[int, int],
-    *,
-    channels_first: bool = False,
-    turned: bool = False,
+    write: Writer, image: fx.Node, sizes: _Sizes, *, channels_first: bool, turned: bool = False
 ) -> fx.Node:
     """Return the pixels under the kernel at each position (im2col).
 
@@ -167,17 +126,17 @@ def _under_kernel(
     pixels come in the order of a kernel that is turned by half a turn.
     """
     last = write(_aten.permute.default, image, [0, 2, 3, 1])
-    if any(padding):
-        (rows, columns) = padding
+    rows, columns = sizes.padding
+    if rows or columns:
         last = write(_aten.constant_pad_nd.default, last, [0, 0, columns, columns, rows, rows])
     pieces = []
-    tops, lefts = (range(size)[:: -1 if turned else 1] for size in kernel)
+    tops, lefts = (range(size)[:: -1 if turned else 1] for size in sizes.kernel)
     for top in tops:
         for left in lefts:
             piece = last
             for place, begin, steps, number in (
-                (1, top, stride[0], result[0]),
-                (2, left, stride[1], result[1]),
+                (1, top, sizes.stride[0], sizes.result[0]),
+                (2, left, sizes.stride[1], sizes.result[1]),
             ):
                 end = begin + steps * (number - 1) + 1
                 if (begin, end, steps) != (0, piece.meta["val"].shape[place], 1):
@@ -188,9 +147,7 @@ def _under_kernel(
     # Nothing else reads the concatenation, so `reshape` may make a view of it or a copy.
     if channels_first:
         pieces = [write(_aten.unsqueeze.default, piece, 4) for piece in pieces]
-        together = write(_aten.cat.default, pieces, 4)
-    else:
-        together = write(_aten.cat.default, pieces, 3)
+    together = write(_aten.cat.default, pieces, 4 if channels_first else 3)
     row = last.meta["val"].shape[3] * len(pieces)
     return write(_aten.reshape.default, together, [-1, row])
 
@@ -203,12 +160,10 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
     write = Writer(graph, node)
     pixels = _pixels(write, arguments["input"], sizes)
     weights = write(_aten.permute.default, _weight_rows(write, arguments["weight"], sizes), [1, 0])
-    bias = arguments["bias"]
-    rows = (
-        write(_aten.mm.default, pixels, weights)
-        if bias is None
-        else write(_aten.addmm.default, bias, pixels, weights)
-    )
+    if (bias := arguments["bias"]) is None:
+        rows = write(_aten.mm.default, pixels, weights)
+    else:
+        rows = write(_aten.addmm.default, bias, pixels, weights)
     image = _image(write, rows, sizes.samples, sizes.result)
     node.replace_all_uses_with(write.laid_out_as(image, node.meta["val"]))
     graph.erase_node(node)
@@ -216,15 +171,7 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
 
 def _pixels(write: Writer, image: fx.Node, sizes: _Sizes) -> fx.Node:
     """Return the pixels under the kernel, in the order of a row of the weights."""
-    return _under_kernel(
-        write,
-        image,
-        sizes.kernel,
-        sizes.stride,
-        sizes.padding,
-        sizes.result,
-        channels_first=sizes.channels_first,
-    )
+    return _under_kernel(write, image, sizes, channels_first=sizes.channels_first)
 
 
 def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
@@ -282,23 +229,28 @@ def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes)
 
     It is the gradient of the outputs, convolved with the kernel turned by half a turn.
     """
-    if sizes.pixels == 1:
+    if sizes.kernel == (1, 1):
         weights = _weight_rows(write, arguments["weight"], sizes)
     else:
         # [outputs, height, width, inputs], a copy where it does not lie so.
         last = write(_aten.permute.default, arguments["weight"], [0, 2, 3, 1])
         last = write(_aten.clone.default, last, memory_format=torch.contiguous_format)
         weights = write(_aten.view.default, last, [-1, sizes.inputs])
-    padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
-    gradients = _under_kernel(
-        write,
-        arguments["grad_output"],
-        sizes.kernel,
-        (1, 1),
-        padding,
-        sizes.image,
-        channels_first=True,
-        turned=True,
+    turned = replace(
+        sizes,
+        padding=tuple(k - 1 - p for k, p in zip(sizes.kernel, sizes.padding, strict=True)),
+        result=sizes.image,
     )
-    image = _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)
+    gradient = arguments["grad_output"]
+    pixels = _under_kernel(write, gradient, turned, channels_first=True, turned=True)
+    image = _image(write, write(_aten.mm.default, pixels, weights), sizes.samples, sizes.image)
     return write.laid_out_as(image, arguments["input"].meta["val"])
+
+
+PASS = Pass(
+    "small_convolutions",
+    "joint_custom_pre_pass",
+    rewrite,
+    needs_channels_last=True,
+    reason_not_applied=lambda _: reason_not_applied(),
+)

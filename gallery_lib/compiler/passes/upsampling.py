@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.nn import functional
 
-from gallery_lib.compiler.passes import graph_writer
-from gallery_lib.compiler.passes.graph_writer import two_sides
+from gallery_lib.compiler.passes.graph_pass import Pass, example, replace, two_sides
 
 _aten = torch.ops.aten
 _FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
@@ -57,10 +55,7 @@ def _upsample_backward(
     scales: Sequence[float] | None,
     align_corners: bool,
 ) -> Tensor:
-    """Return the gradient of an image of `shape`.
-
-    `gradient` is that of the enlarged image, [samples, channels, height, width].
-    """
+    """Return the gradient of an image of `shape`, of that of the enlarged image."""
     result = _BACKWARD[mode](
         gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None))
     )
@@ -80,30 +75,14 @@ def _gradients_layout(mode: str, gradient: Tensor) -> torch.memory_format:
 
 
 @upsample.register_fake
-def _(
-    image: Tensor,
-    mode: str,
-    size: Sequence[int] | None,
-    scales: Sequence[float] | None,
-    align_corners: bool,
-) -> Tensor:
-    if size is None:
-        assert scales is not None
-        size = [
-            torch.sym_int(length * scale)
-            for length, scale in zip(image.shape[2:], scales, strict=True)
-        ]
+def _(image: Tensor, mode: str, size: Any, scales: Any, align_corners: bool) -> Tensor:
+    lengths = zip(image.shape[2:], scales or (), strict=size is None)
+    size = size or [torch.sym_int(length * scale) for length, scale in lengths]
     return image.new_empty([*image.shape[:2], *size]).contiguous(memory_format=_layout(image))
 
 
 @_upsample_backward.register_fake
-def _(
-    gradient: Tensor,
-    mode: str,
-    shape: Sequence[int],
-    scales: Sequence[float] | None,
-    align_corners: bool,
-) -> Tensor:
+def _(gradient: Tensor, mode: str, shape: Any, scales: Any, align_corners: bool) -> Tensor:
     return gradient.new_empty(shape).contiguous(memory_format=_gradients_layout(mode, gradient))
 
 
@@ -113,38 +92,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return (
-        _upsample_backward(gradient, ctx.mode, ctx.shape, ctx.scales, ctx.align_corners),
-        None,
-        None,
-        None,
-        None,
-    )
+    options = (ctx.mode, ctx.shape, ctx.scales, ctx.align_corners)
+    return (_upsample_backward(gradient, *options), None, None, None, None)
 
 
 upsample.register_autograd(_gradients, setup_context=_keep)
 
 
-class Upsampling(CustomGraphPass):
-    """Inductor's `pre_grad_custom_pass` that puts torch's upsampling in the place of `interpolate`.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for node in graph.find_nodes(op="call_function", target=functional.interpolate):
-            arguments = _arguments(node)
-            if arguments is not None:
-                with graph.inserting_before(node):
-                    replacement = graph.call_function(torch.ops.gallery.upsample.default, arguments)
-                replacement.meta = dict(node.meta)
-                node.replace_all_uses_with(replacement)
-                graph.erase_node(node)
-
-    def uuid(self) -> Any:
-        """Return a hash of this file and of `graph_writer.py`."""
-        return get_hash_for_files((__file__, graph_writer.__file__))
+def rewrite(graph: fx.Graph) -> None:
+    """Put torch's upsampling in the place of `interpolate`."""
+    for node in graph.find_nodes(op="call_function", target=functional.interpolate):
+        if (arguments := _arguments(node)) is not None:
+            replace(node, torch.ops.gallery.upsample.default, *arguments)
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
@@ -152,20 +111,16 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     pair = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
     if pair is None:
         return None
-    kwargs = pair.kwargs
-    image, mode, size, scales = (
-        kwargs["input"],
-        kwargs["mode"],
-        kwargs["size"],
-        kwargs["scale_factor"],
-    )
-    value, enlarged = (graph_node.meta.get("example_value") for graph_node in (image, node))
-    if mode not in _FORWARD or kwargs["antialias"] or kwargs["recompute_scale_factor"]:
-        return None
-    if not isinstance(value, Tensor) or not isinstance(enlarged, Tensor):
-        return None
+    given = pair.kwargs
+    image, mode, size, scales = (given[name] for name in ("input", "mode", "size", "scale_factor"))
+    value, enlarged = example(image), example(node)
     if (
-        value.dim() != 4
+        mode not in _FORWARD
+        or given["antialias"]
+        or given["recompute_scale_factor"]
+        or value is None
+        or enlarged is None
+        or value.dim() != 4
         or value.device.type != "cpu"
         or not value.is_floating_point()
         or enlarged.dtype != value.dtype
@@ -173,11 +128,9 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         return None
     if isinstance(size, fx.Node) or any(isinstance(scale, fx.Node) for scale in two_sides(scales)):
         return None  # not known before it runs
+    sizes = None if size is None else two_sides(size)
     factors = None if scales is None else [float(scale) for scale in two_sides(scales)]
-    return (
-        image,
-        mode,
-        None if size is None else two_sides(size),
-        factors,
-        bool(kwargs["align_corners"]),
-    )
+    return image, mode, sizes, factors, bool(given["align_corners"])
+
+
+PASS = Pass("whole_upsampling", "pre_grad_custom_pass", rewrite)

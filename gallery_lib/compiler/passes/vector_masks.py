@@ -21,26 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from gallery_lib.compiler.passes.graph_pass import Pass
 
 _LOAD = re.compile(r"at::vec::VecMask<float,\d+>::from\((?P<arguments>.+)\)")
 _STORE = re.compile(r"(?P<value>\w+)\.store\((?P<arguments>.+)\);")
 _BYTES = "reinterpret_cast<{const}uint8_t*>({place})"
-
-
-class VectorMasks(CustomGraphPass):
-    """Inductor's `post_grad_custom_post_pass` that asks for masks by vector instructions.
-
-    `uuid` goes into the key of Inductor's cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Leave `graph` as it is; its code will have the other lines."""
-        _extend_inductor()
-
-    def uuid(self) -> Any:
-        """Return a hash of this file, so that it changes with the file."""
-        return get_hash_for_files((__file__,))
 
 
 @functools.cache
@@ -55,8 +41,7 @@ def _extend_inductor() -> None:
 
 def _asked() -> bool:
     """Return whether the code that is being compiled has this pass."""
-    chosen = config.post_grad_custom_post_pass
-    return any(isinstance(one, VectorMasks) for one in getattr(chosen, "passes", [chosen]))
+    return PASS in getattr(config.post_grad_custom_post_pass, "passes", ())
 
 
 def _loading(plain: Any) -> Any:
@@ -109,3 +94,11 @@ def _two(arguments: str) -> list[str] | None:
         else:
             parts[-1] += character
     return [part.strip() for part in parts] if len(parts) == 2 else None
+
+
+def rewrite(graph: fx.Graph) -> None:
+    """Leave `graph` as it is; its code will have the other lines."""
+    _extend_inductor()
+
+
+PASS = Pass("vector_masks", "post_grad_custom_post_pass", rewrite)

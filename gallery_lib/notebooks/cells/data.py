@@ -20,7 +20,7 @@ from gallery_lib.system.json_files import read_json, write_json
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
-    from gallery_lib.tasks.examples import Examples
+    from gallery_lib.tasks.task import Examples
 
 
 def make_data(settings: Settings) -> None:
@@ -50,7 +50,7 @@ def make_data(settings: Settings) -> None:
 def show_examples(content: Examples) -> None:
     """Show examples as a figure with its table, or as a table alone."""
     from gallery_lib.report import examples
-    from gallery_lib.tasks.examples import Matrices, Pictures
+    from gallery_lib.tasks.task import Matrices, Pictures
 
     if isinstance(content, Pictures | Matrices):
         display_chart(examples.chart(content))

@@ -97,7 +97,7 @@ def changed_names(task: Any, functions: Mapping[str, Callable[..., Any]]) -> lis
     Raises:
         InputError: for what is no function, and for an optimizer that cannot be measured.
     """
-    from gallery_lib.tasks.domains.changed_task import optimizer_spec
+    from gallery_lib.tasks.domains.own_functions import spec_of
 
     sources = {name: source_of(function, name) for name, function in functions.items()}
     same = {
@@ -106,7 +106,7 @@ def changed_names(task: Any, functions: Mapping[str, Callable[..., Any]]) -> lis
         ),
         "loss": lambda: same_code(sources["loss"], inspect.getsource(task.loss)),
         "build_optimizer": lambda: (
-            optimizer_spec(functions["build_optimizer"]) == _without_schedule(task.optimizer)
+            spec_of(functions["build_optimizer"]) == _without_schedule(task.optimizer)
         ),
         "train": lambda: same_code(sources["train"], LOOP),
     }
@@ -134,7 +134,7 @@ def write_task(
     source = "\n\n\n".join(
         [
             *cells,
-            "from gallery_lib.tasks.domains.changed_task import changed",
+            "from gallery_lib.tasks.domains.own_functions import changed",
             f'{task_name} = changed("{task_name}"{arguments})\n',
         ]
     )

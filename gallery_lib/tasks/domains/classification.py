@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import ImageFolder
@@ -17,26 +18,19 @@ from gallery_lib.data.images.mock_imagenet import class_in_words
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.examples import Pictures
-from gallery_lib.tasks.task import Head, Splits, Task
+from gallery_lib.tasks.task import Head, Pictures, Splits, Task
 
 Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
 IMAGENET_CLASSES = 1000
 
 
 def classes(config: TrainConfig) -> int:
-    """Return the number of class folders of `config.data_dir`.
-
-    For the mock data it is ImageNet's 1000, of some of which the data has images.
-    """
+    """Return the number of class folders of `config.data_dir`; for mock data ImageNet's 1000."""
     return len(list_classes(config.data_dir, "train")) if config.data_dir else IMAGENET_CLASSES
 
 
 def head(features: int) -> Head:
-    """Return the head for a linear layer with bias on so many features.
-
-    It has ImageNet's classes unless the data has others.
-    """
+    """Return the head for a linear layer with bias on so many features."""
     return Head(outputs=IMAGENET_CLASSES, parameters_per_output=features + 1, wanted=classes)
 
 
@@ -51,16 +45,14 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
     """
     root = config.data_dir or str(paths.data_dir("imagenet-small"))
     assert config.image_size is not None
+    wanted = ""
     if config.image_size < smallest:
+        wanted = f"images of at least {smallest}"
+    elif config.image_size % multiple_of:
+        wanted = f"a multiple of {multiple_of}"
+    if wanted:
         raise InputError(
-            f"image_size={config.image_size}: {config.model} needs images of at least {smallest} "
-            "pixels.",
-            parameter="image_size",
-        )
-    if config.image_size % multiple_of:
-        raise InputError(
-            f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} "
-            "pixels.",
+            f"image_size={config.image_size}: {config.model} needs {wanted} pixels.",
             parameter="image_size",
         )
     train = ImageFolder(root, "train", config.image_size, train=True, seed=config.seed)
@@ -83,10 +75,7 @@ def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Ten
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Return the top-1 and top-5 hits of one batch.
-
-    With five outputs or fewer there is no top five, which would hold every label.
-    """
+    """Return the top-1 hits of one batch, and with more than five outputs the top-5 hits."""
     inputs, labels = batch
     logits = model(inputs)
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [N, 5]
@@ -110,14 +99,12 @@ def examples(splits: Splits, count: int = 10) -> Pictures:
     samples = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
     labels = [class_in_words(data.classes[int(label)]) for _, label in samples]
     size = samples[0][0].shape[0]
-    return Pictures(
-        [image.numpy() for image, _ in samples],
-        [label.replace(", ", ",\n") for label in labels],
-        (
-            f"{len(samples)} of {len(data)} training images, augmented, {size}×{size}, of "
-            f"{len(data.classes)} classes"
-        ),
+    description = (
+        f"{len(samples)} of {len(data)} training images, augmented, {size}×{size}, of "
+        f"{len(data.classes)} classes"
     )
+    captions = [label.replace(", ", ",\n") for label in labels]
+    return Pictures([image.numpy() for image, _ in samples], captions, description)
 
 
 @torch.no_grad()
@@ -125,26 +112,16 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
     """Return held-out images with what each model takes them for."""
     data: Any = splits.held_out
     samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
-    batch, labels = data.finish_batch(
-        (
-            torch.stack([image for image, _ in samples]),
-            torch.tensor([label for _, label in samples]),
-        )
-    )
+    batch, labels = data.finish_batch(default_collate(samples))
     names = [class_in_words(name) for name in data.classes]
     captions = [f"true: {names[int(label)]}" for label in labels]
     for title, model in models.items():
         guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
-            captions[i] += (
-                f"\n{title}: {names[guess]}\N{NO-BREAK SPACE}{'✓' if guess == label else '✗'}"
-            )
-    return Pictures(
-        [image.numpy() for image, _ in samples],
-        captions,
-        "held-out images and what the models take them for",
-        columns=4,
-    )
+            mark = "✓" if guess == label else "✗"
+            captions[i] += f"\n{title}: {names[guess]}\N{NO-BREAK SPACE}{mark}"
+    description = "held-out images and what the models take them for"
+    return Pictures([image.numpy() for image, _ in samples], captions, description, columns=4)
 
 
 image_classifier = partial(

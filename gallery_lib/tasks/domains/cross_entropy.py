@@ -6,6 +6,8 @@ For torch's function they are converted to fp32 first. float64 stays float64.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,17 +41,14 @@ def cross_entropy(
     Raises:
         IndexError: on the CPU, as torch does, for a label outside of the classes.
     """
-    names = {
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "reduction": reduction,
-    }
+    names: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    names["reduction"] = reduction
     if logits.numel() >= LARGE and (usage.used(logits.device) or _in_cpp(logits, labels)):
         if logits.device.type == "cpu":
             _check_labels(labels, logits.shape[1], ignore_index)
-        return own.cross_entropy(logits, labels, **names)  # type: ignore[arg-type]
+        return own.cross_entropy(logits, labels, **names)
     exact = logits if logits.dtype is torch.float64 else logits.float()
-    return F.cross_entropy(exact, labels, **names)  # type: ignore[arg-type]
+    return F.cross_entropy(exact, labels, **names)
 
 
 def _in_cpp(logits: Tensor, labels: Tensor) -> bool:

@@ -18,8 +18,7 @@ from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.examples import Rows
-from gallery_lib.tasks.task import Splits, Task
+from gallery_lib.tasks.task import Rows, Splits, Task
 
 Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text/masking.py for the fields
 
@@ -68,9 +67,7 @@ def _draw_once(draw: Callable[..., None], undrawn: Sequence[tuple[Any, ...]]) ->
     """
     drawn: set[nn.Parameter] = set()
     for model, module, *rest in undrawn:
-        shared = {
-            name: parameter for name, parameter in module._parameters.items() if parameter in drawn
-        }
+        shared = {name: one for name, one in module._parameters.items() if one in drawn}
         own = set(module.parameters(recurse=False)) - drawn
         if shared and not own:
             continue
@@ -83,18 +80,12 @@ def _draw_once(draw: Callable[..., None], undrawn: Sequence[tuple[Any, ...]]) ->
 
 
 def masked_text(config: TrainConfig) -> Splits:
-    """Return text for BERT, at most 512 tokens a sample.
-
-    The text is `config.data_dir` (see data/text/tokenized.py), else the English at hand.
-    """
+    """Return text for BERT, at most 512 tokens a sample: `config.data_dir` or English at hand."""
     return _splits(config, "wordpiece", mask_tokens, positions=512)
 
 
 def infilled_text(config: TrainConfig) -> Splits:
-    """Return text for BART, at most 1024 tokens a sample.
-
-    The text is `config.data_dir` (see data/text/tokenized.py), else the English at hand.
-    """
+    """Return text for BART, at most 1024 tokens a sample: `config.data_dir` or English at hand."""
     return _splits(config, "byte-bpe", infill, positions=1024)
 
 
@@ -102,18 +93,12 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
     length = config.sequence_length
     assert length is not None
     if length > positions:
-        raise InputError(
-            f"sequence_length={length}: {config.model} has {positions} positions. Use at most "
-            f"{positions} tokens.",
-            parameter="sequence_length",
-        )
+        wanted = f"{config.model} has {positions} positions. Use at most {positions} tokens."
+        raise InputError(f"sequence_length={length}: {wanted}", parameter="sequence_length")
     tokens = text.find(config.data_dir, kind)
-    return Splits(
-        train=PackedText(tokens, "train", length, hide, train=True, seed=config.seed),
-        held_out=PackedText(
-            tokens, "held_out", length, hide, train=False, at_most=HELD_OUT_SAMPLES
-        ),
-    )
+    held_out = PackedText(tokens, "held_out", length, hide, train=False, at_most=HELD_OUT_SAMPLES)
+    train = PackedText(tokens, "train", length, hide, train=True, seed=config.seed)
+    return Splits(train, held_out)
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -122,10 +107,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _hidden(batch: Batch) -> Tensor:
-    """Return where the model has to guess, bool [N, L].
-
-    The decoder of BART also has to write what its encoder sees.
-    """
+    """Return where the model has to guess, bool [N, L]; BART also writes what its encoder sees."""
     return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
 
 
@@ -160,10 +142,7 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
 
 
 def summary(means: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the share of hidden tokens that were guessed, and the perplexity.
-
-    Perplexity says among how many equally likely tokens the model wavers.
-    """
+    """Return the share of hidden tokens that were guessed, and the perplexity."""
     return {
         "masked_accuracy": float(means["masked_accuracy"]),
         "perplexity": math.exp(min(700.0, float(means["negative_log_likelihood"]))),
@@ -171,10 +150,7 @@ def summary(means: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def chance(splits: Splits) -> dict[str, float]:
-    """Return accuracy and perplexity of a model that knows nothing.
-
-    Such a model always guesses the most frequent hidden token, or wavers between all pieces.
-    """
+    """Return the metrics of always the most frequent hidden token, and of any piece alike."""
     data: Any = splits.held_out
     samples = [data[index] for index in range(len(data))]
     labels = torch.cat([sample["labels"][_hidden(sample)] for sample in samples])
@@ -194,10 +170,8 @@ def examples(splits: Splits, count: int = 4) -> Rows:
     tokenizer = data.text.tokenizer()
     rows = []
     for sample in _spread(data, count):
-        seen, true = _beginning(sample, data.text.specials.mask)
-        rows.append(
-            [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in (seen, true)]
-        )
+        both = _beginning(sample, data.text.specials.mask)
+        rows.append([tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in both])
     return Rows(["what the model sees", "the text"], rows)
 
 
@@ -214,10 +188,8 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         seen, true = _beginning(sample, mask)
         gaps = _gaps(sample, mask)
         batch = default_collate([sample])
-        # each [L − 1]
-        guesses = [
-            _logits(model.eval(), batch)[0, 1:, :pieces].argmax(dim=1) for model in models.values()
-        ]
+        logits = (_logits(model.eval(), batch) for model in models.values())
+        guesses = [each[0, 1:, :pieces].argmax(dim=1) for each in logits]  # each [L − 1]
         filled = [
             " / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps)
             for ids in (true, *guesses)
@@ -231,10 +203,7 @@ def _spread(data: Any, count: int) -> list[Batch]:
 
 
 def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
-    """Return (what is seen, what is true) as two rows of token ids.
-
-    They are the first SHOWN_TOKENS tokens after the start token.
-    """
+    """Return (model input, target) ids of the first SHOWN_TOKENS tokens after the start token."""
     inputs, labels = sample["input_ids"], sample["labels"]
     end = 1 + SHOWN_TOKENS
     if "hidden" not in sample:
@@ -246,18 +215,11 @@ def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
 
 
 def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
-    """Return the runs of hidden tokens in what `_beginning` returns.
-
-    They are slices of the true ids.
-    """
-    hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[
-        1 : 1 + SHOWN_TOKENS
-    ].tolist()
-    runs = [
-        list(run)
-        for is_hidden, run in itertools.groupby(range(len(hidden)), key=hidden.__getitem__)
-        if is_hidden
-    ]
+    """Return the runs of hidden tokens in what `_beginning` returns, as slices of the true ids."""
+    hidden = sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask
+    flags = hidden[1 : 1 + SHOWN_TOKENS].tolist()
+    grouped = itertools.groupby(range(len(flags)), key=flags.__getitem__)
+    runs = [list(run) for is_hidden, run in grouped if is_hidden]
     return [slice(run[0], run[-1] + 1) for run in runs]
 
 

@@ -1,39 +1,34 @@
-"""A task made of three functions of the reader's own: a model, a loss and a batch.
+"""Tasks with functions of the reader's own.
 
-The notebook your_model uses it.
+`task_from` makes one of a model, a loss and a batch, for the notebook your_model. `changed` is a
+task of the gallery with another model, loss or optimizer: those that the cells of its notebook
+define. Its data, metrics and sizes are the gallery's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.console import user_errors
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.optim import OptimizerSpec
-from gallery_lib.tasks.task import Splits, Task
+from gallery_lib.tasks.task import FULL, QUICK, Splits, Task
 
 BATCHES = 256
 HELD_OUT_BATCHES = 8
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("AdamW", {}),
-    "adam": ("Adam", {}),
-    "sgd": ("SGD", {"momentum": 0.9}),
-    "rmsprop": ("RMSprop", {}),
-    "radam": ("RAdam", {}),
-    "nadam": ("NAdam", {}),
-    "adamax": ("Adamax", {}),
-    "adagrad": ("Adagrad", {}),
-    "adadelta": ("Adadelta", {}),
-}
-"""Class of torch.optim and its arguments, by the name that a reader gives."""
+_KINDS = "AdamW Adam SGD RMSprop RAdam NAdam Adamax Adagrad Adadelta"
+OPTIMIZERS = {kind.lower(): kind for kind in _KINDS.split()}
+"""Class of torch.optim by the name that a reader gives."""
 MakeBatch = Callable[[int, torch.Generator], Any]
 """Function (batch size, generator) → batch: a nesting of tensors [batch size, …]."""
 
@@ -47,20 +42,15 @@ class MadeBatches(Dataset[Any]):
 
     def __init__(self, make_batch: MakeBatch, batch_size: int, batches: int, seed: int) -> None:
         """Make `batches` batches of `batch_size` with `make_batch`, each when it is needed."""
-        self.make_batch, self.batch_size, self.batches, self.seed = (
-            make_batch,
-            batch_size,
-            batches,
-            seed,
-        )
+        self.make_batch, self.batch_size = make_batch, batch_size
+        self.batches, self.seed = batches, seed
 
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Any:
-        batch = self.make_batch(
-            self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index)
-        )
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)
+        batch = self.make_batch(self.batch_size, generator)
         if problem := _problem(batch, self.batch_size):
             raise user_errors.at_return(self.make_batch, problem)
         return batch
@@ -72,17 +62,14 @@ class MadeBatches(Dataset[Any]):
 
 
 def _problem(batch: Any, batch_size: int) -> str:
-    """Return what is wrong with a batch, and what to do; '' where nothing is."""
     if batch is None:
         return "make_batch returns nothing (None). Is a `return` missing?"
     tensors = list(tensors_in(batch))
     if not tensors:
         kind = type(batch[0] if isinstance(batch, (tuple, list)) and batch else batch).__name__
-        convert = (
-            "`torch.from_numpy(array)` makes an array a tensor"
-            if kind == "ndarray"
-            else "return tensors, in any nesting"
-        )
+        convert = "return tensors, in any nesting"
+        if kind == "ndarray":
+            convert = "`torch.from_numpy(array)` makes an array a tensor"
         return f"make_batch returns {kind}, with no tensor in it: {convert}."
     if not any(batch_size in tensor.shape for tensor in tensors):
         shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors[:3])
@@ -102,10 +89,8 @@ def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
         call = f"{name}({', '.join(handed)})"
         raise user_errors.at_definition(
             function,
-            (
-                f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, "
-                "and others a default."
-            ),
+            f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and "
+            "others a default.",
         ) from None
 
 
@@ -121,11 +106,10 @@ def optimizer_spec(name: str, learning_rate: float | None) -> OptimizerSpec:
             f"{', '.join(OPTIMIZERS)}.",
             parameter="optimizer",
         )
-    kind, arguments = OPTIMIZERS[name]
-    default = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
-    return OptimizerSpec(
-        kind, lr=default if learning_rate is None else learning_rate, arguments=arguments
-    )
+    kind = OPTIMIZERS[name]
+    if learning_rate is None:
+        learning_rate = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
+    return OptimizerSpec(kind, learning_rate, arguments={"momentum": 0.9} if name == "sgd" else {})
 
 
 def task_from(
@@ -183,7 +167,86 @@ def task_from(
         chance=lambda splits: {},
         optimizer=optimizer_spec(optimizer, lr),
         flops_per_sample=0.0,
-        quick={"rounds": 8, "block_steps": 4, "parity_steps": 2},
-        full={"warmup_steps": 10, "rounds": 20, "block_steps": 20},
+        quick=QUICK | {"rounds": 8},
+        full=FULL,
         samples_per_item=batch_size,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# A task of the gallery with functions of the reader's own
+
+
+BuildOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_OF_THE_SPEC = ("params", "lr", "weight_decay")
+
+
+def spec_of(build_optimizer: BuildOptimizer) -> OptimizerSpec:
+    """Return the optimizer that `build_optimizer(parameters)` builds, as a spec.
+
+    The function is called with one parameter. Arguments that differ from torch's defaults are kept.
+
+    Raises:
+        InputError: for what is no optimizer of torch.optim with one group of parameters. Such an
+            optimizer cannot be built anew for each variant of a comparison.
+    """
+    try:
+        optimizer = build_optimizer([nn.Parameter(torch.zeros(1))])
+    except Exception as error:
+        line = user_errors.line_of_definition(build_optimizer)
+        raise InputError(user_errors.message(error, line), parameter="build_optimizer") from error
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        raise user_errors.at_return(
+            build_optimizer,
+            f"build_optimizer returns {_described(optimizer)}. Return an optimizer of torch.optim: "
+            "`torch.optim.AdamW(parameters, lr=1e-3)`.",
+        )
+    if len(optimizer.param_groups) != 1:
+        raise user_errors.at_return(
+            build_optimizer,
+            f"build_optimizer makes {len(optimizer.param_groups)} groups of parameters; the "
+            "notebook measures optimizers with one. Give it `parameters` as they are.",
+        )
+    group = optimizer.param_groups[0]
+    arguments = {
+        name: group[name]
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if name not in _OF_THE_SPEC and group.get(name) not in (parameter.default, None)
+    }
+    weight_decay = float(group.get("weight_decay", 0.0))
+    return OptimizerSpec(kind.__name__, float(group["lr"]), weight_decay, arguments=arguments)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "nothing (None): is a `return` missing?"
+    if isinstance(value, type):
+        return f"the class {value.__name__}; call it"
+    return f"a {type(value).__name__}"
+
+
+def changed(
+    name: str,
+    *,
+    build_model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    build_optimizer: BuildOptimizer | None = None,
+) -> Task:
+    """Return the gallery's task `name` with another model, loss or optimizer.
+
+    What is None, data, metrics and sizes are the gallery's. A learning-rate schedule goes with its
+    optimizer: another one has none.
+
+    Raises:
+        InputError: for an optimizer that `spec_of` refuses.
+    """
+    task = tasks.get(name)
+    values: dict[str, Any] = {"title": f"{task.title}, changed"}
+    if build_model is not None:
+        values |= {"build_model": build_model, "parameters": None}
+    if loss is not None:
+        values |= {"loss": loss, "smoothed_loss": None}
+    if build_optimizer is not None:
+        values["optimizer"] = spec_of(build_optimizer)
+    return dataclasses.replace(task, **values)

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
 from gallery_lib.system import paths
-from gallery_lib.tasks.examples import Pictures
-from gallery_lib.tasks.task import Splits
+from gallery_lib.tasks.task import Pictures, Splits
 
 # Images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is.
 Batch = tuple[Tensor, Tensor]
@@ -28,18 +28,12 @@ OVERLAY = np.array([255, 0, 160], np.float32)
 
 
 def width_of(height: int) -> int:
-    """Return the width in pixels that keeps 959:640, rounded up to an odd number.
-
-    Odd widths exercise the padding.
-    """
+    """Return the width in pixels that keeps 959:640, rounded up to an odd number: it is padded."""
     return height * 959 // 640 | 1
 
 
 def images(config: TrainConfig) -> Splits:
-    """Return the images of the folder `config.data_dir`, else of the small mock set.
-
-    They are `config.image_size` pixels high.
-    """
+    """Return the images of `config.data_dir`, else the small mock set, `config.image_size` high."""
     root = config.data_dir or str(paths.data_dir("segmentation-small"))
     assert config.image_size is not None
     size = (config.image_size, width_of(config.image_size))
@@ -50,10 +44,7 @@ def images(config: TrainConfig) -> Splits:
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:
-    """Return the dice coefficients [N] of masks or probabilities [N, H, W].
-
-    A coefficient is 1 where both are empty.
-    """
+    """Return the dice coefficients [N] of masks or probabilities [N, H, W]; 1 for empty ones."""
     overlap, total = (a * b).flatten(1).sum(1), a.flatten(1).sum(1) + b.flatten(1).sum(1)
     return (2 * overlap + 1) / (total + 1)
 
@@ -85,23 +76,19 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     return {"dice": (dice(_predicted(model, inputs).double(), masks.double()).sum(), len(masks))}
 
 
-def chance(splits: Splits, most: int = 64) -> dict[str, float]:
-    """Return the dice coefficient of taking every pixel for the object.
+def _spread(data: Any, most: int) -> list[Any]:
+    """Return at most so many items, from the first to the last."""
+    return [data[int(i)] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]
 
-    At most `most` of the held-out images count.
-    """
-    data: Any = splits.held_out
-    masks = torch.stack(
-        [data[int(i)][1] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]
-    ).double()
+
+def chance(splits: Splits, most: int = 64) -> dict[str, float]:
+    """Return the dice coefficient of taking every pixel of `most` images for the object."""
+    masks = torch.stack([mask for _, mask in _spread(splits.held_out, most)]).double()
     return {"dice": float(dice(torch.ones_like(masks), masks).mean())}
 
 
 def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
-    """Return the image, uint8 [H, W, 3], with the mask [H, W] laid over it.
-
-    The image is coloured where the mask is set, and the mask's outline is drawn.
-    """
+    """Return the image, uint8 [H, W, 3], coloured where the mask [H, W] is set, with an outline."""
     inside = mask.bool().numpy()
     outline = np.zeros_like(inside)
     outline[:, 1:] |= inside[:, 1:] != inside[:, :-1]
@@ -113,15 +100,13 @@ def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
 def examples(splits: Splits, count: int = 8) -> Pictures:
     """Return training images with their masks."""
     data: Any = splits.train
-    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
+    samples = _spread(data, count)
     height, width = samples[0][1].shape
     return Pictures(
         [overlaid(image, mask) for image, mask in samples],
         [f"{float(mask.float().mean()):.0%} object" for _, mask in samples],
-        (
-            f"{len(samples)} of {len(data)} training images, augmented, {width}×{height}, with "
-            "their masks laid over them in magenta"
-        ),
+        f"{len(samples)} of {len(data)} training images, augmented, {width}×{height}, with their "
+        "masks laid over them in magenta",
         columns=4,
     )
 
@@ -130,10 +115,8 @@ def examples(splits: Splits, count: int = 8) -> Pictures:
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 3) -> Pictures:
     """Return held-out images with the true mask laid over them, and then with each model's."""
     data: Any = splits.held_out
-    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
-    inputs, masks = data.finish_batch(
-        (torch.stack([image for image, _ in samples]), torch.stack([mask for _, mask in samples]))
-    )
+    samples = _spread(data, count)
+    inputs, masks = data.finish_batch(default_collate(samples))
     guesses = {title: _predicted(model.eval(), inputs) for title, model in models.items()}
     shown, captions = [], []
     for i, (image, mask) in enumerate(samples):
@@ -141,13 +124,7 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 3)
         captions.append("true mask")
         for title, guess in guesses.items():
             shown.append(overlaid(image, guess[i]))
-            captions.append(
-                f"{title}: dice "
-                f"{float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}"
-            )
-    return Pictures(
-        shown,
-        captions,
-        "held-out images with true and predicted masks laid over them in magenta",
-        columns=1 + len(models),
-    )
+            coefficient = dice(guess[i : i + 1].double(), masks[i : i + 1].double())
+            captions.append(f"{title}: dice {float(coefficient):.2f}")
+    description = "held-out images with true and predicted masks laid over them in magenta"
+    return Pictures(shown, captions, description, columns=1 + len(models))

@@ -26,8 +26,7 @@ from gallery_lib.data.speech.check import PER_ITEM, refuse_common_speakers
 from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
-from gallery_lib.tasks.examples import Matrices
-from gallery_lib.tasks.task import Splits
+from gallery_lib.tasks.task import Matrices, Splits
 
 Batch = tuple[Tensor, Tensor]  # features float [N, 2, T, dims], speaker numbers int64 [N]
 DIMS = 40
@@ -50,15 +49,10 @@ def utterances(config: TrainConfig) -> Splits:
             f"{2 * PER_ITEM} or more.",
             parameter="batch_size",
         )
-    train = SpeakerPairs(root, "train", config.sequence_length, DIMS, train=True, seed=config.seed)
+    sizes = (config.sequence_length, DIMS)
+    train = SpeakerPairs(root, "train", *sizes, train=True, seed=config.seed)
     held_out = SpeakerPairs(
-        root,
-        "val",
-        config.sequence_length,
-        DIMS,
-        train=False,
-        seed=config.seed,
-        statistics=train.statistics,
+        root, "val", *sizes, train=False, seed=config.seed, statistics=train.statistics
     )
     refuse_common_speakers(train.speakers, held_out.speakers, root)
     return Splits(train, held_out)
@@ -153,10 +147,7 @@ def examples(splits: Splits) -> Matrices:
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 16) -> Matrices:
-    """Return how alike each model finds the utterances of held-out speakers.
-
-    The diagonal should be the brightest.
-    """
+    """Return how alike each model finds utterances of held-out speakers; bright on the diagonal."""
     data: Any = splits.held_out
     voices = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
     values: dict[str, np.ndarray] = {

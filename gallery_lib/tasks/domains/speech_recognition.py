@@ -19,8 +19,7 @@ from gallery_lib.data.speech.characters import END, UNKNOWN
 from gallery_lib.data.speech.utterances import FILTERS, IGNORED, SpeechBatch, SpeechFolder
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.examples import Matrices, Rows
-from gallery_lib.tasks.task import Splits
+from gallery_lib.tasks.task import Matrices, Rows, Splits
 
 LABEL_SMOOTHING = 0.1
 
@@ -84,16 +83,9 @@ def _until_end(tokens: Sequence[int]) -> list[int]:
 
 
 def _transcribe(model: Any, batch: SpeechBatch) -> list[list[int]]:
-    """Return the tokens of each utterance by greedy search.
-
-    The search stops at the padded length of the batch's transcripts at the latest.
-    """
-    return [
-        _until_end(tokens)
-        for tokens in model.transcribe(
-            batch.features, batch.lengths, batch.labels.shape[1]
-        ).tolist()
-    ]
+    """Return the tokens of each utterance by greedy search, up to the padded length."""
+    found = model.transcribe(batch.features, batch.lengths, batch.labels.shape[1])
+    return [_until_end(tokens) for tokens in found.tolist()]
 
 
 def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int]]:
@@ -107,10 +99,7 @@ def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int
         [-1 if token == UNKNOWN else token for token in tokens]
         for tokens in _transcribe(model, batch)
     ]
-    errors = sum(
-        edit_distance(reference, hypothesis)
-        for reference, hypothesis in zip(spoken, heard, strict=True)
-    )
+    errors = sum(map(edit_distance, spoken, heard))
     counted = (batch.labels != IGNORED) & (batch.labels != END)  # [N, U]
     best = model(batch.features, batch.lengths, batch.inputs).argmax(-1)
     right = (best == batch.labels) & counted & (batch.labels != UNKNOWN)
@@ -136,24 +125,17 @@ def chance(splits: Splits) -> dict[str, float]:
 
 
 def examples(splits: Splits, count: int = 3) -> Matrices:
-    """Return filter banks of training utterances as the model sees them.
-
-    Each stands under its transcript.
-    """
+    """Return filter banks of training utterances as the model sees them, by transcript."""
     data: Any = splits.train
     shown = {}
     for index in np.linspace(0, len(data) - 1, count).astype(int):
         features, _ = data[int(index)]
         shown[f"“{data.pieces[index].transcript}”"] = features[:, :FILTERS].numpy().T[::-1]
-    return Matrices(
-        shown,
-        (
-            f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their "
-            "own one after the other"
-        ),
-        row_label="filter, high to low",
-        column_label="stacked frame (30 ms)",
+    description = (
+        f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their own "
+        "one after the other"
     )
+    return Matrices(shown, description, "filter, high to low", "stacked frame (30 ms)")
 
 
 @torch.no_grad()
@@ -164,10 +146,6 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
     batch = data.collate([data[index] for index in indices])
     columns = [[data.pieces[index].transcript for index in indices]]
     for model in models.values():
-        columns.append(
-            [
-                data.characters.decode(tokens) or "(nothing)"
-                for tokens in _transcribe(model.eval(), batch)
-            ]
-        )
+        decoded = map(data.characters.decode, _transcribe(model.eval(), batch))
+        columns.append([words or "(nothing)" for words in decoded])
     return Rows(["said", *models], list(zip(*columns, strict=True)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from written_operators import CPU, assert_as_exact
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes import mixed_products
@@ -17,7 +18,6 @@ from gallery_lib.kernels import mixed_product
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.system import hardware
 
-CPU = torch.device("cpu")
 needs_bf16_units = pytest.mark.skipif(
     mixed_product.reason_not_available() is not None,
     reason="needs a CPU with AVX512-BF16 and a C++ compiler, for which the pass is made",
@@ -78,6 +78,7 @@ MODELS = {
     "layers": (lambda: nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 40)), (8, 32)),
     "batch of sequences": (lambda: nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 7)), (3, 5, 32)),
     "turned": (Turned, (8, 32)),
+    "tied": (Tied, (4, 6)),
     "read twice": (Twice, (8, 32)),
     "convolution": (
         lambda: nn.Conv2d(16, 32, 3, padding=1).to(memory_format=torch.channels_last),
@@ -115,11 +116,7 @@ def assert_as_near(found: list[Tensor], model: nn.Module, batch: Tensor) -> None
     exact = exact_model(batch.double() if batch.is_floating_point() else batch)
     exact.square().mean().backward()
     expected = [exact.detach(), *(parameter.grad for parameter in exact_model.parameters())]
-    for ours, usual, true in zip(found, eager, expected, strict=True):
-        assert true is not None
-        assert (ours.dtype, ours.shape) == (usual.dtype, usual.shape)
-        error, allowed = ((each.double() - true).norm() / true.norm() for each in (ours, usual))
-        assert error <= 1.25 * allowed + 2**-12, (float(error), float(allowed))
+    assert_as_exact(found, eager, expected, factor=1.25, more=2**-12)
 
 
 @needs_bf16_units
@@ -129,44 +126,28 @@ def assert_as_near(found: list[Tensor], model: nn.Module, batch: Tensor) -> None
         ("layers", 5),  # two forward, two gradients of weights, one of the hidden layer
         ("batch of sequences", 5),
         ("turned", 2),
+        ("tied", 6),  # a weight that gets both gradients
         ("read twice", 0),  # it is copied anyway, and its gradients are added up in bfloat16
         ("convolution", 1),  # a gradient of few positions is a product
     ],
 )
-def test_values_are_autocasts(name: str, number: int) -> None:
+def test_values_are_autocasts_and_gradients_lie_as_their_weights(name, number):
     torch.manual_seed(0)
     build, sizes = MODELS[name]
     batch = images(*sizes) if len(sizes) == 4 else torch.randn(sizes)
+    if name == "tied":
+        batch = torch.randint(51, sizes)
     model = build()
     found, count = calls(copy.deepcopy(model), batch, mixed=True)
     assert_as_near(found, model, batch)
     assert count == number
+    for weight, gradient in zip(model.parameters(), found[1:], strict=True):
+        assert gradient.stride() == weight.stride()
     assert calls(copy.deepcopy(model), batch, mixed=False)[1] == 0
 
 
 @needs_bf16_units
-def test_a_tied_weight_gets_both_gradients() -> None:
-    torch.manual_seed(0)
-    model, tokens = Tied(), torch.randint(51, (4, 6))
-    found, count = calls(copy.deepcopy(model), tokens, mixed=True)
-    assert_as_near(found, model, tokens)
-    assert count == 6
-
-
-@needs_bf16_units
-def test_gradients_lie_as_their_weights() -> None:
-    model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 40))
-    trained(model, torch.randn(8, 32), mixed=True)
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.dtype is torch.float32
-        assert parameter.grad.stride() == parameter.stride()
-
-
-@needs_bf16_units
-def test_many_rows_small_weights_and_fp32_stay_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_rows_small_weights_and_fp32_stay_as_they_are(monkeypatch):
     model = nn.Linear(32, 48)
     for within, number in (
         (Limits(7, 7, 1), 0),
@@ -186,7 +167,7 @@ def test_many_rows_small_weights_and_fp32_stay_as_they_are(
 
 
 @needs_bf16_units
-def test_a_second_step_sees_the_weights_of_the_first() -> None:
+def test_a_second_step_sees_the_weights_of_the_first():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 40))
     eager, batch = copy.deepcopy(model), torch.randn(8, 32)
@@ -204,7 +185,7 @@ def test_a_second_step_sees_the_weights_of_the_first() -> None:
 
 
 @needs_bf16_units
-def test_a_weight_that_changes_before_the_backward_pass_is_refused() -> None:
+def test_a_weight_that_changes_before_the_backward_pass_is_refused():
     """As in fp32: the backward pass reads the weight itself, and torch knows that it changed."""
     model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 40))
     compile_model(model, Compiler(), CPU)
@@ -222,8 +203,6 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused() -> None:
     [({"avx512_bf16"}, (512, 1024)), ({"avx512_bf16", "amx_bf16"}, (32, 64))],
     ids=["AVX512-BF16", "AMX"],
 )
-def test_rows_are_those_for_which_it_gains(
-    flags: set[str], rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_those_for_which_it_gains(flags, rows, monkeypatch):
     monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
     assert limits() == Limits(*rows)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from written_operators import CPU, compiled_with
 
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.passes.upsampling import Upsampling, upsample
+from gallery_lib.compiler.passes.upsampling import rewrite, upsample
 from gallery_lib.config import Compiler
 
 ENLARGEMENTS: dict[str, dict[str, Any]] = {
@@ -50,23 +49,7 @@ class Enlarge(nn.Module):
         return F.interpolate(x * 1.25, **self.options) * 0.5
 
 
-class Counting:
-    """A compiler that runs the pass and then the graph as it is."""
-
-    def __init__(self) -> None:
-        self.replaced: list[int] = []
-
-    def __call__(self, graph: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        Upsampling()(graph.graph)
-        graph.graph.lint()
-        graph.recompile()
-        self.replaced.append(replaced(graph.graph))
-        return graph
-
-
-def replaced(graph: Graph) -> int:
-    """Return the number of upsamplings that the operator computes."""
-    return len(graph.find_nodes(op="call_function", target=torch.ops.gallery.upsample.default))
+OURS = torch.ops.gallery.upsample.default
 
 
 def image(
@@ -95,29 +78,27 @@ def assert_alike(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> 
         assert torch.equal(one, other)
 
 
+def check(model: nn.Module, x: Tensor, number: int) -> None:
+    """Assert that the pass takes so many calls, and changes no bit."""
+    compiled, counts = compiled_with(rewrite, OURS, model)
+    assert_alike(both_passes(compiled, x), both_passes(model, x))
+    assert counts == [number]
+
+
 @pytest.mark.parametrize("channels_last", [True, False], ids=["channels_last", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("options", ENLARGEMENTS.values(), ids=ENLARGEMENTS.keys())
-def test_the_pass_changes_no_bit(
-    options: dict[str, Any], dtype: torch.dtype, channels_last: bool
-) -> None:
-    torch._dynamo.reset()
-    model, count = Enlarge(options), Counting()
-    x = image(dtype, channels_last=channels_last)
-    assert_alike(both_passes(torch.compile(model, backend=count), x), both_passes(model, x))
-    assert count.replaced == [1]
+def test_the_pass_changes_no_bit(options, dtype, channels_last):
+    check(Enlarge(options), image(dtype, channels_last=channels_last), 1)
 
 
 @pytest.mark.parametrize("options", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
-def test_what_is_left_as_it_was(options: dict[str, Any]) -> None:
-    torch._dynamo.reset()
-    model, count, x = Enlarge(options), Counting(), image()
-    assert_alike(both_passes(torch.compile(model, backend=count), x), both_passes(model, x))
-    assert count.replaced == [0]
+def test_what_is_left_as_it_was(options):
+    check(Enlarge(options), image(), 0)
 
 
 @pytest.mark.parametrize("options", ENLARGEMENTS.values(), ids=ENLARGEMENTS.keys())
-def test_torch_finds_nothing_wrong_with_the_operator(options: dict[str, Any]) -> None:
+def test_torch_finds_nothing_wrong_with_the_operator(options):
     """Its shapes without values, also symbolic ones; its gradient; that it changes no argument."""
     two = {
         name: list(value) if isinstance(value, tuple) else [value, value]
@@ -130,7 +111,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(options: dict[str, Any]) ->
         torch.library.opcheck(upsample, (image(channels_last=channels_last), *asked))
 
 
-def test_an_upsample_layer_and_a_functions_call_are_both_found() -> None:
+def test_an_upsample_layer_and_a_functions_call_are_both_found():
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,35 +119,28 @@ def test_an_upsample_layer_and_a_functions_call_are_both_found() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             larger = self.layer(x)
-            return (
-                F.interpolate(x, size=larger.shape[2:], mode="bilinear", align_corners=False)
-                + larger
-            )
+            return larger + F.interpolate(x, size=larger.shape[2:], mode="bilinear")
 
-    torch._dynamo.reset()
-    model, count, x = Both(), Counting(), image()
-    assert_alike(both_passes(torch.compile(model, backend=count), x), both_passes(model, x))
-    assert count.replaced == [2]
+    check(Both(), image(), 2)
 
 
-def test_sizes_that_change_share_a_graph() -> None:
-    torch._dynamo.reset()
-    model, count = Enlarge(ENLARGEMENTS["twice"]), Counting()
-    compiled = torch.compile(model, backend=count)
+def test_sizes_that_change_share_a_graph():
+    model = Enlarge(ENLARGEMENTS["twice"])
+    compiled, counts = compiled_with(rewrite, OURS, model)
     for height, width in ((8, 9), (20, 31), (5, 17)):
         x = torch.randn(2, 3, height, width, requires_grad=True)
         assert_alike(both_passes(compiled, x), both_passes(model, x))
-    assert count.replaced == [1, 1]  # of the first sizes, and of all others
+    assert counts == [1, 1]  # of the first sizes, and of all others
 
 
 @pytest.mark.slow
-def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
+def test_a_compiled_model_uses_it_unless_told_otherwise():
     called, results = {}, {}
     x = image(torch.bfloat16)
     for whole in (True, False):
         torch._dynamo.reset()
         model = Enlarge(ENLARGEMENTS["twice"])
-        compile_model(model, Compiler(whole_upsampling=whole), torch.device("cpu"))
+        compile_model(model, Compiler(whole_upsampling=whole), CPU)
         results[whole] = both_passes(model, x)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             both_passes(model, x)
@@ -180,7 +154,7 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_from_the_cache_finds_the_operator(tmp_path: Path) -> None:
+def test_a_graph_from_the_cache_finds_the_operator(tmp_path):
     """Inductor's cache holds graphs after the pass.
 
     Another process reads them without doing the pass.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
+from written_operators import CPU
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
@@ -40,65 +39,65 @@ class Turned(nn.Module):
         return torch.where(mask.t(), x, 0.0).contiguous(), (x > 0).t().contiguous(), x.t() > 0
 
 
-def compiled(model: nn.Module, *inputs: torch.Tensor, vector: bool = True) -> tuple[Any, str]:
-    """Return the results of a compiled model, and the code that was generated."""
+def check(model: nn.Module, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+    """Assert that a compiled model's values are eager's."""
     torch._dynamo.reset()
-    compile_model(model, Compiler(vector_masks=vector), torch.device("cpu"))
-    with torch._inductor.config.patch(force_disable_caches=True):
-        results, codes = run_and_get_code(model, *inputs)
-    return results, "".join(codes)
+    torch.manual_seed(0)
+    x = (torch.randn(sizes) * 3).to(dtype)
+    mask = torch.rand(sizes[::-1] if isinstance(model, Turned) else sizes) > 0.5
+    plain = model(x, mask)
+    compile_model(model, Compiler(), CPU)
+    for ours, eager in zip(model(x, mask), plain, strict=True):
+        assert torch.equal(ours, eager) and ours.dtype is eager.dtype
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64],
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64]
 )
 @pytest.mark.parametrize("size", [1, 31, 32, 4109])
 def test_values_are_those_of_eager_mode(dtype, size):
-    torch.manual_seed(size)
-    x, mask = (torch.randn(size) * 3).to(dtype), torch.rand(size) > 0.5
-    for ours, plain in zip(compiled(Masks(), x, mask)[0], Masks()(x, mask), strict=True):
-        assert torch.equal(ours, plain) and ours.dtype is plain.dtype
-
-
-def test_sizes_that_change_are_compiled_too():
-    """The number of elements at the end is then an expression with commas of its own."""
-    model = Masks()
-    compile_model(model, Compiler(), torch.device("cpu"))
-    for size in (3 * 7 * 5, 4 * 7 * 5, 9 * 7 * 5):
-        x, mask = torch.randn(size // 35, 35).bfloat16(), torch.rand(size // 35, 35) > 0.5
-        for ours, plain in zip(model(x, mask), Masks()(x, mask), strict=True):
-            assert torch.equal(ours, plain)
+    check(Masks(), (size,), dtype)
 
 
 @pytest.mark.parametrize("sizes", [(5, 7), (64, 48), (33, 130)])
 def test_masks_across_memory_keep_their_values(sizes):
-    torch.manual_seed(0)
-    x, mask = torch.randn(sizes), torch.rand(sizes[::-1]) > 0.5
-    for ours, plain in zip(compiled(Turned(), x, mask)[0], Turned()(x, mask), strict=True):
-        assert torch.equal(ours, plain)
+    check(Turned(), sizes)
+
+
+def test_sizes_that_change_are_compiled_too():
+    """The number of elements at the end is then an expression with commas of its own."""
+    torch._dynamo.reset()
+    model = Masks()
+    compile_model(model, Compiler(), CPU)
+    for size in (3, 4, 9):
+        x, mask = torch.randn(size, 35).bfloat16(), torch.rand(size, 35) > 0.5
+        for ours, plain in zip(model(x, mask), Masks()(x, mask), strict=True):
+            assert torch.equal(ours, plain)
 
 
 def test_masks_are_loaded_and_stored_as_bytes_where_asked_for_and_only_there():
-    x, mask = torch.randn(4096), torch.rand(4096) > 0.5
-    _, ours = compiled(Masks(), x, mask)
-    assert BY_BYTES in ours and "::from(in_ptr" not in ours
-    _, plain = compiled(Masks(), x, mask, vector=False)
-    assert BY_BYTES not in plain
-    with torch._inductor.config.patch(force_disable_caches=True):
-        _, users = run_and_get_code(torch.compile(Masks()), x, mask)
-    assert BY_BYTES not in "".join(users)
+    x, mask, codes = torch.randn(4096), torch.rand(4096) > 0.5, []
+    for options in (Compiler(), Compiler(vector_masks=False), None):
+        torch._dynamo.reset()
+        model = Masks()
+        if options is None:
+            model.compile()
+        else:
+            compile_model(model, options, CPU)
+        with torch._inductor.config.patch(force_disable_caches=True):
+            codes.append("".join(run_and_get_code(model, x, mask)[1]))
+    assert [BY_BYTES in code for code in codes] == [True, False, False]
+    assert "::from(in_ptr" not in codes[0]
 
 
 def test_a_feed_forward_block_has_the_same_gradients_to_the_bit():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 72), nn.ReLU(), nn.Linear(72, 40), nn.ReLU())
-    x = torch.randn(6, 9, 40)
-    kept = []
+    x, kept = torch.randn(6, 9, 40), []
     for vector in (False, True):
         torch._dynamo.reset()
         copy = nn.Sequential(*model)
-        compile_model(copy, Compiler(vector_masks=vector), torch.device("cpu"))
+        compile_model(copy, Compiler(vector_masks=vector), CPU)
         copy.zero_grad()
         copy(x).square().sum().backward()
         kept.append([weight.grad.clone() for weight in copy.parameters()])

@@ -1,28 +1,98 @@
-"""Reading and writing of operator calls in a compiler's graph, for graph passes."""
+"""What graph passes share: their declaration, several of them as one, and a writer of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch import Tensor, fx
+from torch._functorch import config as functorch_config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._subclasses import FakeTensor
 
+from gallery_lib import kernels
+
 _aten, _prims = torch.ops.aten, torch.ops.prims
+Stage = Literal[
+    "pre_grad_custom_pass",  # the model as it was written, before its gradients are known
+    "joint_custom_pre_pass",  # forward and backward pass in one graph
+    "post_grad_custom_pre_pass",  # one of the two
+    "post_grad_custom_post_pass",  # the same, after all other passes
+]
+"""Inductor's option that takes the pass."""
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A graph pass, and where it is used."""
+
+    option: str
+    """Switch in `config.Compiler`; '' where there is none."""
+    stage: Stage
+    rewrite: Callable[[fx.Graph], None]
+    """Function that rewrites a graph in place."""
+    devices: tuple[str, ...] = ("cpu",)
+    needs_channels_last: bool = False
+    reason_not_applied: Callable[[torch.device], str | None] = _nothing
+    """Function that returns why the pass is of no use on a device; None where it is of use."""
+    depends_on: Callable[[], object] = _nothing
+    """Function that returns what else decides on the code: part of the key of Inductor's cache."""
+    note: str = ""
+    """What the run's results say of the pass."""
+
+
+class Passes(CustomGraphPass):
+    """Graph passes in order, where Inductor accepts one."""
+
+    def __init__(self, passes: Iterable[Pass]) -> None:
+        """Run `passes` in this order."""
+        self.passes = tuple(passes)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite `graph` in place."""
+        for one in self.passes:
+            one.rewrite(graph)
+
+    def uuid(self) -> Any:
+        """Return a part of the key of Inductor's cache, which changes with all that passes do.
+
+        Whether backward passes may keep their graphs is not in torch's own part. Without it, code
+        that writes over what is to be kept would come from the cache, and gradients be wrong
+        (benchmarks/notes/torch-defects.md).
+        """
+        folders = (Path(__file__).parent, Path(kernels.__file__).parent)
+        sources = tuple(str(path) for folder in folders for path in sorted(folder.glob("*.py")))
+        functions = [(one.rewrite.__module__, one.rewrite.__qualname__) for one in self.passes]
+        named = list(zip(functions, [one.depends_on() for one in self.passes], strict=True))
+        return named, get_hash_for_files(sources), functorch_config.donated_buffer
+
+
+def replace(node: fx.Node, target: Any, *args: Any) -> None:
+    """Put a call of `target` in the place of `node`, with its metadata."""
+    with node.graph.inserting_before(node):
+        put_in_place_of(node, node.graph.call_function(target, args))
+
+
+def put_in_place_of(node: fx.Node, result: fx.Node) -> None:
+    """Let `result` stand for `node`, which is erased."""
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Return an operator's arguments by name, with its defaults."""
     arguments = {}
     for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        value = (
-            node.args[place]
-            if place < len(node.args)
-            else node.kwargs.get(argument.name, argument.default_value)
-        )
-        arguments[argument.name] = value
+        given = node.kwargs.get(argument.name, argument.default_value)
+        arguments[argument.name] = node.args[place] if place < len(node.args) else given
     return arguments
 
 
@@ -66,17 +136,21 @@ class Writer:
 
     def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Convert `tensor` to `dtype`, if it has another one."""
-        return (
-            tensor
-            if tensor.meta["val"].dtype is dtype
-            else self(_prims.convert_element_type.default, tensor, dtype)
-        )
+        if tensor.meta["val"].dtype is dtype:
+            return tensor
+        return self(_prims.convert_element_type.default, tensor, dtype)
 
 
 def two_sides(value: Any) -> list[Any]:
     """Return [value for the height, value for the width]; a single value is for both."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * 2 if len(values) == 1 else values
+
+
+def example(node: Any) -> Tensor | None:
+    """Return the tensor of a node as it was traced in a graph of the model as written, or None."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
 
 
 def behind_convolutions(graph: fx.Graph) -> set[fx.Node]:
@@ -86,21 +160,15 @@ def behind_convolutions(graph: fx.Graph) -> set[fx.Node]:
     """
     behind: set[fx.Node] = set()
     for node in graph.nodes:
+        value = example(node)
+        laid_out = value is not None and value.dim() == 4
         if (
             node.target is torch.conv2d
-            or _is_channels_last(node.meta.get("example_value"))
+            or (laid_out and value.is_contiguous(memory_format=torch.channels_last))  # type: ignore[union-attr]
             or any(one in behind for one in node.all_input_nodes)
         ):
             behind.add(node)
     return behind
-
-
-def _is_channels_last(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dim() == 4
-        and value.is_contiguous(memory_format=torch.channels_last)
-    )
 
 
 def as_traced(graph: fx.Graph, result: fx.Node, replaced: fx.Node) -> fx.Node:
@@ -127,20 +195,3 @@ def value_of(node: fx.Node) -> Any:
 
 def _values(arguments: Any) -> Any:
     return fx.map_arg(arguments, lambda node: node.meta["val"])
-
-
-class OneAfterAnother(CustomGraphPass):
-    """Several graph passes in order, where Inductor accepts one."""
-
-    def __init__(self, passes: Sequence[CustomGraphPass]) -> None:
-        """Run `passes` in this order."""
-        self.passes = passes
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
-        for graph_pass in self.passes:
-            graph_pass(graph)
-
-    def uuid(self) -> Any:
-        """Return an identifier that changes with those of the passes."""
-        return tuple(graph_pass.uuid() for graph_pass in self.passes)
