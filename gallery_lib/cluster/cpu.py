@@ -1,12 +1,7 @@
 """CPU share of each host of a lab: a cgroup quota, cores of its own, both, or none and the reason.
 
 A host gets a quota where cgroups can be made. It gets cores of its own where each host has whole
-ones and there are enough.
-
-The quota's period is 20 ms, a fifth of the kernel's usual one. A host that has used up its time
-stalls for milliseconds, not for the length of a training step. On cores of its own a host never
-stalls. Without them, a host of one core whose threads all run at once on two uses up its time in
-half of each period. In the other half it neither computes nor receives.
+ones and there are enough: there it never stalls.
 """
 
 from __future__ import annotations
@@ -21,23 +16,19 @@ from gallery_lib.system import cgroups, hardware
 
 LEAST_CPUS = 0.05
 """Smallest CPU share of a host: the kernel takes quotas of a millisecond and more."""
-
+# A fifth of the kernel's usual period: a host that has used up its time stalls for milliseconds,
+# not for the length of a training step.
 _PERIOD_MICROSECONDS = 20_000
 
 
 def _parent_cgroup() -> tuple[str, Path] | None:
-    """Return a cgroup with a CPU controller in which this user may make others, and its version.
-
-    No setting of the cgroup is changed.
-    """
+    """Return a cgroup with a CPU controller in which this user may make others, and its version."""
     first = cgroups.own("cgroup")
     if first and os.access(first[0], os.W_OK):
         return "cgroup v1", first[0]
     second, top = cgroups.own("cgroup2") or (None, None)
-    while second and (second / "cgroup.subtree_control").is_file():
-        if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(
-            second, os.W_OK
-        ):
+    while second and (control := second / "cgroup.subtree_control").is_file():
+        if "cpu" in control.read_text().split() and os.access(second, os.W_OK):
             return "cgroup v2", second
         second = None if second == top else second.parent
     return None
@@ -52,7 +43,6 @@ def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
 
 
 def _cores_by_host(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of each host's cores; an empty tuple where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     if per_host * hosts > len(cores):
         return ()
@@ -64,11 +54,8 @@ def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
     if cores := _cores_by_host(hosts, per_host):
         return CpuShare("cores", cores=cores, reason=reason)
     there = len(os.sched_getaffinity(0))
-    return CpuShare(
-        "none",
-        reason=f"{reason}, and {there} core(s) are too few to give {per_host} to each of {hosts} "
-        "hosts",
-    )
+    too_few = f"{there} core(s) are too few to give {per_host} to each of {hosts} hosts"
+    return CpuShare("none", reason=f"{reason}, and {too_few}")
 
 
 def default_cpus(hosts: int) -> float:
@@ -82,39 +69,31 @@ def _host_folder(share: CpuShare, host: int) -> Path:
 
 
 def set_quota(share: CpuShare, host: int, cpus: float) -> None:
-    """Limit a host to `cpus` cores' worth of time; the lab must have cgroups.
-
-    Raises:
-        OSError: where the kernel refuses.
-    """
+    """Limit a host of a lab with cgroups to `cpus` cores' worth of time."""
     quota = max(1000, round(cpus * _PERIOD_MICROSECONDS))
     folder = _host_folder(share, host)
     if share.kind == "cgroup v2":
         (folder / "cpu.max").write_text(f"{quota} {_PERIOD_MICROSECONDS}")
-        return
-    (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
-    (folder / "cpu.cfs_quota_us").write_text(str(quota))
+    else:
+        (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
 
 
 def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
-    """Make the lab's cgroups; return the share, or the next best when the kernel refuses.
-
-    The lab's own cgroup must not exist yet.
-    """
+    """Make the lab's cgroups; return the share, or the next best when the kernel refuses."""
     if share.folder is None:
         return share
     try:
         Path(share.folder).mkdir()
         if share.kind == "cgroup v2":
-            (Path(share.folder) / "cgroup.subtree_control").write_text("+cpu")
+            Path(share.folder, "cgroup.subtree_control").write_text("+cpu")
         for host in hosts:
             _host_folder(share, host.number).mkdir()
             set_quota(share, host.number, host.cpus)
     except OSError as error:
         remove(share)
-        return _cores(
-            len(hosts), hosts[0].cpus, f"a cgroup with a quota could not be made ({error})"
-        )
+        reason = f"a cgroup with a quota could not be made ({error})"
+        return _cores(len(hosts), hosts[0].cpus, reason)
     return share
 
 
@@ -122,12 +101,8 @@ def joining(share: CpuShare, host: int) -> list[str]:
     """Return the words before a command that is to run within the host's share."""
     words = []
     if share.folder is not None:
-        words += [
-            "/bin/sh",
-            "-c",
-            'echo 0 >"$0/cgroup.procs" && exec "$@"',
-            str(_host_folder(share, host)),
-        ]
+        join = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
+        words += ["/bin/sh", "-c", join, str(_host_folder(share, host))]
     if share.cores:
         words += [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))]
     return words
@@ -135,31 +110,23 @@ def joining(share: CpuShare, host: int) -> list[str]:
 
 def members(share: CpuShare) -> list[int]:
     """Return the ids of the processes in the lab's cgroups."""
-    ids = []
+    ids: list[int] = []
     if share.folder is not None:
-        for file in [
-            Path(share.folder, "cgroup.procs"),
-            *Path(share.folder).glob("*/cgroup.procs"),
-        ]:
+        for file in Path(share.folder).glob("**/cgroup.procs"):
             with contextlib.suppress(OSError):
-                ids += [int(pid) for pid in file.read_text().split()]
+                ids += map(int, file.read_text().split())
     return ids
 
 
 def remove(share: CpuShare) -> bool:
-    """Remove the lab's cgroups; return whether they are gone.
-
-    They stay while a process is in them.
-    """
+    """Remove the lab's cgroups; return whether they are gone: one with a process in it stays."""
     if share.folder is None:
         return True
-    for folder in [
-        *(path for path in Path(share.folder).glob("*") if path.is_dir()),
-        Path(share.folder),
-    ]:
+    own = Path(share.folder)
+    for folder in [*(path for path in own.glob("*") if path.is_dir()), own]:
         with contextlib.suppress(OSError):
             folder.rmdir()
-    return not Path(share.folder).exists()
+    return not own.exists()
 
 
 def shown(share: CpuShare) -> str:

@@ -1,41 +1,29 @@
 """Make, use and take down a lab from Python.
 
-    with Lab(hosts=2, rate="100mbit") as lab:
-        lab.popen(0, ["python", "server.py"])
-        lab.cut(1)
-
-Such a lab ends with the block, and with this process however that ends. `Lab.named("lab")` opens
-one that `gallery lab up` made.
+Such a lab ends with the `with` block, and with this process however that ends. `Lab.named("lab")`
+opens one that `gallery lab up` made.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gallery_lib.cluster import (
-    cleanup,
-    cpu,
-    keeper,
-    link_rate,
-    namespaces,
-    network,
-    requirements,
-    state,
-)
+from gallery_lib.cluster import cpu, keeper, link_rate, network, requirements, state
 from gallery_lib.cluster.requirements import LabUnavailable
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
+from gallery_lib.console.table import text_table
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import end_supervised, start_supervised
 
 
 def _planned(config: LabConfig, lab_id: str) -> State:
-    """Return the requested lab; nothing is made yet. Raises InputError when it makes no sense."""
     state.check_name(config.name)
     bits_per_second = link_rate.bits_per_second(config.rate)
     if config.cpus is not None and config.cpus > hardware.cores():
@@ -44,10 +32,7 @@ def _planned(config: LabConfig, lab_id: str) -> State:
             parameter="cpus",
         )
     cpus = config.cpus or cpu.default_cpus(config.hosts)
-    hosts = tuple(
-        Host(number, network.address(number), bits_per_second, cpus)
-        for number in range(config.hosts)
-    )
+    hosts = tuple(Host(n, network.address(n), bits_per_second, cpus) for n in range(config.hosts))
     return State(config.name, lab_id, time.time(), hosts, cpu.choose(lab_id, config.hosts, cpus))
 
 
@@ -81,7 +66,7 @@ class Lab:
         cpus: float | None = None,
         name: str | None = None,
     ) -> None:
-        lab_id = state.new_id()
+        lab_id = secrets.token_hex(4)
         values = {"hosts": hosts, "rate": rate, "cpus": cpus, "name": name or f"lab-{lab_id}"}
         self._state = _planned(options.from_mapping(LabConfig, values), lab_id)
         self._keeper: subprocess.Popen[str] | None = None
@@ -89,13 +74,14 @@ class Lab:
 
     @classmethod
     def named(cls, name: str) -> Lab:
-        """Return the lab of that name that is up. Raises InputError where there is none.
+        """Return the lab of that name that is up, without owning it: it stays.
 
-        This object does not own the lab: it stays when the object goes.
+        Raises:
+            InputError: where there is none.
         """
         lab_state = state.read(name)
-        if lab_state is None or not cleanup.alive(lab_state):
-            up = cleanup.names_up()
+        if lab_state is None or not keeper.alive(lab_state):
+            up = keeper.names_up()
             known_names = f" There are: {', '.join(up)}." if up else ""
             raise InputError(
                 f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: "
@@ -113,7 +99,7 @@ class Lab:
         """Make the lab and return it; first clear what killed processes have left of others."""
         requirements.check()
         with state.locked():
-            cleanup.clear_leftovers()
+            keeper.clear_leftovers()
             if state.file_of(self.name).exists():
                 raise InputError(
                     f"a lab `{self.name}` is up already. Take it down (gallery lab down --name "
@@ -126,7 +112,7 @@ class Lab:
                 if self._keeper is not None:
                     self._keeper.kill()
                     self._keeper.communicate()
-                cleanup.clear(self._state)
+                keeper.clear(self._state)
                 raise
         return self
 
@@ -152,7 +138,7 @@ class Lab:
     def down(self) -> None:
         """End the lab's processes and remove all of it. Does nothing when it is gone."""
         with state.locked():
-            cleanup.clear(self._state)
+            keeper.clear(self._state)
         for process in self._started:
             end_supervised(process)
         if self._keeper is not None:
@@ -188,24 +174,24 @@ class Lab:
         """Return whether hosts have CPU shares."""
         return self._state.cpu.kind != "none"
 
-    @property
-    def began(self) -> float:
-        """Return when the lab was made, in seconds since the epoch."""
-        return self._state.began
+    def processes(self, host: int) -> list[int]:
+        """Return the ids of the processes in a host, as seen outside it."""
+        return network.in_host(self._state, self._number(host))
 
-    @property
-    def user_namespace(self) -> bool:
-        """Return whether the lab was made without root."""
-        return self._state.user_namespace
-
-    def processes(self, host: int, known: dict[int, list[int]] | None = None) -> list[int]:
-        """Return the ids of the processes in a host, as seen outside it.
-
-        Args:
-            host: number of the host.
-            known: the processes to choose from, by namespace; default: looked up now.
-        """
-        return namespaces.in_host(self._state, self._number(host), known)
+    def described(self) -> str:
+        """Return the lab and a table of its hosts; links are emulated, whatever their rate."""
+        rows = [["host", "address", "rate of the emulated link", "CPU share", "processes"]]
+        for host in self.hosts:
+            link = link_rate.shown(host.rate) + (", cut" if host.cut else "")
+            cpus = f"{host.cpus * host.slowed:.2f} cores" if self.has_cpu_shares else "none"
+            cpus += f" (slowed down to {host.slowed:g})" if host.slowed < 1 else ""
+            rows.append(
+                [host.name, host.address, link, cpus, str(len(self.processes(host.number)))]
+            )
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._state.began))
+        rights = "in a user namespace" if self._state.user_namespace else "as root"
+        head = f"lab `{self.name}`, made {since} {rights}\nCPU share: {self.cpu_share}"
+        return f"{head}\n\n{text_table(rows)}"
 
     def _number(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < len(self.hosts):
@@ -238,23 +224,16 @@ class Lab:
             **arguments: arguments of subprocess.Popen.
         """
         number = self._number(host)
-        placed = [
-            *cpu.joining(self._state.cpu, number),
-            *namespaces.entering(self._state, number),
-            *command,
-        ]
-        process = start_supervised(placed, environment or {}, **arguments)
+        place = [*cpu.joining(self._state.cpu, number), *network.entering(self._state, number)]
+        process = start_supervised([*place, *command], environment or {}, **arguments)
         self._started = [*(other for other in self._started if other.poll() is None), process]
         return process
 
     def _change(self, host: int, **values: Any) -> None:
-        """Record a change of a host in the lab's file before it is made.
-
-        Others may have changed the lab meanwhile, so the file is read first.
-        """
+        """Record a change of a host in the lab's file, which others may have changed meanwhile."""
         with state.locked():
             kept = state.read(self.name)
-            if kept is None or kept.id != self._state.id or not cleanup.alive(kept):
+            if kept is None or kept.id != self._state.id or not keeper.alive(kept):
                 raise InputError(f"the lab `{self.name}` is not up any more.", parameter="name")
             self._state = kept.changed(host, **values)
             state.write(self._state)

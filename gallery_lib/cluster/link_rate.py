@@ -3,14 +3,12 @@
 Shaping is a token bucket (tc's tbf). Two sizes matter beside the rate:
 
 - *burst*, the bytes that pass at once after a pause. It must hold what the rate brings between two
-  runs of the kernel's timer, or the rate is not reached on a busy machine. Everything beyond that
-  makes short messages too fast. We take what the rate brings in a millisecond, and at least ten
-  packets. The kernel hands packets of up to 64 KiB to a card and lets it cut them. tbf itself cuts
-  packets that the burst does not hold, which takes a multiple of the processor time and a part of
-  the rate. So such packets are made smaller on slow links.
-- *latency*, the longest time that a packet waits in the queue before it is dropped. 50 ms are the
-  buffer of a generous switch. TCP fills the link, and several hosts that send to one do not wait
-  for its timeouts all the time.
+  runs of the kernel's timer, or the rate is not reached on a busy machine; beyond that it makes
+  short messages too fast. We take a millisecond of the rate, and at least ten packets. The kernel
+  hands packets of up to 64 KiB to a card, and tbf cuts those that the burst does not hold, which
+  costs a part of the rate. So such packets are made smaller on slow links.
+- *latency*, the longest wait of a packet in the queue before it is dropped: 50 ms, the buffer of a
+  generous switch.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ import re
 
 from gallery_lib.errors import InputError
 
-LATENCY_MILLISECONDS = 50
-
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SLOWEST, _FASTEST = 10**5, 10**11
+_LATENCY_MILLISECONDS = 50
 _BURST_SECONDS = 1e-3
 _SMALLEST_BURST_BYTES = 16384
 _LARGEST_PACKET_BYTES = 65536
@@ -49,10 +46,8 @@ def bits_per_second(text: str) -> int:
 
 def shown(rate: int) -> str:
     """Return a rate in bits per second as text, for instance `1 Gbit/s`."""
-    unit, size = max(
-        ((unit, size) for unit, size in _UNITS.items() if size <= rate), key=lambda pair: pair[1]
-    )
-    return f"{rate / size:g} {unit.capitalize()}/s"
+    unit = max((unit for unit in _UNITS if _UNITS[unit] <= rate), key=_UNITS.__getitem__)
+    return f"{rate / _UNITS[unit]:g} {unit.capitalize()}/s"
 
 
 def burst_bytes(rate: int) -> int:
@@ -67,4 +62,4 @@ def largest_packet_bytes(rate: int) -> int:
 
 def tbf(rate: int) -> str:
     """Return tc's words for a queue of `rate` bits per second."""
-    return f"tbf rate {rate}bit burst {burst_bytes(rate)}b latency {LATENCY_MILLISECONDS}ms"
+    return f"tbf rate {rate}bit burst {burst_bytes(rate)}b latency {_LATENCY_MILLISECONDS}ms"

@@ -22,18 +22,11 @@ NEEDED = (
 
 
 class LabUnavailable(InputError):
-    """This machine cannot have a lab.
-
-    The message says what is needed; nothing has been left behind.
-    """
+    """This machine cannot have a lab: the message says what it needs, and nothing was left."""
 
 
 def tool(name: str) -> str:
-    """Return the path of a command.
-
-    Raises:
-        LabUnavailable: the message names the package with it.
-    """
+    """Return the path of a command; raise LabUnavailable with its package where it is missing."""
     path = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
     if path is None:
         raise LabUnavailable(

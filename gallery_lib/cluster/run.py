@@ -1,4 +1,4 @@
-"""Run a command on every host of a lab at once, and show the output of all.
+"""Run one command on every host of a lab at once, and show the output of all.
 
 The command gets the variables that it needs to find the other hosts. When one fails the others are
 ended. All are ended when this process is interrupted or gone.
@@ -27,16 +27,9 @@ from gallery_lib.system.processes import PYTHON, Relay, end_supervised
 
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
-_MERGED = {
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.STDOUT,
-    "text": True,
-    "errors": "replace",
-}
 
 
 def _check(command: Sequence[str], config: LabRunConfig) -> None:
-    """Raise InputError for what can be known to fail before a process is started."""
     if not command:
         example = "-- train.py --lr 0.1" if config.torchrun else "-- hostname"
         raise InputError(
@@ -44,21 +37,17 @@ def _check(command: Sequence[str], config: LabRunConfig) -> None:
             f"gallery lab run {example}",
             parameter="command",
         )
-    if not config.torchrun:
-        if shutil.which(command[0]) is None:
-            raise InputError(
-                f"the command `{command[0]}` is not on this machine.", parameter="command"
-            )
-    elif command[0] not in ("-m", "--module") and not Path(command[0]).is_file():
-        hint = (
-            " A command that is no Python script: "
-            f"gallery lab run --no-torchrun -- {shlex.join(command)}"
+    if not config.torchrun and shutil.which(command[0]) is None:
+        raise InputError(f"the command `{command[0]}` is not on this machine.", parameter="command")
+    if config.torchrun and command[0] not in ("-m", "--module") and not Path(command[0]).is_file():
+        raise InputError(
+            f"the script {command[0]} does not exist. A command that is no Python script: "
+            f"gallery lab run --no-torchrun -- {shlex.join(command)}",
+            parameter="command",
         )
-        raise InputError(f"the script {command[0]} does not exist.{hint}", parameter="command")
 
 
-def host_variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
-    """Return the variables of a command on `host`."""
+def _variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
     processes = config.nproc_per_node if config.torchrun else 1
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(host.cpus // processes)))
     return {
@@ -76,24 +65,16 @@ def host_variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]
     }
 
 
-def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
-    """Return the words before a script that torchrun is to start on `host`."""
+def _torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
     return [
-        *[*PYTHON, "-m", "gallery_lib.cluster.torchrun"],
-        *[
-            f"--nnodes={len(lab.hosts)}",
-            f"--node-rank={host.number}",
-            f"--nproc-per-node={config.nproc_per_node}",
-        ],
-        *[
-            f"--master-addr={lab.hosts[0].address}",
-            f"--master-port={config.master_port}",
-            f"--log-dir={logs}",
-        ],
+        *(*PYTHON, "-m", "gallery_lib.cluster.torchrun"),
+        *(f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}"),
+        *(f"--nproc-per-node={config.nproc_per_node}", f"--master-addr={lab.hosts[0].address}"),
+        *(f"--master-port={config.master_port}", f"--log-dir={logs}/{host.name}"),
     ]
 
 
-def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock) -> Relay:
+def _show(process: subprocess.Popen[Any], name: str, turn: threading.Lock) -> Relay:
     """Print the process's output, each line behind the name of its host."""
 
     def say(line: str) -> None:
@@ -114,52 +95,47 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     _check(command, config)
     processes: list[subprocess.Popen[Any]] = []
     readers: list[Relay] = []
-    turn = threading.Lock()
+    turn, pipe = threading.Lock(), subprocess.PIPE
     with (
         TemporaryDirectory(prefix="gallery-lab-") as logs,
         ThreadPoolExecutor(len(lab.hosts)) as pool,
     ):
         try:
             for host in lab.hosts:
-                before = (
-                    torchrun(lab, host, config, f"{logs}/{host.name}") if config.torchrun else []
-                )
-                variables = host_variables(lab, host, config)
+                words = [*(_torchrun(lab, host, config, logs) if config.torchrun else ()), *command]
                 process = lab.popen(
-                    host.number, [*before, *command], environment=variables, **_MERGED
+                    host.number,
+                    words,
+                    environment=_variables(lab, host, config),
+                    stdout=pipe,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
                 )
                 processes.append(process)
-                readers.append(_pass_on(process, host.name, turn))
-            failed = None
+                readers.append(_show(process, host.name, turn))
+            first: int | None = None  # to fail: the others end because of it
             while (
-                failed is None
+                first is None
                 and not any(reader.failure for reader in readers)
                 and any(process.poll() is None for process in processes)
             ):
                 time.sleep(_LOOK_SECONDS)
-                failed = next(
-                    (number for number, process in enumerate(processes) if process.poll()), None
-                )
+                first = next((n for n, process in enumerate(processes) if process.poll()), None)
         finally:
             list(pool.map(end_supervised, processes))
             for reader in readers:
                 reader.wait(_READ_SECONDS)
     if problem := next((reader.failure for reader in readers if reader.failure), None):
-        reason = (
-            "nobody reads what the hosts say any more"
-            if isinstance(problem, BrokenPipeError)
-            else f"what the hosts say cannot be written: {problem}"
-        )
-        raise RunFailed(f"{reason}, so their commands were ended.")
-    failed = (
-        next((number for number, process in enumerate(processes) if process.returncode), None)
-        if failed is None
-        else failed
-    )
-    if failed is not None:
+        unread = isinstance(problem, BrokenPipeError)
+        reason = "nobody reads" if unread else f"nothing can be written ({problem}) of"
+        raise RunFailed(f"{reason} what the hosts say any more, so their commands were ended.")
+    if first is None:
+        first = next((n for n, process in enumerate(processes) if process.returncode), None)
+    if first is not None:
         others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
-        code = processes[failed].returncode
-        error = RunFailed(f"{lab.hosts[failed].name} ended with exit code {code}.{others}")
+        code = processes[first].returncode
+        failure = RunFailed(f"{lab.hosts[first].name} ended with exit code {code}.{others}")
         if code == InputError.exit_code:  # by which a command says that its input was wrong
-            error.exit_code = code
-        raise error
+            failure.exit_code = code
+        raise failure

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any, Literal
 
 from gallery_lib.errors import InputError
 from gallery_lib.system import files, paths
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.json_files import read_json, write_json
 
 SCHEMA = 1
 _LOCK_SECONDS = 30.0
@@ -26,32 +24,23 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class CpuShare:
-    """Kind of CPU share that the hosts of a lab have.
-
-    `kind` is a quota of a cgroup (of version 1 or 2), cores of their own, or none, with the reason.
-    `folder` is the lab's own cgroup; `cores` has the numbers of each host's.
-    """
+    """CPU share of each host: a quota of a cgroup, cores of its own, or none, with the reason."""
 
     kind: Literal["cgroup v1", "cgroup v2", "cores", "none"]
-    folder: str | None = None
-    cores: tuple[tuple[int, ...], ...] = ()
+    folder: str | None = None  # the lab's own cgroup
+    cores: tuple[tuple[int, ...], ...] = ()  # of each host
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a lab.
-
-    - `rate` is in bits per second, in either direction.
-    - `cpus` are cores' worth of time.
-    - `slowed` is the part of `cpus` that is left.
-    """
+    """One host of a lab."""
 
     number: int
     address: str
-    rate: int
-    cpus: float
-    slowed: float = 1.0
+    rate: int  # bits per second, in either direction
+    cpus: float  # cores' worth of time
+    slowed: float = 1.0  # the part of `cpus` that is left
     cut: bool = False
 
     @property
@@ -62,20 +51,16 @@ class Host:
 
 @dataclass(frozen=True)
 class State:
-    """A lab. `keeper` is the process that holds its namespaces; `began` in seconds since the epoch.
-
-    While it is not `complete` its maker holds the lock. If nobody does, the maker was killed.
-    """
+    """A lab. While it is not `complete` its maker holds the lock, or was killed."""
 
     name: str
     id: str
-    began: float
+    began: float  # in seconds since the epoch
     hosts: tuple[Host, ...]
     cpu: CpuShare
-    keeper: int | None = None
+    keeper: int | None = None  # the process that holds its namespaces
     user_namespace: bool = False
     complete: bool = False
-    schema: int = SCHEMA
 
     @property
     def mark(self) -> str:
@@ -90,24 +75,14 @@ class State:
         return dataclasses.replace(self, hosts=hosts)
 
 
-def new_id() -> str:
-    """Return eight hexadecimal digits that no lab has."""
-    return secrets.token_hex(4)
-
-
-def check_name(name: str) -> str:
-    """Return `name` if it will do as the name of a file.
-
-    Raises:
-        InputError: for a name that will not do.
-    """
+def check_name(name: str) -> None:
+    """Raise InputError for a name that will not do as the name of a file."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
         raise InputError(
             f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, "
             "and begin with a letter or a digit.",
             parameter="name",
         )
-    return name
 
 
 def folder() -> Path:
@@ -124,11 +99,7 @@ def file_of(name: str) -> Path:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Context: nobody else changes a lab.
-
-    Raises:
-        InputError: when another process holds the lock for half a minute.
-    """
+    """Context: nobody else changes a lab; InputError where another holds the lock for long."""
     try:
         with files.locked(folder() / ".lock", seconds=_LOCK_SECONDS):
             yield
@@ -139,37 +110,18 @@ def locked() -> Iterator[None]:
 
 
 def read(name: str) -> State | None:
-    """Return the state of a lab, None when there is none.
-
-    Raises:
-        InputError: for a file that cannot be read.
-    """
-    path = file_of(check_name(name))
+    """Return the state of a lab, None when there is none; InputError for a damaged file."""
+    check_name(name)
+    again = "Delete it: its lab, if there is one, then ends by itself."
     try:
-        values = json.loads(path.read_text())
-        if values["schema"] != SCHEMA:
-            raise InputError(
-                f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: "
-                "take the lab down with its own.",
-                parameter="schema",
-            )
-        cpu = values["cpu"]
-        values["cpu"] = CpuShare(**{**cpu, "cores": tuple(map(tuple, cpu["cores"]))})
-        values["hosts"] = tuple(Host(**host) for host in values["hosts"])
-        return State(**values)
+        return read_json(file_of(name), State, again=again, schema=SCHEMA)
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}). "
-            "Delete it: its lab, if there is one, then ends by itself.",
-            parameter=str(path),
-        ) from None
 
 
 def write(state: State) -> None:
     """Write the state to its file, which never holds half of it."""
-    write_json(file_of(state.name), dataclasses.asdict(state))
+    write_json(file_of(state.name), {**dataclasses.asdict(state), "schema": SCHEMA})
 
 
 def delete(state: State) -> None:
@@ -179,15 +131,6 @@ def delete(state: State) -> None:
         if kept is None or kept.id != state.id:
             return
     file_of(state.name).unlink(missing_ok=True)
-
-
-def delete_half_written() -> None:
-    """Delete the temporary files of writers that were killed.
-
-    The caller holds the lock, as every writer does.
-    """
-    for path in folder().glob(".*.json.*"):
-        path.unlink(missing_ok=True)
 
 
 def names() -> list[str]:

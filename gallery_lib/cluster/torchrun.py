@@ -16,21 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from gallery_lib.comm import rendezvous
 from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 
-_REPORTS = (
-    "torch.distributed.elastic.agent.server.api",
-    "torch.distributed.elastic.multiprocessing.api",
-)
-"""Loggers that say at length that a process failed, or that a signal came."""
-
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun; return the exit code.
-
-    It is 128 + the signal's number where a signal has ended a process, or torchrun.
-    """
+    """Run torchrun; return the exit code, 128 + the signal's number where one has ended it."""
     rendezvous.listen_where_told()
-    for name in _REPORTS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
+        logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     # torch.distributed.run picks up the stores' class at import.
     from torch.distributed import run
 

@@ -78,10 +78,8 @@ class BenchConfig:
         "Variants, with commas between; `as-it-comes` or `best` are these forms of all peers. "
         "The eager one always takes part. Default: all.",
     )
-    peer_modes: str | None = option(
-        None,
-        "Modes of torch.compile that the best forms of the peers choose from. Default: all "
-        "that may be the fastest here; `default` saves one to three minutes a task.",
+    peer_modes: str = option(
+        "default", "Mode of torch.compile that the best forms of the peers are compiled in."
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
 from gallery_lib.measure.bench.result import OURS
-from gallery_lib.measure.profile.operator_groups import FUSED
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     PRODUCTS,
@@ -20,6 +19,7 @@ from gallery_lib.measure.profile.roofline.result import (
     Spread,
     summed,
 )
+from gallery_lib.measure.profile.step_profile import FUSED
 from gallery_lib.report import style
 from gallery_lib.report.chart import Chart
 from gallery_lib.system.machine_load import of_others

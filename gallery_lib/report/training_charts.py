@@ -8,8 +8,7 @@ from statistics import mean
 from typing import Any
 
 from gallery_lib.console.table import number
-from gallery_lib.measure.profile.operator_groups import OUTSIDE
-from gallery_lib.measure.profile.step_profile import StepProfile
+from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report.chart import Chart, one_panel
 from gallery_lib.report.style import COLOURS, LOOKS
 

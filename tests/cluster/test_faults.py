@@ -38,22 +38,16 @@ class Training:
         total = len(lab.hosts) * per_host
         for rank in range(total):
             variables = {
-                **{
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(total),
-                    "LOCAL_RANK": str(rank % per_host),
-                    "LOCAL_WORLD_SIZE": str(per_host),
-                },
-                **{
-                    "GROUP_RANK": str(rank // per_host),
-                    "MASTER_ADDR": lab.hosts[0].address,
-                    "MASTER_PORT": "29400",
-                },
-                **{
-                    "GLOO_SOCKET_IFNAME": "eth0",
-                    "OMP_NUM_THREADS": "1",
-                    "TORCH_CPP_LOG_LEVEL": "ERROR",
-                },
+                "RANK": str(rank),
+                "WORLD_SIZE": str(total),
+                "LOCAL_RANK": str(rank % per_host),
+                "LOCAL_WORLD_SIZE": str(per_host),
+                "GROUP_RANK": str(rank // per_host),
+                "MASTER_ADDR": lab.hosts[0].address,
+                "MASTER_PORT": "29400",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": "1",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
             }
             command = [sys.executable, str(SCRIPT), str(steps), str(TIMEOUT_SECONDS)]
             process = lab.popen(

@@ -34,19 +34,15 @@ def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert machine() == before  # also while it is up: all of it is in namespaces without a name
     lab_id = kept(cache)["id"]
-    run = start_gallery(
-        "lab", "run", "--no-torchrun", "--", "sh", "-c", "setsid sleep 100 & echo started; wait"
-    )
+    plain = ["lab", "run", "--no-torchrun", "--", "sh", "-c"]
+    run = start_gallery(*plain, "setsid sleep 100 & echo started; wait")
     assert run.stdout is not None
     assert all("started" in run.stdout.readline() for _ in range(3))
     status = gallery("lab", "status").stdout
     assert "lab `lab`, made " in status and "CPU share: " in status
-    hosts = [
-        line.split() for line in status.splitlines() if line.startswith("host") and "10.77" in line
-    ]
-    assert [(words[0], words[1], words[2:4]) for words in hosts] == [
-        (f"host{n}", f"10.77.0.{n + 1}", ["100", "Mbit/s"]) for n in range(3)
-    ]
+    hosts = [line.split() for line in status.splitlines() if "10.77" in line]
+    expected = [[f"host{n}", f"10.77.0.{n + 1}", "100", "Mbit/s"] for n in range(3)]
+    assert [words[:4] for words in hosts] == expected
     assert all(int(words[-1]) >= 2 for words in hosts)
 
     done = gallery("lab", "down")
@@ -59,8 +55,9 @@ def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "there is no lab `lab`.\n")
 
 
-@pytest.mark.parametrize("moment", ["its file is there", "the namespaces are there"])
-@pytest.mark.parametrize("then", ["down", "up"])
+@pytest.mark.parametrize(
+    ("moment", "then"), [("its file is there", "up"), ("the namespaces are there", "down")]
+)
 def test_after_a_kill_in_the_middle_of_up_the_next_command_clears(
     cache: Path, moment: str, then: str
 ) -> None:
@@ -82,61 +79,51 @@ def test_after_a_kill_in_the_middle_of_up_the_next_command_clears(
     assert_nothing_is_left(cache, lab_id, before)
 
 
-def test_a_kill_in_the_middle_of_up_leaves_not_even_leftovers_for_long(cache: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_signal_in_the_middle_of_up_leaves_nothing(
+    cache: Path, sent: signal.Signals, code: int
+) -> None:
     process = start_gallery("lab", "up", "--hosts", "24")
     wait_until(lambda: (cache / "lab" / "lab.json").exists() and kept(cache)["keeper"])
     lab_id = kept(cache)["id"]
-    process.kill()
-    process.communicate()
+    process.send_signal(sent)
+    process.communicate(timeout=30)
+    assert process.returncode == code
     wait_until(lambda: not processes_of(cache))
     assert cgroups(lab_id) == []
     assert not (cache / "lab" / "lab.json").exists()
 
 
-@pytest.mark.parametrize("then", ["down", "up"])
 def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(
-    cache: Path, then: str
+    cache: Path,
 ) -> None:
     before = machine()
     assert gallery("lab", "up").returncode == 0
     lab_id, keeper = kept(cache)["id"], kept(cache)["keeper"]
     sleep = f"sleep {1000 + os.getpid()}"  # by which it is known: it has no environment
-    run = start_gallery(
-        "lab",
-        "run",
-        "--no-torchrun",
-        "--",
-        "sh",
-        "-c",
-        f"env -i setsid {sleep} & echo started; wait",
-    )
+    plain = ["lab", "run", "--no-torchrun", "--", "sh", "-c"]
+    run = start_gallery(*plain, f"env -i setsid {sleep} & echo started; wait")
     assert run.stdout is not None
     assert all("started" in run.stdout.readline() for _ in range(2))
 
     def sleeping() -> list[str]:
+        commands = {path: _read(path).split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline")}
         return [
-            path.parent.name
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if _read(path).split(b"\0")[:2] == sleep.encode().split()
+            str(path) for path, words in commands.items() if words[:2] == sleep.encode().split()
         ]
 
     wait_until(lambda: len(sleeping()) == 2)
-    watching = [
-        pid
-        for pid in processes_of(cache)
-        if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    started = processes_of(cache)
+    watching = [p for p in started if b"supervisor" in Path(f"/proc/{p}/cmdline").read_bytes()]
     assert len(watching) == 2
     for pid in [run.pid, *watching, keeper]:
         os.kill(pid, signal.SIGKILL)
     run.communicate()
     assert len(sleeping()) == 2
 
-    done = gallery("lab", then, "--name", "other")
+    done = gallery("lab", "down", "--name", "other")
     assert (done.returncode, done.stderr) == (0, "")
     assert sleeping() == []
-    if then == "up":
-        assert gallery("lab", "down", "--name", "other").returncode == 0
     assert_nothing_is_left(cache, lab_id, before)
 
 
@@ -152,14 +139,11 @@ def foreign() -> Iterator[tuple[str, int]]:
     """Yield a namespace that looks much like a lab's, with a process in it."""
     if os.geteuid() != 0:
         pytest.skip("a namespace with a name is made by root: run as root")
-    name, was_mounted = (
-        f"gallery-lab-{os.getpid()}",
-        " /run/netns " in Path("/proc/self/mountinfo").read_text(),
-    )
+    name = f"gallery-lab-{os.getpid()}"
+    was_mounted = " /run/netns " in Path("/proc/self/mountinfo").read_text()
     subprocess.run(["ip", "netns", "add", name], check=True)
-    subprocess.run(
-        ["ip", "-netns", name, "link", "add", "lab-00000000", "type", "bridge"], check=True
-    )
+    bridge = ["link", "add", "lab-00000000", "type", "bridge"]
+    subprocess.run(["ip", "-netns", name, *bridge], check=True)
     sleeping = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "100"])
     yield name, sleeping.pid
     sleeping.kill()
@@ -226,15 +210,3 @@ def test_bad_input_ends_with_2_and_makes_nothing(
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert not list(cache.rglob("*.json"))
-
-
-def test_an_interrupted_up_leaves_nothing(cache: Path) -> None:
-    process = start_gallery("lab", "up", "--hosts", "24")
-    wait_until(lambda: (cache / "lab" / "lab.json").exists() and kept(cache)["keeper"])
-    lab_id = kept(cache)["id"]
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert processes_of(cache) == []
-    assert cgroups(lab_id) == []
-    assert not (cache / "lab" / "lab.json").exists()

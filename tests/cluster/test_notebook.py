@@ -17,24 +17,13 @@ def test_the_notebook_measures_the_techniques_on_a_lab(
     cells = execute(
         checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, kernel
     ).code
-    outputs = [
-        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
-    ]
-    text = "\n".join(
-        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
-    )
-    figures = [
-        output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data
-    ]
+    outputs = [o for cell in cells for o in cell.outputs if o.output_type == "display_data"]
+    text = "\n".join(o.data.get("text/markdown", "") for o in outputs)
+    figures = [o.metadata["image/png"]["alt"] for o in outputs if "image/png" in o.data]
     assert len(figures) == 4
     assert sum("emulated link" in alternative for alternative in figures) == 2
     assert "**Not measured**" not in text and "FAILED" not in text
-    for row in (
-        "| DDP |",
-        "| two streams |",
-        "| int8 |",
-        "| no communication |",
-        "| digits, mixed units | int8, no error feedback |",
-    ):
-        assert row in text
+    for row in ("DDP", "two streams", "int8", "no communication"):
+        assert f"| {row} |" in text
+    assert "| digits, mixed units | int8, no error feedback |" in text
     assert "Hierarchical averaging does not apply" in text

@@ -18,12 +18,8 @@ pytestmark = pytest.mark.cluster
 def without_rights(*command: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run a command as root without the capabilities of root."""
     if os.geteuid() == 0:
-        command = (
-            "setpriv",
-            f"--bounding-set=-all{''.join(f',+{name}' for name in more)}",
-            "--inh-caps=-all",
-            *command,
-        )
+        bounding = f"--bounding-set=-all{''.join(f',+{name}' for name in more)}"
+        command = ("setpriv", bounding, "--inh-caps=-all", *command)
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -40,22 +36,11 @@ def test_without_root_a_user_namespace_does_it(cache: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert " in a user namespace\n" in done.stdout
     lab_id = kept(cache)["id"]
-    done = without_rights(
-        *GALLERY,
-        "lab",
-        "run",
-        "--no-torchrun",
-        "--",
-        "sh",
-        "-c",
-        "ip -4 -br address show eth0",
-        more=rights,
-    )
+    run = ["lab", "run", "--no-torchrun", "--", "sh", "-c", "ip -4 -br address show eth0"]
+    done = without_rights(*GALLERY, *run, more=rights)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == [
-        "10.77.0.1/24",
-        "10.77.0.2/24",
-    ]
+    addresses = sorted(line.split()[-1] for line in done.stdout.splitlines())
+    assert addresses == ["10.77.0.1/24", "10.77.0.2/24"]
     assert without_rights(*GALLERY, "lab", "down", more=rights).returncode == 0
     assert_nothing_is_left(cache, lab_id, before)
 

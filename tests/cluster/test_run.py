@@ -14,6 +14,7 @@ from refusal import check_refused_command
 from gallery_lib.system import hardware
 
 pytestmark = pytest.mark.cluster
+OTHERS = " The commands on the other hosts have been ended."
 
 ALL_REDUCE = """
 import os, sys
@@ -41,14 +42,8 @@ def run_plain(*command: str) -> list[str]:
 
 
 def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str) -> None:
-    done = gallery(
-        *run_plain(
-            "sh",
-            "-c",
-            "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME "
-            "$TP_SOCKET_IFNAME; echo --x >&2",
-        )
-    )
+    names = "$NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME"
+    done = gallery(*run_plain("sh", "-c", f"echo {names}; echo --x >&2"))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [
         "host0 | --x",
@@ -60,11 +55,8 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
 
 def test_a_process_knows_the_cores_that_its_host_has(lab: str) -> None:
     """Half of this machine's each; a quota counts like cores that are not there."""
-    done = gallery(
-        *run_plain(
-            sys.executable, "-c", "from gallery_lib.system import hardware; print(hardware.cores())"
-        )
-    )
+    code = "from gallery_lib.system import hardware; print(hardware.cores())"
+    done = gallery(*run_plain(sys.executable, "-c", code))
     assert (done.returncode, done.stderr) == (0, "")
     each = max(1, hardware.cores() // 2)
     assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
@@ -74,44 +66,26 @@ def test_when_one_fails_the_others_are_ended(lab: str, cache: Path) -> None:
     began = time.monotonic()
     done = gallery(*run_plain("sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100"))
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == "error: host1 ended with exit code 7. The commands on the other hosts have been ended.\n"
-    )
+    assert done.stderr == f"error: host1 ended with exit code 7.{OTHERS}\n"
     assert time.monotonic() < began + 20
     assert len(processes_of(cache)) == 1  # the keeper
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_a_signal_ends_everything_that_was_started(
     lab: str, cache: Path, sent: signal.Signals, code: int
 ) -> None:
-    process = start_gallery(
-        *run_plain("sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait")
-    )
+    started = "sleep 100 & setsid sleep 100 & echo started; wait"
+    process = start_gallery(*run_plain("sh", "-c", started))
     assert process.stdout is not None
-    assert {process.stdout.readline(), process.stdout.readline()} == {
-        "host0 | started\n",
-        "host1 | started\n",
-    }
+    first = {process.stdout.readline(), process.stdout.readline()}
+    assert first == {"host0 | started\n", "host1 | started\n"}
     process.send_signal(sent)
     _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (
-        code,
-        "interrupted: every process of the run has been ended.\n",
-    )
-    assert len(processes_of(cache)) == 1
-
-
-def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> None:
-    process = start_gallery(*run_plain("sh", "-c", "setsid sleep 100 & echo started; wait"))
-    assert process.stdout is not None
-    assert {process.stdout.readline(), process.stdout.readline()} == {
-        "host0 | started\n",
-        "host1 | started\n",
-    }
-    process.kill()
-    process.communicate()
+    assert process.returncode == code
+    assert said == ("interrupted: every process of the run has been ended.\n" if code > 0 else "")
     wait_until(lambda: len(processes_of(cache)) == 1)
     # The lab is up, and there is no process in a host.
     assert gallery("lab", "status").stdout.count(" 0\n") == 2
@@ -166,10 +140,7 @@ def test_a_script_that_refuses_its_input_ends_with_2_and_what_it_said(
     script.write_text(REFUSES)
     done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), timeout=120)
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == "error: host1 ended with exit code 2. The commands on the other hosts have been ended.\n"
-    )
+    assert done.stderr == f"error: host1 ended with exit code 2.{OTHERS}\n"
     # There is none of the other host's torchrun either, which a signal has ended.
     assert "Traceback" not in done.stdout
     said = [line for line in done.stdout.splitlines() if line.startswith("host1")]

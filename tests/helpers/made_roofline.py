@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gallery_lib.measure.profile.operator_groups import OPTIMIZER
 from gallery_lib.measure.profile.roofline.counts import Operation, Work
 from gallery_lib.measure.profile.roofline.measure import operations
 from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, Spread, groups
+from gallery_lib.measure.profile.step_profile import OPTIMIZER
 from gallery_lib.system.machine_load import Others
 
 LIMITS = Limits({"bfloat16": Spread(2e12, 1.9e12, 2.1e12)}, Spread(25e9, 24e9, 26e9))

@@ -59,15 +59,6 @@ def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> No
         assert re.search(rf"{option} \d\.\d\d× \(\d\.\d\d to \d\.\d\d\)$", line), line
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_two_checkouts_take_turns(command: Callable[..., Any], checkout: Path) -> None:
-    sizes = ("--model=resnet18", "--image_size=32", "--batch_size=2", "--rounds=4", "--steps=2")
-    done = command("two_checkouts.py", f"--before={checkout}", *sizes)
-    assert done.returncode == 0, done.stderr
-    assert "resnet18: before over after " in done.stdout
-
-
 @pytest.mark.slow
 def test_a_planted_fault_is_found(benchmark_module: Callable[[str], Any]) -> None:
     trust = benchmark_module("trust")
@@ -96,7 +87,6 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
         (("own_script.py", "--data=/no/such/folder"), "--data /no/such/folder"),
         (("startup.py", "--only=resnet51"), "resnet51"),
         (("loader.py", "--rounds=0"), "rounds"),
-        (("two_checkouts.py", "--before=/no/such/folder"), "/no/such/folder"),
         (("kernels.py",), "CUDA device"),
         (("on_a_gpu.py",), "CUDA device"),
         (("network.py", "run", "missing.json"), "missing.json"),

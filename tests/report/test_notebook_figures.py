@@ -10,8 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from gallery_lib.measure.bench.result import Bench, Outcome, Row
-from gallery_lib.measure.profile.operator_groups import OUTSIDE
-from gallery_lib.measure.profile.step_profile import StepProfile
+from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report import bench_chart, style, training_charts
 from gallery_lib.report.names import MEANINGS
 

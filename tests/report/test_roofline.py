@@ -9,7 +9,6 @@ import pytest
 from made_roofline import WORK, made_roofline
 
 from gallery_lib.cli.main import main
-from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     FILE,
@@ -19,6 +18,7 @@ from gallery_lib.measure.profile.roofline.result import (
     read_roofline,
     write_roofline,
 )
+from gallery_lib.measure.profile.step_profile import FUSED, OPTIMIZER
 from gallery_lib.report.roofline import REST, chart, group_rows, shown_groups, text
 
 

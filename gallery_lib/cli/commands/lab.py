@@ -43,11 +43,11 @@ LINE = CommandLine(
 
 def _lab_up(arguments: Sequence[str]) -> None:
     (config,) = _LAB_UP.parse(arguments)
-    from gallery_lib.cluster import Lab, status
+    from gallery_lib.cluster import Lab
 
     lab = Lab(config.hosts, config.rate, config.cpus, config.name).up()
     lab.detach()
-    print(status.text(lab))
+    print(lab.described())
 
 
 def _lab_run(arguments: Sequence[str]) -> None:
@@ -59,22 +59,21 @@ def _lab_run(arguments: Sequence[str]) -> None:
 
 def _lab_status(arguments: Sequence[str]) -> None:
     _LAB_STATUS.parse(arguments)
-    from gallery_lib.cluster import Lab, cleanup, status
+    from gallery_lib.cluster import Lab, keeper
 
-    print(
-        "\n\n".join(status.text(Lab.named(name)) for name in cleanup.names_up()) or "no lab is up."
-    )
+    labs = [Lab.named(name).described() for name in keeper.names_up()]
+    print("\n\n".join(labs) or "no lab is up.")
 
 
 def _lab_down(arguments: Sequence[str]) -> None:
     (config,) = _LAB_DOWN.parse(arguments)
-    from gallery_lib.cluster import cleanup
+    from gallery_lib.cluster import keeper
 
-    gone = cleanup.take_down(config.name)
+    gone = keeper.take_down(config.name)
     for name in gone:
         print(f"the lab `{name}` is gone.")
     if config.name not in gone:
-        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, cleanup.names_up())}")
+        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, keeper.names_up())}")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,7 +2,5 @@
 
 `bench` goes through the tasks, `plan` says which variants of a task run, `task` measures them in
 groups that are alive at the same time. `result` is `bench.json` (schema 1, no torch),
-and `machine_limits` measures matrix products and copies in the same run. As many variants as fit
-into memory are alive at a time, always with the baseline, through which groups are compared. A
-variant that is missing, crashes or lacks parity stays in the table with its reason.
+and `machine_limits` measures matrix products and copies in the same run.
 """

@@ -1,7 +1,6 @@
 """`gallery bench`: the tasks, one after the other, in every variant that a user could pick.
 
-`plan` says what runs, `task` measures one task. Every task is written down when it is done, so that
-an interrupted bench goes on where it was.
+Every task is written down when it is done, so that an interrupted bench goes on where it was.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gallery_lib import tasks
@@ -21,18 +20,12 @@ from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import OURS, Bench, Outcome, read_bench, write_bench
 from gallery_lib.measure.comparison.untimed import measured_key
 from gallery_lib.measure.profile.roofline import measure as roofline_of
+from gallery_lib.measure.variants.peers import DEFAULT_MODE
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
 
-_LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "accelerate",
-    "lightning-fabric",
-    "gallery_lib",
-)
+_PEERS_LIBRARIES = ("accelerate", "lightning-fabric", "gallery_lib")
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", *_PEERS_LIBRARIES)
 
 
 def versions() -> dict[str, str]:
@@ -41,30 +34,29 @@ def versions() -> dict[str, str]:
 
 
 def digest_of(plan: Plan, alive: int | None) -> str:
-    """Return a digest of everything that the figures depend on.
-
-    These are the options, the package's sources, the versions and the machine.
-    """
+    """Return a digest of everything that the figures depend on: options, code and machine."""
     variants = {name: dataclasses.asdict(variant) for name, variant in plan.variants.items()}
-    options_of_turns = dataclasses.asdict(plan.compare)
-    facts = [list(plan.modes), dict(plan.absent), alive, versions(), plan.roofline]
-    return measured_key(plan.config, options_of_turns, variants, *facts)
+    turns = dataclasses.asdict(plan.compare)
+    facts = [dict(plan.absent), alive, versions(), plan.roofline]
+    return measured_key(plan.config, turns, variants, *facts)
 
 
 def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
-    """Return the plan of each task by name.
-
-    Raises:
-        InputError: where the options make no sense.
-    """
-    if config.waterfall and (names or config.variants or config.peer_modes):
+    """Return the plan of each task by name; raise InputError where the options make no sense."""
+    if config.waterfall and (names or config.variants or config.peer_modes != DEFAULT_MODE):
         raise InputError(
             f"--waterfall {config.waterfall} takes no other task, "
             "no --variants and no --peer_modes.",
             parameter="waterfall",
         )
     if config.roofline:
-        _check_roofline(config)
+        roofline_of.check_machine()
+        if config.waterfall or OURS not in plans.variant_names(config):
+            raise InputError(
+                f"--roofline is that of the variant {OURS}, which this bench does not have: leave "
+                "it out, or see gallery doctor --roofline.",
+                parameter="roofline",
+            )
     make = plans.waterfall_plan if config.waterfall else plans.bench_plan
     wanted = [config.waterfall] if config.waterfall else list(dict.fromkeys(names)) or tasks.names()
     by_name = {name.rsplit(":", 1)[-1]: make(name, config) for name in wanted}
@@ -77,45 +69,24 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
     return by_name
 
 
-def _check_roofline(config: BenchConfig) -> None:
-    """Raise InputError where there is no roofline of ours to measure."""
-    roofline_of.check_machine()
-    without_ours = config.waterfall or OURS not in plans.variant_names(config)
-    if without_ours:
-        raise InputError(
-            f"--roofline is that of the variant {OURS}, which this bench does not have: leave it "
-            "out, or see gallery doctor --roofline.",
-            parameter="roofline",
-        )
-
-
 def _check_data(task_plans: Iterable[Plan], *, all_needed: bool) -> None:
-    """Raise InputError where a task has no fit data.
-
-    With `all_needed`, one such task is enough. Otherwise it is raised only if no task has fit data.
-    In the other cases the tasks with data are measured, and the others keep the reason.
-    """
-    errors, count = [], 0
+    """Raise InputError where a task has no fit data, or, unless `all_needed`, where none has."""
+    task_plans, errors = list(task_plans), []
     for plan in task_plans:
-        count += 1
         try:
             tasks.data_of(plan.config)
         except InputError as error:
             errors.append(error)
-    if errors and (all_needed or len(errors) == count):
+    if errors and (all_needed or len(errors) == len(task_plans)):
         raise errors[0]
 
 
-def _is_done(name: str, earlier: Mapping[str, Outcome], digest: str) -> bool:
-    """Return whether the earlier outcome of a task stands; say why where it does not."""
-    if name not in earlier:
-        return False
-    same = earlier[name].digest == digest
-    if same and earlier[name].reason is None:
-        return True
-    why = (
-        "it failed" if same else "it was with other options, another package, or on another machine"
-    )
+def _stands(name: str, outcome: Outcome | None, digest: str) -> bool:
+    """Return whether an earlier outcome of a task stands; say why where it does not."""
+    if outcome is None or (outcome.digest == digest and outcome.reason is None):
+        return outcome is not None
+    changed = "it was with other options, another package, or on another machine"
+    why = "it failed" if outcome.digest == digest else changed
     print(f"{name} is measured again: the last time {why}.", file=sys.stderr, flush=True)
     return False
 
@@ -157,7 +128,7 @@ def run(
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
         digest = digest_of(plan, config.alive)
-        if _is_done(name, earlier, digest):
+        if _stands(name, earlier.get(name), digest):
             continue
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name
         run_folder = paths.free_name(folder, name)

@@ -1,8 +1,7 @@
 """Limits of this machine for matrix products and copies, as ceilings for what it trains.
 
 They are measured in the same run as the figures that they are compared with. On a GPU a short
-process measures them, so that its memory is free for the runs: `-m
-gallery_lib.measure.bench.machine_limits` prints them.
+process, which runs this module, measures them, so that its memory is free for the runs.
 """
 
 from __future__ import annotations
@@ -18,6 +17,12 @@ import torch
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import printed_by
 
+# A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
+_LONGEST_PRODUCT = 1.0
+_SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (512, 2048, 8192)}
+_COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
+_PART_OF_DEVICE = 8  # a copy takes at most two such parts of what is free
+
 
 def best_seconds(body: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
     """Return the shortest time of so many calls, in seconds."""
@@ -31,19 +36,8 @@ def best_seconds(body: Callable[[], Any], device: torch.device, repeats: int = 5
     return best
 
 
-_LONGEST_PRODUCT = 1.0
-"""Longest time of a product in seconds.
-
-A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
-"""
-
-_SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (512, 2048, 8192)}
-_COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
-_PART_OF_DEVICE = 8  # a copy takes at most two such parts of what is free
-
-
 def prepared_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
-    """Return the largest product that does not take too long, to be run, and its FLOPs."""
+    """Return the largest product that takes at most a second, to be run, and its FLOPs."""
     rate, chosen = 0.0, None
     for size in _SIZES[device.type]:
         flops = 2.0 * size**3
@@ -71,30 +65,21 @@ def prepared_copy(device: torch.device) -> tuple[Callable[[], Any], float]:
 def measure_limits(
     device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 ) -> dict[str, float]:
-    """Return the FLOP/s of square matrix products by dtype, and as `copy` the bytes/s of a copy.
-
-    They are the best of five: the ceilings of a training step. Numbers are random.
-    The product's size is 8192 on CUDA and 2048 on the CPU, or smaller where that takes over a
-    second. The copy moves 2 GiB on CUDA, or an eighth of what is free there, and 256 MiB on the
-    CPU.
-    """
+    """Return the best FLOP/s of matrix products by dtype, and as `copy` the bytes/s of a copy."""
     limits = {}
     for dtype in dtypes:
         product, flops = prepared_product(device, dtype)
         limits[str(dtype).removeprefix("torch.")] = flops / best_seconds(product, device)
-    copy, moved = prepared_copy(device)  # bytes read plus bytes written
+    copy, moved = prepared_copy(device)
     return {**limits, "copy": moved / best_seconds(copy, device)}
 
 
 def limits_of_whole_machine() -> dict[str, float]:
-    """Measure the limits of all cores, or of the first GPU, now.
-
-    Raises:
-        RunFailed: where a GPU has no memory left, for instance.
-    """
+    """Measure the limits of all cores, or of the first GPU; RunFailed where memory is short."""
     if hardware.gpu_count():
-        printed = printed_by(["-m", __name__], "what this GPU can do at most")
-        limits: dict[str, float] = json.loads(printed)
+        limits: dict[str, float] = json.loads(
+            printed_by(["-m", __name__], "what this GPU can do at most")
+        )
         return limits
     before = torch.get_num_threads()
     torch.set_num_threads(hardware.cores())

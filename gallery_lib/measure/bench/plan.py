@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gallery_lib import tasks
@@ -23,7 +23,6 @@ from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.bench.result import (
     BEST,
     EAGER,
-    EAGER_BEST,
     GROUPS,
     OURS,
     PEERS,
@@ -32,7 +31,7 @@ from gallery_lib.measure.bench.result import (
     AmpLevel,
     plain_name,
 )
-from gallery_lib.measure.comparison.plan import Variant
+from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.system import hardware
@@ -44,37 +43,21 @@ _MOST_WORKERS = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan for measuring a task, the baseline first.
-
-    `absent` are variants that cannot run here, and why.
-    """
+    """Plan for measuring a task, the baseline first."""
 
     config: TrainConfig
     compare: CompareConfig
     variants: Mapping[str, Variant]
-    absent: Mapping[str, str]
+    absent: Mapping[str, str]  # variants that cannot run here, and why
     # Pairs whose ratio is wanted: the slower one, as is hoped, first.
     pairs: Sequence[tuple[str, str]]
     order: Sequence[str]  # of all variants, in the tables
-    # Modes of torch.compile to be tried first; none: nothing is to be found out.
-    modes: Mapping[str, Variant] = field(default_factory=dict)
-    in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
     roofline: bool = False  # of ours
 
     @property
     def baseline(self) -> str:
         """Return the variant that all are compared with."""
         return self.order[0]
-
-    def with_mode(self, mode: str) -> Plan:
-        """Return the plan with the best forms compiled in this mode of torch.compile."""
-        best_forms = {
-            name: dataclasses.replace(
-                self.variants[name], recipe=recipes.best_form(self.variants[name].recipe[0], mode)
-            )
-            for name in self.in_best_mode
-        }
-        return dataclasses.replace(self, variants={**self.variants, **best_forms})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -87,71 +70,37 @@ def amp_level(config: BenchConfig) -> AmpLevel:
 
 
 def variant_names(config: BenchConfig) -> list[str]:
-    """Return the variants, the baseline first.
-
-    Raises:
-        InputError: for an unknown one.
-    """
+    """Return the variants, the baseline first; raise InputError for an unknown one."""
     baseline = EAGER[amp_level(config)]
     # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
     names = [name for name in VARIANTS if name != EAGER["O1"]]
     if config.variants is not None:
-        words = _words("variants", config.variants, (*GROUPS, *VARIANTS))
+        words = [word.strip() for word in config.variants.split(",") if word.strip()]
+        for word in words:
+            _check_known("variants", word, (*GROUPS, *VARIANTS))
         names = [name for word in words for name in GROUPS.get(word, (word,))]
     return [baseline, *(name for name in VARIANTS if name in names and name != baseline)]
 
 
-def compile_modes(config: BenchConfig) -> tuple[str, ...]:
-    """Return the modes of torch.compile that the best forms choose from.
-
-    Raises:
-        InputError: for an unknown mode, or none at all.
-    """
-    known = peers.MODES[hardware.device_type()]
-    if config.peer_modes is None:
-        return known
-    names = _words("peer_modes", config.peer_modes, known)
-    if not names:
+def _check_known(option: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
         raise InputError(
-            f"peer_modes names no mode. Known on this device: {', '.join(known)}.",
-            parameter="peer_modes",
+            f"{option}: unknown `{word}`.{did_you_mean(word, known)} Known: {', '.join(known)}.",
+            parameter=option,
         )
-    return tuple(name for name in known if name in names)
-
-
-def _words(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return the words of an option that takes several, with commas between."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if word not in known:
-            raise InputError(
-                f"{option}: unknown `{word}`.{did_you_mean(word, known)} "
-                f"Known: {', '.join(known)}.",
-                parameter=option,
-            )
-    return words
 
 
 def _large(task: tasks.Task) -> dict[str, Any]:
-    """Return the values of the profile `large` that differ from `quick`.
-
-    They are a size at which computing counts for more, and turns that a few cores can do.
-    """
-    sizes: dict[str, Any] = {}
-    if task.image_size:
-        sizes["image_size"] = _LARGE_IMAGE
+    """Return the values of the profile `large`: computing counts for more, turns are few."""
+    sizes: dict[str, Any] = {"image_size": _LARGE_IMAGE} if task.image_size else {}
     if task.sequence_length:
-        sizes["sequence_length"] = min(
-            _LONG_SEQUENCE, task.full.get("sequence_length", task.sequence_length)
-        )
+        longest = task.full.get("sequence_length", task.sequence_length)
+        sizes["sequence_length"] = min(_LONG_SEQUENCE, longest)
     return {**sizes, "rounds": 6, "block_steps": 2}
 
 
 def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
-    """Return the options of the baseline's run, and those of the turns.
-
-    The profile's values apply where nothing else was asked.
-    """
+    """Return the options of the baseline's run and of the turns; those given beat the profile's."""
     task = tasks.get(name)
     on_cuda = hardware.device_type() == "cuda"
     full = config.profile == "full" or (config.profile == "auto" and on_cuda)
@@ -161,22 +110,16 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
         values["workers"] = min(hardware.cores(), _MOST_WORKERS)
     if config.profile == "large":
         values |= _large(task)
-    bench_options = options.to_mapping(config)
-    for own in ("amp_level", "resume"):  # of the bench, whatever they are for a run
-        del bench_options[own]
-    both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
-    values |= {
-        option: value
-        for option, value in bench_options.items()
-        if option in both and value is not None
-    }
-    compare = {
-        f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
-    }
-    train = options.from_mapping(
-        TrainConfig, {**values, "model": name, "amp_level": amp_level(config), "evaluate": False}
+    of_run, of_turns = (
+        {f.name for f in dataclasses.fields(cls)} for cls in (TrainConfig, CompareConfig)
     )
-    return train, options.from_mapping(CompareConfig, compare)
+    own = ("amp_level", "resume")  # of the bench, whatever they are for a run
+    for option, value in options.to_mapping(config).items():
+        if option in of_run | of_turns and option not in own and value is not None:
+            values[option] = value
+    compare = {option: values.pop(option) for option in of_turns & values.keys()}
+    train = {**values, "model": name, "amp_level": amp_level(config), "evaluate": False}
+    return options.from_mapping(TrainConfig, train), options.from_mapping(CompareConfig, compare)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -184,7 +127,6 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
 
 
 def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = False) -> Variant:
-    """Return the variant that the words of a recipe make of a run's options."""
     return Variant(config, words, recipes.variables_of(words), counts_traffic)
 
 
@@ -203,7 +145,8 @@ def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:
 def bench_plan(name: str, config: BenchConfig) -> Plan:
     """Return the plan for the task `name`, in the variants of the options."""
     train, compare = _run_options(name, config)
-    modes, names = compile_modes(config), variant_names(config)
+    names = variant_names(config)
+    _check_known("peer_modes", config.peer_modes, peers.MODES[hardware.device_type()])
     absent = {
         variant: why
         for variant in (*PEERS, *BEST)
@@ -213,19 +156,10 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     pairs = [(baseline, variant) for variant in others]
     if OURS in others:
         pairs += [(variant, OURS) for variant in others if variant != OURS]
-    known = _every_variant(train, modes[0])
-    variants = {
-        variant: known[variant] for variant in [baseline, *sorted(others, key=TURN_ORDER.index)]
-    }
-    compiled = [variant for variant in variants if variant in BEST and variant != EAGER_BEST]
-    tried = (
-        {mode: _variant(train, recipes.best_form("torch.compile", mode)) for mode in modes}
-        if compiled and len(modes) > 1
-        else {}
-    )
-    return Plan(
-        train, compare, variants, absent, pairs, names, tried, compiled, roofline=config.roofline
-    )
+    known = _every_variant(train, config.peer_modes)
+    ordered = [baseline, *sorted(others, key=TURN_ORDER.index)]
+    variants = {variant: known[variant] for variant in ordered}
+    return Plan(train, compare, variants, absent, pairs, names, config.roofline)
 
 
 def waterfall_plan(name: str, config: BenchConfig) -> Plan:
@@ -252,13 +186,12 @@ def waterfall_of(
     for name, techniques in added.items():
         reasons = {t: recipes.reason_not_applied(t, level) for t in techniques}
         applied = [technique for technique, why in reasons.items() if why is None]
-        if not applied:
-            absent[name] = (
-                f"does not apply: {'; '.join(dict.fromkeys(filter(None, reasons.values())))}"
-            )
-            continue
-        words = [*words, *applied]
-        variants[name] = _variant(train, words)
+        if applied:
+            words = [*words, *applied]
+            variants[name] = _variant(train, words)
+        else:
+            why = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+            absent[name] = f"does not apply: {why}"
     others = list(variants)[1:]
     pairs = [(baseline, variant) for variant in others] + list(itertools.pairwise(others))
     return Plan(train, compare, variants, absent, pairs, [baseline, *added])

@@ -29,12 +29,8 @@ _BEST = "-best"
 EAGER_BEST = f"eager{_BEST}"
 BEST = (*(f"{peer}{_BEST}" for peer in PEERS), EAGER_BEST)
 """The peers, and eager PyTorch, as somebody who tunes by hand uses them (peers.py)."""
-VARIANTS = (
-    *EAGER.values(),
-    EAGER_BEST,
-    *(name for peer in PEERS for name in (peer, f"{peer}{_BEST}")),
-    OURS,
-)
+_PAIRS = (name for peer in PEERS for name in (peer, f"{peer}{_BEST}"))
+VARIANTS = (*EAGER.values(), EAGER_BEST, *_PAIRS, OURS)
 """All variants, in the order of tables."""
 TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
 """All variants, in the order in which they get a place beside the baseline.
@@ -47,10 +43,7 @@ GROUPS = {"as-it-comes": PEERS, "best": BEST}
 
 @dataclass(frozen=True)
 class Row:
-    """Measurement of one variant.
-
-    `reason` says why it did not run, or crashed. Where there is a reason, everything else is empty.
-    """
+    """Measurement of one variant; empty but for the reason where it did not run, or crashed."""
 
     reason: str | None
     step_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -77,11 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Measurement of one task.
-
-    `ratios` holds [slower, faster, ratio, low, high]: how many times as fast the second is, if it
-    is.
-    """
+    """Measurement of one task."""
 
     digest: str  # of what was asked, the package, the versions and the machine
     date: str
@@ -90,6 +79,7 @@ class Outcome:
     sizes: dict[str, Any]
     limits: dict[str, Positive]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
     rows: dict[str, Row]  # the baseline first
+    # slower, faster, ratio, low, high: how many times as fast the second is, if it is
     ratios: list[tuple[str, str, Positive, Positive, Positive]]
     roofline: Roofline | None = None  # of ours, without single operations; where it was asked for
 
@@ -131,15 +121,9 @@ def plain_name(name: str) -> str:
 
 
 def best_of_others(outcome: Outcome, among: tuple[str, ...] = BEST) -> str | None:
-    """Return the variant of `among` that ours has the smallest lead over.
-
-    None comes back if ours has a ratio over none of them. The ratios are those of the turns, in
-    which drift of the machine cancels. So no other ratio of ours in the table is smaller.
-    """
-    ratios = {
-        name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS)) is not None
-    }
-    return min(ratios, key=lambda name: ratios[name]) if ratios else None
+    """Return the variant of `among` that ours has the smallest lead over in turns, if any."""
+    ratios = {name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS))}
+    return min(ratios, key=ratios.__getitem__) if ratios else None
 
 
 def write_bench(path: Path, bench: Bench) -> None:
@@ -148,11 +132,7 @@ def write_bench(path: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """Return a bench from its file.
-
-    Raises:
-        InputError: for what is no such file.
-    """
+    """Return a bench from its file; InputError for what is no such file."""
     try:
         return read_json(
             path, Bench, schema=SCHEMA, again="Delete it, and measure again.", check=_check

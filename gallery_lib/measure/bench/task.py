@@ -2,8 +2,7 @@
 
 As many variants as fit into memory are alive at a time, and the baseline is always among them.
 Variants of different groups are compared through their ratios to the baseline, which were measured
-independently. A variant that fails stays, with its reason. Before all that, the mode of
-torch.compile is found that the best forms of the peers are compiled in.
+independently. A variant that fails stays, with its reason.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from gallery_lib.measure.bench.machine_limits import limits_of_whole_machine
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import OURS, Outcome, Row
 from gallery_lib.measure.comparison import interleaved
-from gallery_lib.measure.comparison.interleaved import Measurement
+from gallery_lib.measure.comparison.interleaved import Measurement, Turns, folders_of_starts
 from gallery_lib.measure.comparison.pair import Group
-from gallery_lib.measure.comparison.plan import Turns, folders_of_starts
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.measure.comparison.worker import TRAFFIC_FILE
 from gallery_lib.measure.profile.roofline import measure as roofline
 from gallery_lib.measure.profile.roofline.result import Roofline
-from gallery_lib.measure.variants import compile_mode
 from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
 
@@ -75,46 +72,31 @@ class _TaskMeasurement:
         """Run the reference and all variants, and make a row of each."""
         config, compare = self.plan.config, self.plan.compare
         sized = tasks.with_sizes(config)
-        self.sizes = {
-            name: getattr(sized, name)
-            for name in ("batch_size", "image_size", "sequence_length")
-            if getattr(sized, name)
-        }
+        names = ("batch_size", "image_size", "sequence_length")
+        self.sizes = {name: size for name in names if (size := getattr(sized, name))}
         others = [name for name in self.plan.variants if name != self.plan.baseline]
         together = list(groups(others, alive_at_a_time(config, alive)))
         with progress.ticking(f"{self.label}: {_LIMITS}", part=_LIMITS):
             self.limits = limits_of_whole_machine()
-        tried_modes = self._find_mode(progress)
         untimed = UntimedRuns(
             self.plan.variants, LaunchConfig(), compare, self.folder, progress, self.label
         )
         untimed.reference()
-        for number, names in enumerate(together, 1):
-            self._run_group(names, self.folder / f"group{number}", progress)
+        for number, names_of_group in enumerate(together, 1):
+            self._run_group(names_of_group, self.folder / f"group{number}", progress)
         ran = next(iter(self.group_of.items()), None)
         exact = untimed.reference(ran[1].first(ran[0]).probe if ran else None)
 
         def parity(group: Group, one: str, other: str) -> Parity:
             return group.parity(one, other, exact, compare.parity_steps, untimed.again)
 
-        self._judge(parity, float(exact.probe["flops"]) / exact.probe["batches"], tried_modes)
+        self._judge(parity, float(exact.probe["flops"]) / exact.probe["batches"])
         for slower, faster in self.plan.pairs:
             if self._comparable(slower, faster, parity):
                 ratio = self._ratio(slower, faster)
                 self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
         if self.plan.roofline and self.rows[OURS].reason is None:
             self._measure_roofline(progress)
-
-    def _find_mode(self, progress: Progress) -> str | None:
-        """Find the mode of torch.compile for the best forms; return what was tried, if anything."""
-        if not self.plan.modes:
-            return None
-        label = f"{self.label}: torch.compile's modes"
-        choice = compile_mode.choose(
-            self.plan.config, self.plan.modes, self.folder / "modes", progress, label
-        )
-        self.plan = self.plan.with_mode(choice.mode)
-        return choice.comparison
 
     def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
         """Run the baseline and the variants `names` in turns, started as often as is asked."""
@@ -125,13 +107,7 @@ class _TaskMeasurement:
         for run_folder in folders_of_starts(folder, plan.compare.starts):
             failed: dict[str, GalleryError] = {}
             measured = interleaved.take_turns(
-                variants,
-                LaunchConfig(),
-                turns,
-                run_folder,
-                progress,
-                self.label,
-                dropped=failed,
+                variants, LaunchConfig(), turns, run_folder, progress, self.label, dropped=failed
             )
             group = Group([*group.starts, measured])
             for name, error in failed.items():
@@ -146,29 +122,16 @@ class _TaskMeasurement:
             if (file := folder / name / TRAFFIC_FILE).exists():
                 self.traffic[variants[name].config.amp_level] = json.loads(file.read_text())
 
-    def _judge(
-        self,
-        parity: Callable[[Group, str, str], Parity],
-        flops: float,
-        tried_modes: str | None,
-    ) -> None:
+    def _judge(self, parity: Callable[[Group, str, str], Parity], flops: float) -> None:
         """Make a row for each variant that ran."""
         baseline = self.plan.baseline
         for name, group in self.group_of.items():
             if baseline not in group:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
-            row = _row(
-                group.first(name),
-                None if name == baseline else parity(group, baseline, name),
-                flops,
-                self.traffic.get(self.plan.variants[name].config.amp_level),
-            )
-            if tried_modes is not None and name in self.plan.in_best_mode:
-                row = dataclasses.replace(
-                    row, techniques={**row.techniques, "modes tried": tried_modes}
-                )
-            self.rows[name] = row
+            judged = None if name == baseline else parity(group, baseline, name)
+            traffic = self.traffic.get(self.plan.variants[name].config.amp_level)
+            self.rows[name] = _row(group.first(name), judged, flops, traffic)
 
     def _ratio(self, slower: str, faster: str) -> stats.Ratio:
         """Return how many times as fast `faster` is as `slower`.
@@ -207,10 +170,9 @@ class _TaskMeasurement:
         asked = RooflineConfig(out=str(self.folder / "roofline"))
         try:
             _, whole = roofline.measure(self.plan.variants[OURS].config, asked, progress=progress)
+            self.roofline = dataclasses.replace(whole, operations=[])
         except (InputError, RunFailed) as error:
             progress.say(f"{self.label}: no roofline. {interleaved.reason_of(error)}")
-            return
-        self.roofline = dataclasses.replace(whole, operations=[])
 
 
 def measure(
@@ -259,15 +221,9 @@ def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
 
 
 def alive_at_a_time(config: TrainConfig, wanted: int | None) -> int:
-    """Return how many variants are to be alive; at least two.
-
-    Raises:
-        InputError: when not even two fit, or not as many as are wanted.
-    """
-    if wanted is not None:
-        memory_estimate.check(config, 1, compared=wanted)
-        return wanted
-    if hardware.gpu_count():
+    """Return how many variants are to be alive, at least two; InputError if they do not fit."""
+    if wanted is None and hardware.gpu_count():
         return 2
-    memory_estimate.check(config, 1, compared=2)
-    return int(memory_estimate.free_bytes() // memory_estimate.needed_bytes(config, compared=True))
+    memory_estimate.check(config, 1, compared=wanted or 2)
+    needed = memory_estimate.needed_bytes(config, compared=True)
+    return wanted or int(memory_estimate.free_bytes() // needed)

@@ -51,15 +51,6 @@ FORMATS = {
 _LEAST_NOISE = 0.005
 
 
-def noise(scores: Sequence[float]) -> float:
-    """Return how far means over as many seeds as `scores` has lie apart by chance.
-
-    There must be at least two scores.
-    """
-    spread = 2 * statistics.stdev(scores) * math.sqrt(2 / len(scores))
-    return max(spread, _LEAST_NOISE * abs(statistics.mean(scores)))
-
-
 @dataclass(frozen=True)
 class Scores:
     """Result of one training: `quantity` by wire format, a value for each seed."""
@@ -75,8 +66,10 @@ class Scores:
 
     @property
     def noise(self) -> float:
-        """Return the noise of the fp32 scores, see the function `noise`."""
-        return noise(self.by_format[FP32])
+        """Return how far means over as many seeds, at least two, lie apart by chance."""
+        scores = self.by_format[FP32]
+        spread = 2 * statistics.stdev(scores) * math.sqrt(2 / len(scores))
+        return max(spread, _LEAST_NOISE * abs(statistics.mean(scores)))
 
     def verdict(self, wire: str) -> str:
         """Return `within noise`, `better` or `worse`, in comparison with fp32."""
@@ -110,9 +103,8 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
         plain_module(model).parameters(), lr=None, weight_decay=None, accelerated=False
     )
     losses = []
-    for batch in itertools.islice(
-        itertools.chain.from_iterable(itertools.repeat(batches)), train.max_steps
-    ):
+    epochs = itertools.chain.from_iterable(itertools.repeat(batches))
+    for batch in itertools.islice(epochs, train.max_steps):
         optimizer.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()
@@ -159,11 +151,8 @@ def measure(config: ConvergenceConfig) -> int:
                 continue  # the control, which only the digits serve
             by_format[name] = [score(way, seed=seed) for seed in range(config.seeds)]
             if process_group.rank() == 0:
-                print(
-                    f"{title}, {name}: {quantity} "
-                    f"{', '.join(f'{value:.3f}' for value in by_format[name])}",
-                    flush=True,
-                )
+                values = ", ".join(f"{value:.3f}" for value in by_format[name])
+                print(f"{title}, {name}: {quantity} {values}", flush=True)
         scores.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
     if process_group.rank() == 0 and config.out:
         write_json(Path(config.out), {"trainings": scores})
@@ -171,11 +160,7 @@ def measure(config: ConvergenceConfig) -> int:
 
 
 def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
-    """Run all trainings in processes that are started on this host, and return the scores.
-
-    Raises:
-        RunFailed: when a process fails.
-    """
+    """Run all trainings in processes on this host; return the scores. RunFailed where one fails."""
     outcome = run_on_this_host(__name__, config, processes)
     return [Scores(**values) for values in outcome["trainings"]]
 
@@ -185,16 +170,11 @@ def main(arguments: Sequence[str]) -> None:
     end_after(measure, ConvergenceConfig, arguments, "convergence")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 # --------------------------------------------------------------------------------------------------
 # Training of a small network on scikit-learn's digits, on several ranks, with a given strategy.
 #
-# The strategy averages the gradients. The data are 1797 scans of handwritten digits, 8 × 8
-# (Alpaydin and Kaynak, 1998), real data that comes with the library. The network has two layers.
-# SGD trains it with a learning rate that falls to 0.
+# The data are 1797 scans of handwritten digits, 8 × 8 (Alpaydin and Kaynak, 1998), real data that
+# comes with the library. SGD trains two layers with a learning rate that falls to 0.
 #
 # *Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in
 # units that may be `bias_unit` times as large. The optimizer's step there is smaller by the square
@@ -253,17 +233,15 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
     held_out, training = order[:HELD_OUT], order[HELD_OUT:]
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(
-        Layer(images.shape[1], HIDDEN, bias_unit), nn.ReLU(), Layer(HIDDEN, 10, bias_unit)
-    )
+    layers = Layer(images.shape[1], HIDDEN, bias_unit), nn.ReLU(), Layer(HIDDEN, 10, bias_unit)
+    net = nn.Sequential(*layers)
     model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=epochs)
     world, rank = process_group.world_size(), process_group.rank()
     for _ in range(epochs):
-        for chunk in training[torch.randperm(len(training), generator=generator)].split(
-            BATCH_SIZE * world
-        ):
+        shuffled = training[torch.randperm(len(training), generator=generator)]
+        for chunk in shuffled.split(BATCH_SIZE * world):
             own = chunk[rank::world]
             optimizer.zero_grad()
             F.cross_entropy(model(images[own]), labels[own]).backward()
@@ -275,3 +253,7 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
     accelerate_ddp(model, Comm())  # ends its threads
     with torch.no_grad():
         return (net(images[held_out]).argmax(1) == labels[held_out]).double().mean().item()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -38,27 +38,18 @@ def _arguments(config: Any, out: Path) -> list[str]:
 
 @interruptible("the measurement")
 def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]:
-    """Run the measurement on this host and return what rank 0 wrote.
-
-    Lines are shown as they come.
+    """Run the measurement on this host and return what rank 0 wrote; its lines are shown.
 
     Raises:
-        RunFailed: with the last ones.
+        RunFailed: with the last lines.
         InputError: for what the module refused.
     """
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [
-            *PYTHON,
-            "-m",
-            "gallery_lib.launcher.forked",
-            str(processes),
-            folder,
-            module,
-            *_arguments(config, out),
-        ]
-        code, lines = run_supervised(command, {**_NO_GPU, "OMP_NUM_THREADS": threads})
+        forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(processes), folder, module]
+        words = [*forked, *_arguments(config, out)]
+        code, lines = run_supervised(words, {**_NO_GPU, "OMP_NUM_THREADS": threads})
         if code:
             kind = InputError if code == InputError.exit_code else RunFailed
             raise kind(
@@ -70,10 +61,7 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
 
 @interruptible("the measurement")
 def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, Any]:
-    """Run the measurement on the hosts of a lab that is up, and return what rank 0 wrote.
-
-    Each host gets `processes` processes.
-    """
+    """Run the measurement on each host of a lab in `processes`; return what rank 0 wrote."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         run(lab, ["-m", module, *_arguments(config, out)], LabRunConfig(nproc_per_node=processes))
@@ -91,9 +79,8 @@ def end_after(
     os.environ.update(_NO_GPU)
 
     def parsed() -> int:
-        return body(
-            parse_command_line(arguments, options, prog=name, description=body.__doc__ or "")[0]
-        )
+        description = body.__doc__ or ""
+        return body(parse_command_line(arguments, options, prog=name, description=description)[0])
 
     code = exit_code_of(parsed, error_prefix="error", interrupted="stopped")
     sys.stdout.flush()

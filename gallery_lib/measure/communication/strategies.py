@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import sys
 import time
@@ -33,16 +34,13 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, gradient_reducer
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure.communication import bytes_sent
+from gallery_lib.kernels.compression import packed_bytes
 from gallery_lib.measure.communication.launch import end_after
 from gallery_lib.system.json_files import converted, write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"
-"""Name of the steps that would be left if the network took no time.
-
-Every rank trains for itself then.
-"""
+"""Name of the steps that would be left if the network took no time: every rank trains alone."""
 LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
 """Largest error of a gradient over the gradient (L2), by wire format.
 
@@ -50,8 +48,7 @@ It comes from rounding in fp32, or in the format, when the gradient is sent and 
 on. PowerSGD has no limit: what it leaves out of one step is sent later.
 """
 LAYERS, BATCH_SIZE = 4, 64
-_NOTED_STEPS = 3
-"""Number of steps; the last one is noted, since DDP orders its buckets anew after the first."""
+_NOTED_STEPS = 3  # the last one is noted, since DDP orders its buckets anew after the first
 
 
 def ways(hosts: topology.Topology) -> dict[str, Comm]:
@@ -73,14 +70,12 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of one step, in seconds from its beginning.
+    """Times of one step, in seconds from its beginning."""
 
-    `forward` and `backward` are the ends of the passes. `buckets` are in the order of being ready.
-    """
-
-    forward: float
+    forward: float  # end of the pass
     backward: float
-    buckets: list[tuple[float, float, float]]  # MiB of gradients, ready, mean arrived
+    # In the order of being ready: MiB of gradients, ready, mean arrived.
+    buckets: list[tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class Effect:
     rounds: list[list[float]]  # step times in seconds, of the slowest rank
     # The step time of DDP's own strategy over this one's; None for DDP's own.
     ratio: stats.Ratio | None
-    computed_bytes: float  # sent by a host in a step, as bytes_sent counts them
+    computed_bytes: float  # sent by a host in a step, as `sent_bytes` counts them
     # As the host's network card counted them, with TCP's part; None where no card is named.
     sent_bytes: float | None
     gradient_error: float | None  # over the gradient, in L2; None without communication
@@ -134,6 +129,63 @@ class Effects:
     def of(cls, values: dict[str, Any]) -> Effects:
         """Return the effects from the plain values that `dataclasses.asdict` made of them."""
         return converted(values, cls)
+
+
+# --------------------------------------------------------------------------------------------------
+# Bytes that the gradients of a model take on the wire, by format, from its parameters' shapes: what
+# `comm/` sends, without what TCP and the filling of buckets add.
+
+
+Shape = Sequence[int]
+
+
+def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters that are trained."""
+    return [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _low_rank_values(shape: Shape, rank: int) -> int:
+    """Return the number of values that PowerSGD sends of a gradient of this shape.
+
+    It sends two narrow matrices, or all values where the matrices would not be smaller.
+    """
+    values = math.prod(shape)
+    if len(shape) < 2:
+        return values
+    rows, columns = shape[0], values // shape[0]
+    return min(values, min(rank, rows, columns) * (rows + columns))
+
+
+def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
+    """Return the bytes of all gradients of a step in fp32, once, in the format of `options`."""
+    values = sum(math.prod(shape) for shape in shapes)
+    if options.wire == "powersgd":
+        return 4 * sum(_low_rank_values(shape, options.powersgd_rank) for shape in shapes)
+    if options.wire == "int8":
+        return packed_bytes(values, "int8")
+    return values * {"exact": 4, "bf16": 2, "fp16": 2}[options.wire]
+
+
+def sent_bytes(shapes: Sequence[Shape], options: Comm, hosts: int, processes: int = 1) -> float:
+    """Return the bytes that a host of `processes` processes sends in a step; as many come in.
+
+    Each value is sent to where it is added up, and its sum is sent on. A ring over n ranks
+    (Patarasuk and Yuan, 2009) sends 2 (n - 1) / n of the gradients over each of its links. One of
+    these links leaves each host. Hierarchical strategies have a ring over the hosts alone. int8
+    that is not hierarchical, with several processes a host, goes from every rank to every other
+    instead of round a ring.
+    """
+    ranks = hosts if options.hierarchical else hosts * processes
+    ring = 2 * (ranks - 1) / ranks * gradient_bytes(shapes, options)
+    if options.wire != "int8" or options.hierarchical:
+        return ring
+    # Of what each of the host's ranks has, all but what stays on the host.
+    to_its_place = (ranks - processes) * processes / ranks
+    return (to_its_place + (ranks - 1) / ranks) * gradient_bytes(shapes, options)
+
+
+# --------------------------------------------------------------------------------------------------
+# The measurement
 
 
 def build_model(width: int) -> nn.Module:
@@ -191,11 +243,8 @@ def timeline_of(net: nn.Module, way: Comm, inputs: Tensor) -> Timeline:
     return Timeline(forward - began, backward - began, buckets)
 
 
-def _bytes_sent() -> int | None:
-    """Return the bytes that this host's network card has sent, as the kernel counts them.
-
-    None where gloo was not told which card to use.
-    """
+def _card_bytes() -> int | None:
+    """Return the bytes that the network card of gloo, if it was told one, has sent."""
     card = psutil.net_io_counters(pernic=True).get(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     return None if card is None else card.bytes_sent
 
@@ -205,9 +254,8 @@ class _Training:
 
     def __init__(self, width: int) -> None:
         self.net = build_model(width)
-        self.inputs = torch.randn(
-            BATCH_SIZE, width, generator=torch.Generator().manual_seed(1 + process_group.rank())
-        )
+        generator = torch.Generator().manual_seed(1 + process_group.rank())
+        self.inputs = torch.randn(BATCH_SIZE, width, generator=generator)
         _loss(self.net(self.inputs)).backward()
         self.exact = self._gradients().double()
         dist.all_reduce(self.exact.div_(process_group.world_size()))
@@ -216,19 +264,12 @@ class _Training:
         self.first_weights = {name: value.clone() for name, value in self.net.state_dict().items()}
 
     def _gradients(self) -> Tensor:
-        return torch.cat(
-            [
-                parameter.grad.flatten()
-                for parameter in self.net.parameters()
-                if parameter.grad is not None
-            ]
-        )
+        gradients = (parameter.grad for parameter in self.net.parameters())
+        return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
-    def step(self) -> None:
-        """Run one training step."""
+    def _backward(self) -> None:
         self.optimizer.zero_grad()
         _loss(self.model(self.inputs)).backward()
-        self.optimizer.step()
 
     def parity(self, way: Comm) -> tuple[float, bool]:
         """Return the error of the mean gradient, and whether all ranks have the same bits.
@@ -239,17 +280,15 @@ class _Training:
         accelerate_ddp(self.model, way)
         # the first steps of torch's PowerSGD hook are exact
         for _ in range(1 + SETTLING_STEPS * (way.wire == "powersgd")):
-            self.optimizer.zero_grad()
-            _loss(self.model(self.inputs)).backward()
+            self._backward()
         got = self._gradients()
         alike = process_group.all_ranks(hashlib.sha256(got.numpy().tobytes()).digest())
         return ((got.double() - self.exact).norm() / self.exact.norm()).item(), len(set(alike)) == 1
 
     def turn(self, way: Comm | None, block_steps: int) -> tuple[list[float], int | None]:
-        """Return seconds of each counted step on the slowest rank, and the bytes sent meanwhile.
+        """Return seconds of each counted step on the slowest rank, and what this host has sent.
 
-        The bytes are those that this host has sent. Without a strategy (None) nothing is
-        communicated.
+        Without a strategy (None) nothing is communicated.
         """
         accelerate_ddp(self.model, way or Comm())
         seconds: list[float] = []
@@ -258,14 +297,15 @@ class _Training:
             for number in range(SETTLING_STEPS + block_steps):
                 if number in (0, SETTLING_STEPS):
                     dist.barrier()
-                    before = _bytes_sent()
+                    before = _card_bytes()
                 began = time.perf_counter()
-                self.step()
+                self._backward()
+                self.optimizer.step()
                 if number >= SETTLING_STEPS:
                     seconds.append(time.perf_counter() - began)
         # Every host passes the barrier once it has what the others sent: nothing is queued then.
         dist.barrier()
-        after = _bytes_sent()
+        after = _card_bytes()
         if way is None:
             self.net.load_state_dict(self.first_weights)  # the ranks' weights have gone apart
         slowest = [max(step) for step in zip(*process_group.all_ranks(seconds), strict=True)]
@@ -281,7 +321,7 @@ def measure(config: StrategiesConfig) -> int:
         )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
-    hosts = topology.find()
+    hosts, first = topology.find(), process_group.rank() == 0
     training = _Training(config.width)
     candidates: dict[str, Comm | None] = {**ways(hosts), ALONE: None}
     parity = {name: training.parity(way) for name, way in candidates.items() if way is not None}
@@ -291,38 +331,33 @@ def measure(config: StrategiesConfig) -> int:
         for name in stats.turn_order(candidates, number):
             steps, counted = training.turn(candidates[name], config.block_steps)
             seconds[name].append(steps)
-            if counted is not None:
-                sent[name].append(counted)
-        if process_group.rank() == 0:
+            sent[name] += [counted] if counted is not None else []
+        if first:
             print(f"round {number + 1} of {config.rounds}", flush=True)
     accelerate_ddp(training.model, Comm())
-    shapes = bytes_sent.shapes_of(training.net)
+    shapes, size = shapes_of(training.net), (len(hosts.hosts), len(hosts.hosts[0]))
     by_name = {}
     for name, way in candidates.items():
-        of_a_host = max(
-            process_group.all_ranks(stats.percentiles(sent[name])["p50"] if sent[name] else -1.0)
-        )
+        own = stats.percentiles(sent[name])["p50"] if sent[name] else -1.0
+        of_a_host = max(process_group.all_ranks(own))
+        pair = (seconds[PLAIN], seconds[name])
         by_name[name] = Effect(
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
             ratio=None
             if name == PLAIN
-            else stats.ratio_of_medians(
-                seconds[PLAIN], seconds[name], confidence=config.confidence
-            ),
-            computed_bytes=bytes_sent.sent_bytes(shapes, way, len(hosts.hosts), len(hosts.hosts[0]))
-            if way
-            else 0.0,
+            else stats.ratio_of_medians(*pair, confidence=config.confidence),
+            computed_bytes=sent_bytes(shapes, way, *size) if way else 0.0,
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,
             timeline=timeline_of(training.net, way, training.inputs) if way else None,
         )
-        if process_group.rank() == 0:
+        if first:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)
-    if process_group.rank() == 0 and config.out:
+    if first and config.out:
         parameters = sum(parameter.numel() for parameter in training.net.parameters())
-        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, config.confidence, by_name)
+        effects = Effects(str(hosts), size[1], parameters, config.confidence, by_name)
         write_json(Path(config.out), dataclasses.asdict(effects))
     return 0
 

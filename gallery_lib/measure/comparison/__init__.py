@@ -1,9 +1,8 @@
 """Comparison of two variants of a training run: parity first, then speed.
 
 - `compare`: the course of a comparison. `result`: `comparison.json`; needs no torch.
-- `plan`: variants, and how their steps are divided into turns. `interleaved`: the turns, in the
-  order A B B A, of the variants that are alive. `turns`: who trains now. `worker`: one
-  process of a run.
+- `interleaved`: variants, and their blocks of steps in the order A B B A. `worker`: one process of
+  a run, and the socket over which it gets its turn.
 - `untimed`: the first steps in float64, kept while they apply; and second runs, which tell how far
   rounding alone carries a training.
 - `gradient_probe`: gradients of the same first batches. `parity`: losses and gradients against

@@ -21,8 +21,13 @@ from gallery_lib.console.table import seconds
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError, Interrupted
 from gallery_lib.measure.comparison import interleaved
+from gallery_lib.measure.comparison.interleaved import (
+    Turns,
+    Variant,
+    configuration,
+    folders_of_starts,
+)
 from gallery_lib.measure.comparison.pair import Group
-from gallery_lib.measure.comparison.plan import Turns, Variant, configuration, folders_of_starts
 from gallery_lib.measure.comparison.result import Comparison, Parity, break_even_steps
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
@@ -54,14 +59,6 @@ def _check_comparable(
             parameter="nnodes",
         )
     first, second = variants.values()
-    for variant in (first, second):
-        for name in ("checkpoint_every", "resume"):
-            if getattr(variant, name) is not None:
-                raise InputError(
-                    f"{name}={getattr(variant, name)}: a comparison is of undisturbed steps, and a "
-                    "run that was resumed or saves checkpoints has others. Leave it out.",
-                    parameter=name,
-                )
     for name in _EQUAL_OPTIONS:
         if getattr(first, name) != getattr(second, name):
             raise InputError(
@@ -70,6 +67,13 @@ def _check_comparable(
                 parameter=name,
             )
     for config in (first, second):
+        for name in ("checkpoint_every", "resume"):
+            if getattr(config, name) is not None:
+                raise InputError(
+                    f"{name}={getattr(config, name)}: a comparison is of undisturbed steps, and a "
+                    "run that was resumed or saves checkpoints has others. Leave it out.",
+                    parameter=name,
+                )
         run_dir = config.run_dir or "."
         resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
     pretrained.check_file(first)
@@ -86,16 +90,16 @@ def _so_far(variants: Mapping[str, TrainConfig], turns: Turns, confidence: float
     whole = min(map(len, rounds.values()))
     if whole < 2:
         return f"Incomplete: stopped before its second of {turns.rounds} rounds of turns."
-    before, after = (blocks[:whole] for blocks in rounds.values())
-    ratio = stats.ratio_of_medians(before, after, confidence=confidence)
-    medians = [
+    rounds = {name: blocks[:whole] for name, blocks in rounds.items()}
+    ratio = stats.ratio_of_medians(*rounds.values(), confidence=confidence)
+    medians = " and ".join(
         f"{seconds(stats.percentiles([step for block in blocks for step in block])['p50'])} "
         f"({name})"
-        for name, blocks in zip(variants, (before, after), strict=True)
-    ]
+        for name, blocks in rounds.items()
+    )
     return (
         f"Incomplete: stopped after {whole} of {turns.rounds} rounds of turns. Until then a step "
-        f"took {' and '.join(medians)}: {ratio.ratio:.2f}×, {100 * confidence:.4g} % "
+        f"took {medians}: {ratio.ratio:.2f}×, {100 * confidence:.4g} % "
         f"interval {ratio.low:.2f} to {ratio.high:.2f}. Parity was not judged yet, so this is no "
         f"verdict.\nwhat was measured: {out}"
     )
@@ -176,8 +180,8 @@ def compare(
     config = variants[before]
     turns = Turns.of(config, options_)
     _check_comparable(variants, launch, turns)
-    label = short_name(config.model)
-    folder = folder or paths.new_run_dir(f"compare-{label}-{launch.nproc_per_node}p")
+    name = f"compare-{short_name(config.model)}-{launch.nproc_per_node}p"
+    folder = folder or paths.new_run_dir(name)
     try:
         with progress_display(progress) as shown:
             group, parity, load = _measured(variants, launch, options_, folder, shown)
@@ -214,9 +218,7 @@ def compare_backend(
     *,
     progress: bool | Progress = True,
 ) -> Comparison:
-    """Compare the task as `baseline` with the accelerated backend, `compiler-opt`.
-
-    Everything else is equal.
+    """Compare the task as `baseline` with the accelerated backend, `compiler-opt`, alone.
 
     Example:
         >>> from gallery_lib.config import CompareConfig, TrainConfig

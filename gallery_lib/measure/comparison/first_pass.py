@@ -33,11 +33,9 @@ from gallery_lib.train import precision
 def _as_input_error(
     otherwise: user_errors.Line | None = None, parameter: str | None = None
 ) -> Iterator[None]:
-    """Context: turn what the reader's code raises into an InputError.
+    """Context: turn what the function `parameter` of the reader raises into an InputError.
 
-    Args:
-        otherwise: the line to name where no frame is theirs.
-        parameter: the function of theirs that runs; None: any.
+    It names the line `otherwise` where no frame is the reader's.
     """
     try:
         yield
@@ -53,22 +51,20 @@ def _kind(value: Any) -> str:
 
 
 def _build(task: Task) -> nn.Module:
-    build_model = task.build_model
-    with _as_input_error(user_errors.line_of_definition(build_model), "build_model"):
-        model: Any = build_model()
+    with _as_input_error(user_errors.line_of_definition(task.build_model), "build_model"):
+        model: Any = task.build_model()
     if isinstance(model, type):
         problem = f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`."
-        raise user_errors.at_return(build_model, problem)
-    if not isinstance(model, nn.Module):
+    elif not isinstance(model, nn.Module):
         problem = f"build_model must return a `torch.nn.Module`, and returns {_kind(model)}"
-        raise user_errors.at_return(build_model, problem)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise user_errors.at_return(
-            build_model,
+    elif not any(p.requires_grad for p in model.parameters()):
+        problem = (
             "the model has no parameters to train. Make its layers attributes of the module, and "
-            "freeze not all of them.",
+            "freeze not all of them."
         )
-    return model
+    else:
+        return model
+    raise user_errors.at_return(task.build_model, problem)
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
@@ -133,11 +129,9 @@ def _pass(
 
 
 def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
-    """Run one forward and backward pass of the task in `config`.
+    """Run one forward and backward pass of the task, and one in float64.
 
-    Returns the loss, and the name of the model's class.
-
-    The pass is repeated in float64. Random numbers of the caller are as before.
+    Returns the loss, and the name of the model's class. Random numbers of the caller are as before.
 
     Raises:
         InputError: for a mistake in the task's functions.

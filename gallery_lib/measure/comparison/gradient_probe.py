@@ -45,8 +45,7 @@ def widen(model: nn.Module) -> None:
 def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     """Return a copy, on the CPU, of the model's weights and buffers.
 
-    The copy lies in an unlinked file in `folder`, mapped into memory. So it takes none of the
-    memory that the run needs, and is gone with the process.
+    It lies in an unlinked file in `folder`, mapped into memory: it takes none that the run needs.
     """
     path = folder / f"initial-{os.getpid()}.pt"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,10 +57,7 @@ def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of shapes, dtypes and bits of all tensors in `value`.
-
-    Elements are in logical order.
-    """
+    """Return the SHA-256 of shapes, dtypes and bits, in logical order, of the tensors inside."""
     result = hashlib.sha256()
     for tensor in tensors_in(value):
         result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -83,7 +79,7 @@ def _sample_indices(elements: int) -> Tensor:
 
 
 def _square_norm(gradient: Tensor) -> float:
-    """Return the squared norm in float64, a piece at a time: a copy as a whole might not fit."""
+    # A piece at a time: a copy in float64 as a whole might not fit.
     return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
 
 

@@ -12,24 +12,24 @@ one host.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gallery_lib import stats
-from gallery_lib.config import LaunchConfig
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.console.phases import ENDING, IMPORTS, TURNS, Phase
 from gallery_lib.console.progress import Progress
-from gallery_lib.errors import GalleryError, RunFailed
+from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import Job, RunView, start
-from gallery_lib.measure.comparison.plan import Turns, Variant, configuration
-from gallery_lib.measure.comparison.turns import TurnServer
-from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
+from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role, TurnServer
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
 from gallery_lib.train.results import Results
@@ -39,15 +39,57 @@ _LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Measurement of one variant that took turns.
+class Variant:
+    """One way to run: options, with the words of a recipe and environment variables if needed."""
 
-    `rounds` holds its step times in seconds by turn, the first of each left out.
-    """
+    config: TrainConfig
+    recipe: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    counts_traffic: bool = False  # once more, after its last turn
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Number of steps, and how they are divided into blocks."""
+
+    warmup_steps: int
+    rounds: int
+    block_steps: int
+    probe_batches: int = PROBE_BATCHES
+
+    @classmethod
+    def of(cls, config: TrainConfig, compare: CompareConfig) -> Turns:
+        """Return the turns of a comparison whose baseline runs with `config`."""
+        # The probe has the batch of the first step after the warm-up as well.
+        warmup = max(config.warmup_steps, compare.parity_steps, PROBE_BATCHES - 1)
+        return cls(warmup, compare.rounds, compare.block_steps)
+
+
+def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
+    """Return the options of a variant's run, which goes on when it diverges."""
+    return dataclasses.replace(
+        config,
+        run_dir=str(run_dir),
+        max_steps=turns.warmup_steps + turns.rounds * turns.block_steps,
+        epochs=None,
+        warmup_steps=turns.warmup_steps,
+        log_interval=1,
+        terminate_on_nan=False,
+    )
+
+
+def folders_of_starts(folder: Path, starts: int) -> list[Path]:
+    """Return the folder for the runs of each start: the first is `folder` itself."""
+    return [folder, *(folder / f"start-{number}" for number in range(2, starts + 1))]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurement of one variant that took turns."""
 
     results: Results
     probe: dict[str, Any]
-    rounds: list[list[float]]
+    rounds: list[list[float]]  # step times in seconds by turn, the first of each left out
 
 
 def rounds_of(durations: list[float], turns: Turns) -> list[list[float]]:
@@ -133,10 +175,7 @@ class _Lineup:
         self.turns_taken, self.turns_began = 0, 0.0
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
-        """Call `action` for each of these variants that is alive; one that fails drops out.
-
-        The error is raised where nothing may drop out.
-        """
+        """Call `action` for each of these variants that is alive; one that fails drops out."""
         for name in names:
             if name in (self.dropped or ()):
                 continue
@@ -150,7 +189,6 @@ class _Lineup:
                     self.jobs.pop(name).stop()
 
     def close(self) -> None:
-        """End everything that still runs."""
         self.server.close()
         for job in self.jobs.values():
             job.stop()
@@ -178,9 +216,8 @@ class _Lineup:
 
     def wait_imported(self, name: str) -> None:
         """Return when the variant `name` is held after its imports; raise when it has ended."""
-        job = self.jobs[name]
+        job, together = self.jobs[name], " and ".join(self.importing)
         while not job.held():
-            together = " and ".join(self.importing)
             self.progress.show(f"{self.label}, {together}: {IMPORTS}", part=IMPORTS)
             if not job.running():
                 job.result()
@@ -190,15 +227,8 @@ class _Lineup:
         """Let the variant go on, and wait until it has done its warm-up and its probe."""
         view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}")
         view.go_on(Phase(IMPORTS, now()), f"start of {name}")
-        limit, began = self.variants[name].start_up_limit_seconds, time.monotonic()
-
-        def look() -> None:
-            view.look()
-            if limit is not None and time.monotonic() - began > limit:
-                raise RunFailed(f"its start-up took longer than the limit of {limit:.0f} s")
-
         self.jobs[name].release()
-        self._wait_idle(name, look)
+        self._wait_idle(name, view.look)
 
     def take_turn(self, name: str) -> None:
         """Let the variant run one block of steps."""

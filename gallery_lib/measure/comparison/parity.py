@@ -36,18 +36,19 @@ from typing import Any, NamedTuple
 from gallery_lib.measure.comparison.gradient_probe import differences_of_start, relative_error
 from gallery_lib.measure.comparison.result import FINITE_LOSSES, SAME_START, Check, Parity
 
+Probe = dict[str, Any]
+"""Result of `gradient_probe.run_probe`."""
+Losses = Sequence[float | None]
+"""Losses of the first steps; None is no finite number."""
+
 ERROR_FACTOR = 3.0
 """How many times as large as the baseline's error a candidate's may be, beside the tolerance."""
 LOSS_TOLERANCE = {"O0": 2e-3, "O1": 3e-2}
+# How far the baseline itself may be from float64, relative to it.
 BASELINE_FIRST_LOSS = {"O0": 0.01, "O1": 0.05}
 BASELINE_LOSS = {"O0": 0.05, "O1": 0.25}
 BASELINE_GRADIENT = {"O0": 0.1, "O1": 0.9}
-"""How far the baseline itself may be from float64, relative to it.
-
-The three limits are for the first loss, later ones, and the gradients together.
-"""
-_NO_LOSS = 1e-6
-"""A loss below this, of a single class, say, is nothing but rounding."""
+_NO_LOSS = 1e-6  # a loss below this, of a single class, say, is nothing but rounding
 
 
 class Deviation(NamedTuple):
@@ -66,13 +67,18 @@ class Deviation(NamedTuple):
 
     @property
     def share_of_limit(self) -> float:
-        """Return the value over its limit.
-
-        The limit is 0 where the exact value is: the loss over a single class, say.
-        """
+        """Return the value over its limit, which is 0 where the exact value is."""
         if self.limit == 0:
             return 0.0 if self.value == 0 else math.inf
-        return self.value / self.limit if self.value == self.value else math.inf
+        return _no_nan(self.value / self.limit)
+
+
+def _no_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def check_of(name: str, deviations: Sequence[Deviation], *, of_parameters: bool = False) -> Check:
@@ -86,60 +92,41 @@ def check_of(name: str, deviations: Sequence[Deviation], *, of_parameters: bool 
     return Check(
         name,
         all(deviation.within for deviation in deviations),
-        worst.value if worst.value == worst.value else math.inf,
+        _no_nan(worst.value),
         worst.limit,
         worst.where,
         worst.baselines,
-        statistics.median(d.value if d.value == d.value else math.inf for d in deviations)
-        if of_parameters
-        else None,
+        statistics.median(_no_nan(d.value) for d in deviations) if of_parameters else None,
     )
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def check_start(
-    baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any]
-) -> Check:
+def check_start(baseline: Probe, candidate: Probe, exact: Probe) -> Check:
     """Return check 0; the value is the number of things that differ."""
     # Also baseline and candidate, since the reference may have seen fewer batches.
     pairs = ((exact, baseline), (exact, candidate), (baseline, candidate))
-    differences = [
-        difference for one, other in pairs for difference in differences_of_start(one, other)
-    ]
-    return Check(
-        SAME_START,
-        not differences,
-        len(differences),
-        0.0,
-        ", ".join(dict.fromkeys(differences)) or "weights and batches",
-    )
+    found = [difference for pair in pairs for difference in differences_of_start(*pair)]
+    where = ", ".join(dict.fromkeys(found)) or "weights and batches"
+    return Check(SAME_START, not found, len(found), 0.0, where)
 
 
 def check_finite(diverged: Mapping[str, dict[str, Any] | None]) -> Check:
     """Return the check for finite losses; the value is the number of variants that diverged."""
-    places = {name: place for name, place in diverged.items() if place is not None}
-    where = "; ".join(
+    places = [
         f"{name} from step {place['step']} on rank {place['rank']} on: {place['what']}"
-        for name, place in places.items()
-    )
-    return Check(FINITE_LOSSES, not places, len(places), 0.0, where or "all steps of both")
+        for name, place in diverged.items()
+        if place is not None
+    ]
+    where = "; ".join(places) or "all steps of both"
+    return Check(FINITE_LOSSES, not places, len(places), 0.0, where)
 
 
 def check_baseline(
-    losses: Sequence[float | None],
-    exact_losses: Sequence[float | None],
-    probe: dict[str, Any],
-    exact: dict[str, Any],
-    amp_level: str,
+    losses: Losses, exact_losses: Losses, probe: Probe, exact: Probe, amp_level: str
 ) -> Check:
     """Return the check of the baseline, at `amp_level`, against float64."""
     deviations = []
-    for step, (b, e) in enumerate(
-        zip(map(_number, losses), map(_number, exact_losses), strict=False), 1
-    ):
+    pairs = zip(map(_number, losses), map(_number, exact_losses), strict=False)
+    for step, (b, e) in enumerate(pairs, 1):
         tolerance = (BASELINE_FIRST_LOSS if step == 1 else BASELINE_LOSS)[amp_level]
         limit = tolerance * abs(e) + _NO_LOSS
         deviations.append(Deviation(abs(b - e), limit, f"the baseline's loss at step {step}"))
@@ -155,12 +142,7 @@ def check_baseline(
     return check_of("baseline", deviations)
 
 
-def check_losses(
-    baseline: list[float | None],
-    candidate: list[float | None],
-    exact: list[float | None],
-    amp_level: str,
-) -> Check:
+def check_losses(baseline: Losses, candidate: Losses, exact: Losses, amp_level: str) -> Check:
     """Return check 1, over the steps that all three have."""
     deviations = []
     largest = 0.0
@@ -173,8 +155,8 @@ def check_losses(
 
 
 def judge(
-    losses: tuple[list[float | None], list[float | None], list[float | None]],
-    probes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    losses: tuple[Losses, Losses, Losses],
+    probes: tuple[Probe, Probe, Probe],
     amp_level: str,
     *,
     same_precision: bool = True,
@@ -189,11 +171,10 @@ def judge(
         same_precision: whether the baseline has that level, too; otherwise it is fp32.
         diverged: where each of the two diverged, None where it did not.
     """
+    baselines_level = amp_level if same_precision else "O0"
     checks = [
         check_finite(diverged or {}),
-        check_baseline(
-            losses[0], losses[2], probes[0], probes[2], amp_level if same_precision else "O0"
-        ),
+        check_baseline(losses[0], losses[2], probes[0], probes[2], baselines_level),
         check_start(*probes),
         check_losses(*losses, amp_level),
         check_gradients(*probes, amp_level, same_precision=same_precision),
@@ -203,16 +184,11 @@ def judge(
 
 
 def rounding_explains(
-    losses: tuple[list[float | None], list[float | None], list[float | None]],
-    probes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
-    amp_level: str,
+    losses: tuple[Losses, Losses, Losses], probes: tuple[Probe, Probe, Probe], amp_level: str
 ) -> bool:
     """Return whether a second plain run is no nearer to the first than these checks ask.
 
-    Args:
-        losses: losses of the first steps: (baseline, its second run, exact).
-        probes: gradient probes of the same.
-        amp_level: the baseline's.
+    Losses and probes are those of the baseline, its second run, and float64.
     """
     checks = [
         check_baseline(losses[1], losses[0], probes[1], probes[0], amp_level),
@@ -236,15 +212,10 @@ def rounding_explains(
 # explains: hardly for a fifth, and by 0.20 for 0.5 against 0.9. A factor of 1.1 is seen in a
 # gradient that is up to nine tenths noise.
 #
-# It may be the baseline that is off. So a candidate is right, whatever the baseline is, under two
-# conditions:
-#
-# - Its norm over the same batches is, within the same tolerance, float64's lengthened by the
-#   candidate's own noise.
-# - Its own error over them is no larger than the baseline's, or within the tolerance of check 2
-#   alone.
-#
-# Check 3 says of how many parameters that held.
+# It may be the baseline that is off. So a candidate is right, whatever the baseline is, where its
+# norm over the same batches is, within the same tolerance, float64's lengthened by the candidate's
+# own noise, and its own error over them is no larger than the baseline's, or within the tolerance
+# of check 2 alone. Check 3 says of how many parameters that held.
 #
 # Flips: a unit that falls on the other side of a ReLU's zero makes the gradients of the layers
 # below it a percent off in a small network, on that batch alone. So a parameter beyond its limit
@@ -258,21 +229,16 @@ def rounding_explains(
 
 
 GRADIENT_TOLERANCE = {"O0": 3e-2, "O1": 0.1}
+# Where the baseline is fp32 and the candidate is not, its error says nothing about rounding.
 ACROSS_PRECISIONS_GRADIENT_TOLERANCE = 0.5
-"""Gradient tolerance where the baseline is fp32 and the candidate is not.
-
-The baseline's error then says nothing about rounding.
-"""
 SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
 NEGLIGIBLE = 1e-5
 """A gradient counts as zero below this fraction of the whole model's root mean square."""
-_AT_ROUNDING = 1e-3
-"""Relative error on a batch of a gradient that is right; in fp32 most are a hundredth of it."""
-_RIGHT_ON_EACH_BATCH = 0.25
-"""Part of the parameters that must be at rounding on a batch with flips."""
+_AT_ROUNDING = 1e-3  # error on a batch of a right gradient; in fp32 most have a hundredth of it
+_RIGHT_ON_EACH_BATCH = 0.25  # part of the parameters that must be at rounding despite flips
 
 
-def parameters_to_check(exact: dict[str, Any]) -> list[str]:
+def parameters_to_check(exact: Probe) -> list[str]:
     """Return the parameters whose exact gradient is not zero except for rounding."""
     mean_squares = {
         name: sum(v * v for v in first) / len(first)
@@ -283,7 +249,7 @@ def parameters_to_check(exact: dict[str, Any]) -> list[str]:
     return [name for name, square in mean_squares.items() if square > NEGLIGIBLE**2 * overall]
 
 
-def _error(probe: dict[str, Any], exact: dict[str, Any], name: str, batches: int = 1) -> float:
+def _error(probe: Probe, exact: Probe, name: str, batches: int = 1) -> float:
     """Return the relative error of a parameter's gradient against float64; inf without one.
 
     It is that of the first `batches` batches together, or of fewer where float64 has seen fewer.
@@ -296,36 +262,27 @@ def _error(probe: dict[str, Any], exact: dict[str, Any], name: str, batches: int
     )
 
 
-def _cleared(candidate: dict[str, Any], exact: dict[str, Any]) -> set[str]:
+def _cleared(candidate: Probe, exact: Probe) -> set[str]:
     """Return the parameters that some batches have flipped, and that other batches clear."""
     batches = range(min(candidate["batches"], exact["batches"]))
-    right = {
-        name: [
-            relative_error(candidate["samples"][name][batch], exact["samples"][name][batch])
-            <= _AT_ROUNDING
-            for batch in batches
-        ]
+    ours, right = candidate["samples"], exact["samples"]
+    at_rounding = {
+        name: [relative_error(ours[name][b], right[name][b]) <= _AT_ROUNDING for b in batches]
         for name in parameters_to_check(exact)
-        if name in candidate["samples"]
+        if name in ours
     }
-    on_each_batch = [sum(on[batch] for on in right.values()) for batch in batches]
-    if min(on_each_batch) < _RIGHT_ON_EACH_BATCH * len(right):
+    on_each_batch = [sum(on[batch] for on in at_rounding.values()) for batch in batches]
+    if min(on_each_batch) < _RIGHT_ON_EACH_BATCH * len(at_rounding):
         return set()
-    return {name for name, on in right.items() if len(on) / 2 <= sum(on) < len(on)}
+    return {name for name, on in at_rounding.items() if len(on) / 2 <= sum(on) < len(on)}
 
 
 def check_gradients(
-    baseline: dict[str, Any],
-    candidate: dict[str, Any],
-    exact: dict[str, Any],
-    amp_level: str,
-    *,
-    same_precision: bool = True,
+    baseline: Probe, candidate: Probe, exact: Probe, amp_level: str, *, same_precision: bool = True
 ) -> Check:
     """Return check 2, over the gradients of the first batch."""
-    tolerance = (
-        GRADIENT_TOLERANCE[amp_level] if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
-    )
+    tolerance = GRADIENT_TOLERANCE[amp_level]
+    tolerance = tolerance if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
     deviations = []
     for name in parameters_to_check(exact):
         error, baselines = (_error(probe, exact, name) for probe in (candidate, baseline))
@@ -333,21 +290,20 @@ def check_gradients(
     return _check("gradients", deviations, candidate, exact)
 
 
-def _check(
-    name: str, deviations: Sequence[Deviation], candidate: dict[str, Any], exact: dict[str, Any]
-) -> Check:
+def _check(name: str, deviations: Sequence[Deviation], candidate: Probe, exact: Probe) -> Check:
     """Return the check made of deviations by parameter, without those that flips explain."""
     cleared = set() if all(d.within for d in deviations) else _cleared(candidate, exact)
     kept = [d for d in deviations if d.within or d.where not in cleared]
-    check = check_of(name, kept, of_parameters=True)
-    note = (
-        f"{check.where}; {len(deviations) - len(kept)} parameter(s) off on some batches, at "
-        "rounding on others"
-    )
-    return dataclasses.replace(check, where=note) if len(kept) < len(deviations) else check
+    off = len(deviations) - len(kept)
+    note = f"{off} parameter(s) off on some batches, at rounding on others" if off else ""
+    return _noted(check_of(name, kept, of_parameters=True), note)
 
 
-def _excess_length(probe: dict[str, Any], other: dict[str, Any], name: str, batches: int) -> float:
+def _noted(check: Check, note: str) -> Check:
+    return dataclasses.replace(check, where=f"{check.where}; {note}") if note else check
+
+
+def _excess_length(probe: Probe, other: Probe, name: str, batches: int) -> float:
     """Return the length of a parameter's gradient over the other's, less one; inf for no number.
 
     The lengths are over the first `batches` batches.
@@ -355,7 +311,7 @@ def _excess_length(probe: dict[str, Any], other: dict[str, Any], name: str, batc
     length, others = (
         math.sqrt(sum(p["square_norms"].get(name, [])[:batches])) for p in (probe, other)
     )
-    return length / others - 1.0 if others > 0 and length == length else math.inf
+    return _no_nan(length / others - 1.0) if others > 0 else math.inf
 
 
 def _length_of_noise(baseline_error: float, error: float) -> float:
@@ -363,16 +319,12 @@ def _length_of_noise(baseline_error: float, error: float) -> float:
 
     Noise is at right angles to what is right. 0 where an error is not finite.
     """
-    return (
-        math.hypot(1.0, error) / math.hypot(1.0, baseline_error) - 1.0
-        if math.isfinite(baseline_error + error)
-        else 0.0
-    )
+    if not math.isfinite(baseline_error + error):
+        return 0.0
+    return math.hypot(1.0, error) / math.hypot(1.0, baseline_error) - 1.0
 
 
-def check_gradient_scale(
-    baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str
-) -> Check:
+def check_gradient_scale(baseline: Probe, candidate: Probe, exact: Probe, amp_level: str) -> Check:
     """Return check 3, over the norms of gradients on several batches."""
     deviations = []
     tolerance, batches, against_float64 = SCALE_TOLERANCE[amp_level], candidate["batches"], 0
@@ -387,17 +339,11 @@ def check_gradient_scale(
         allowed = max(GRADIENT_TOLERANCE[amp_level], baselines if math.isfinite(baselines) else 0.0)
         may_be_right = exact["batches"] >= batches and error <= allowed
         if deviation.value > deviation.limit and may_be_right:
-            off = abs(
-                (1.0 + _excess_length(candidate, exact, name, batches))
-                / (1.0 + _length_of_noise(0.0, error))
-                - 1.0
-            )
+            length = 1.0 + _excess_length(candidate, exact, name, batches)
+            off = abs(length / (1.0 + _length_of_noise(0.0, error)) - 1.0)
             if off <= tolerance:
                 deviation, against_float64 = Deviation(off, tolerance, name), against_float64 + 1
         deviations.append(deviation)
     check = _check("gradient scale", deviations, candidate, exact)
-    note = (
-        f"{check.where}; {against_float64} parameter(s) held against float64 "
-        "instead of the baseline"
-    )
-    return dataclasses.replace(check, where=note) if against_float64 else check
+    note = f"{against_float64} parameter(s) held against float64 instead of the baseline"
+    return _noted(check, note if against_float64 else "")

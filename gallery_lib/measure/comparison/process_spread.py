@@ -1,10 +1,10 @@
 """Spread in speed between processes that run the same code, which turns between two do not show.
 
 A process whose allocator gives memory back to the kernel, as glibc's does by default, pays a page
-fault for each page that it takes again. How many depends on what happens to lie on top of the heap.
-Processes of the same code had 0 to 12,500 a step, each about its own number for as long as it
-lived, and were up to 20 % apart. A process that keeps its memory, or hardly needs any, has no such
-spread. `benchmarks/trust.py` measures both; benchmarks/notes/process-spread.md has the figures.
+fault for each page that it takes again. How many depends on what happens to lie on top of the heap:
+processes of the same code were up to 20 % apart, each for as long as it lived. A process that keeps
+its memory, or hardly needs any, has no such spread. `benchmarks/trust.py` measures both;
+benchmarks/notes/process-spread.md has the figures.
 """
 
 from __future__ import annotations
@@ -19,14 +19,8 @@ KEEPS_MEMORY = stats.LEAST_SPREAD
 """Relative standard deviation of the step time over processes with hardly any page faults."""
 GIVES_MEMORY_BACK = 0.05
 """Relative standard deviation of the step time over processes that give memory back."""
-
-_FAULT_SECONDS = 2.5e-6
-"""Rough cost of a page fault in a step, in seconds.
-
-1.3 µs was measured in a small network, 5 µs in ResNet-50, where it also cools the caches.
-"""
-_PART_OF_STEP = 0.01
-"""Part of a step above which page faults matter."""
+_FAULT_SECONDS = 2.5e-6  # 1.3 µs in a small network, 5 µs in ResNet-50: it also cools the caches
+_PART_OF_STEP = 0.01  # above which page faults matter
 
 
 def page_faults_part(results: Results) -> float:
@@ -41,13 +35,9 @@ def of_ratio(baseline: Results, candidate: Results) -> float:
     keep its memory.
     """
     either_pays = max(page_faults_part(baseline), page_faults_part(candidate)) > _PART_OF_STEP
-    return math.hypot(
-        *(
-            GIVES_MEMORY_BACK if either_pays and not _told_to_keep(results) else KEEPS_MEMORY
-            for results in (baseline, candidate)
-        )
-    )
 
+    def spread(results: Results) -> float:
+        told_to_keep = results.techniques.get("allocator", "").startswith(allocator.KEEPS)
+        return GIVES_MEMORY_BACK if either_pays and not told_to_keep else KEEPS_MEMORY
 
-def _told_to_keep(results: Results) -> bool:
-    return results.techniques.get("allocator", "").startswith(allocator.KEEPS)
+    return math.hypot(spread(baseline), spread(candidate))

@@ -40,14 +40,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Parity:
-    """All checks of a comparison.
-
-    `batch_to_take` is a batch size at which they may be judged, where a second run of the plain
-    variant fails them as well: rounding alone explains the failure.
-    """
+    """All checks of a comparison."""
 
     passed: bool
     checks: list[Check]
+    # A batch size at which they may be judged, where a second run of the plain variant fails them
+    # as well: rounding alone explains the failure.
     batch_to_take: int | None = None
 
     @property
@@ -80,18 +78,14 @@ class Parity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outcome of a comparison; `variants` holds the baseline first.
-
-    `speedup` is None when parity failed. `break_even_steps` is None unless the second variant is
-    measurably faster.
-    """
+    """Outcome of a comparison; `variants` holds the baseline first."""
 
     task: str
     folder: str
     variants: dict[str, Results]
-    speedup: stats.Ratio | None
+    speedup: stats.Ratio | None  # None: parity failed
     parity: Parity
-    break_even_steps: int | None
+    break_even_steps: int | None  # None unless the second variant is measurably faster
     verdict: str
     chance: dict[str, float]
     # Level of the speed-up's interval; None: the comparison did not keep it.
@@ -123,16 +117,8 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
     saved_per_step = baseline.step_seconds["p50"] - candidate.step_seconds["p50"]
     if saved_per_step <= 0:
         return None
-    return max(
-        0,
-        math.ceil(
-            (candidate.startup_seconds["total"] - baseline.startup_seconds["total"])
-            / saved_per_step
-        ),
-    )
-
-
-_AGAIN = "Run the comparison again."
+    longer = candidate.startup_seconds["total"] - baseline.startup_seconds["total"]
+    return max(0, math.ceil(longer / saved_per_step))
 
 
 def read_comparison(folder: Path | str) -> Comparison:
@@ -142,27 +128,19 @@ def read_comparison(folder: Path | str) -> Comparison:
         InputError: when there is none, or one that is damaged or of another version.
     """
     check_folder(folder)
-    path = Path(folder) / "comparison.json"
+    path, again = Path(folder) / "comparison.json", "Run the comparison again."
     try:
-        kept = read_json(path, _Kept, again=_AGAIN, schema=SCHEMA, check=_check)
+        kept = read_json(path, _Kept, again=again, schema=SCHEMA, check=_check)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: that comparison did not finish.", parameter=str(path)
         ) from None
-    rows = converted(_with_numbers(kept.parity["checks"]), list[Check])
-    return Comparison(
-        task=kept.task,
-        folder=str(folder),
-        variants=kept.variants,
-        speedup=kept.speedup,
-        parity=Parity(kept.parity["passed"], rows, kept.parity.get("batch_to_take")),
-        # Older comparisons kept it in any case.
-        break_even_steps=kept.break_even_steps if kept.verdict == "faster" else None,
-        verdict=kept.verdict,
-        chance=kept.chance,
-        confidence=kept.confidence,
-        load=kept.load,
-    )
+    checks = converted(_with_numbers(kept.parity["checks"]), list[Check])
+    parity = Parity(kept.parity["passed"], checks, kept.parity.get("batch_to_take"))
+    # Older comparisons kept it in any case.
+    steps = kept.break_even_steps if kept.verdict == "faster" else None
+    values = {**vars(kept), "parity": parity, "break_even_steps": steps}
+    return Comparison(folder=str(folder), **values)
 
 
 @dataclass(frozen=True)

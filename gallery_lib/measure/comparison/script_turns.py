@@ -11,9 +11,8 @@
 
 A script is not changed and does not know. SIGSTOP stops every process below its supervisor, and
 SIGCONT lets them go on. The supervisor itself is never stopped, so that it can end them at any
-time, also when this process is killed. The scripts that wait keep their memory, which adds up. On
-several GPUs a process may be stopped while a collective waits for it on another GPU; that GPU then
-stays busy.
+time, also when this process is killed. On several GPUs a process may be stopped while a collective
+waits for it on another GPU; that GPU then stays busy.
 
 The scripts log lines as those in `notebooks/data_parallel/` do, each with the throughput since the
 line before. Two kinds of lines do not count: the first one after a pause, which contains the pause,
@@ -51,12 +50,10 @@ WARM_UP_LINES = 2
 LEAST_ROUNDS = 2
 PATIENCE_SECONDS = 600.0
 """Longest wait for a line of the log; the first line contains compilation."""
-_NO_LOSS = 1e-6
-"""A loss below this is nothing but rounding."""
+_NO_LOSS = 1e-6  # a loss below this is nothing but rounding
 _CHECK_SECONDS = 0.2
 _LAST_LINES = 20
-_LINES_PER_COUNTED = 10
-"""Lines after which a turn is given up, per line that should count."""
+_LINES_PER_COUNTED = 10  # after which a turn is given up
 _LINE = re.compile(
     r"^Epoch: (\d+), Step: (\d+), Loss: (-?[\d.]+|nan|-?inf), Throughputs: ([\d.]+) samples/s$"
 )
@@ -73,14 +70,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Script:
-    """One of the scripts that are compared; the first one is the baseline.
-
-    `conditions` names its precision and batches. `starts_like` names the script whose first loss
-    it must have, within the relative `tolerance`; None: no other script has its batches.
-    """
+    """One of the scripts that are compared; the first one is the baseline."""
 
     command: Command
-    conditions: str
+    conditions: str  # its precision and batches
+    # The script whose first loss it must have, within the relative `tolerance`; None: no other
+    # script has its batches.
     starts_like: str | None = None
     tolerance: float = 0.0
 
@@ -100,8 +95,7 @@ def logged(text: str) -> LoggedLine | None:
     match = _LINE.match(text)
     if match is None:
         return None
-    epoch, step, loss, samples_per_second = match.groups()
-    return LoggedLine(int(epoch), int(step), float(loss), float(samples_per_second))
+    return LoggedLine(int(match[1]), int(match[2]), float(match[3]), float(match[4]))
 
 
 @dataclass(frozen=True)
@@ -159,10 +153,7 @@ class ScriptTurns:
         )
 
     def ratio(self, name: str) -> Ratio | None:
-        """Return how many times as fast as the baseline a script is, with its interval.
-
-        None: the two are not comparable; `reason` says why.
-        """
+        """Return how many times as fast as the baseline a script is, or None with a `reason`."""
         if self.reason(name) is not None:
             return None
         baseline, candidate = (_sample_seconds(self.rounds[of]) for of in (self.baseline, name))
@@ -213,10 +204,8 @@ def compare(
         try:
             for name, script in scripts.items():
                 command = script.command
-                say(
-                    "$ "
-                    + shown_command(command.path, command.arguments, processes=command.processes)
-                )
+                path, processes = command.path, command.processes
+                say(f"$ {shown_command(path, command.arguments, processes=processes)}")
                 begun, logs = time.monotonic(), Path(folder) / f"logs-{len(alive)}"
                 logs.mkdir()
                 alive[name] = _PausedScript(command, logs, patience_seconds)
@@ -228,9 +217,7 @@ def compare(
                     turn = alive[name].turn(lines)
                     rates[name].append([line.samples_per_second for line in turn])
                 watch.at_pause()
-                newest = [
-                    f"{name} {rate(statistics.median(turns[-1]))}" for name, turns in rates.items()
-                ]
+                newest = [f"{name} {rate(statistics.median(t[-1]))}" for name, t in rates.items()]
                 say(f"round {number + 1} of {rounds}: {', '.join(newest)}")
         finally:
             if alive:  # at once: each may take some seconds
@@ -241,12 +228,9 @@ def compare(
 
 
 class _PausedScript:
-    """A running script, paused but for its turns. `end` ends all its processes.
+    """A running script, paused but for its turns, once `warm_up` returns.
 
-    Args:
-        command: what to run. It starts at once, and goes on until `warm_up` returns.
-        logs: an empty folder for torchrun's files.
-        patience_seconds: longest wait for a line of its log.
+    `logs` is an empty folder for torchrun's files.
     """
 
     def __init__(self, command: Command, logs: Path, patience_seconds: float) -> None:
@@ -267,21 +251,13 @@ class _PausedScript:
             self._lines.put((time.monotonic(), line))
 
     def warm_up(self, lines: int) -> LoggedLine:
-        """Pause the script when it has logged so many lines, and return the first of them.
-
-        Raises:
-            RunFailed: the script ends or logs nothing for too long.
-        """
+        """Pause the script when it has logged so many lines, and return the first of them."""
         first, *_ = [self._next_line() for _ in range(lines)]
         self._pause()
         return first
 
     def turn(self, lines: int) -> list[LoggedLine]:
-        """Let the script go on until it has logged so many lines that count; return these.
-
-        Raises:
-            RunFailed: the script ends, logs nothing for too long, or logs no line that counts.
-        """
+        """Let the script go on until it has logged so many lines that count; return these."""
         processes = self._below()
         self._resumed_at = time.monotonic()
         _send(signal.SIGCONT, processes)

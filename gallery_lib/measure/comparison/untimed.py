@@ -1,4 +1,4 @@
-"""Runs of a comparison that take no turns: the float64 reference, and second runs of variants.
+"""Runs of a measurement that take no turns: the float64 reference, and second runs of variants.
 
 The reference does the first steps and the gradient probe eager, in float64. It also counts the
 floating-point operations of a step: nothing is fused or handed to a library that hides them. It is
@@ -20,6 +20,7 @@ import io
 import json
 import platform
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,10 @@ import torch
 import gallery_lib
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress
+from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison.gradient_probe import differences_of_start
-from gallery_lib.measure.comparison.plan import Turns, Variant, configuration
+from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
 from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND, WORKER, Role
-from gallery_lib.measure.part import run_part
 from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
@@ -53,15 +54,42 @@ _TRAINS_EAGER = (
 )
 """Code that a reference depends on, as rooms and modules of the package."""
 _EVERYTHING = (".",)
-_DIGEST_BYTES = 32  # at the head of a kept reference
+_LOOK_SECONDS = 0.2
+_DIGEST_BYTES = 32
+
+
+def run_part(
+    config: TrainConfig,
+    launch: LaunchConfig,
+    module: str,
+    environment: Mapping[str, str],
+    progress: Progress,
+    *,
+    label: str,
+    part: str,
+) -> None:
+    """Run `module` in each process to its end, in the folder of `config`.
+
+    Progress shows `label: part` and adds up the times of all phases under `part`.
+
+    Raises:
+        InputError: the request makes no sense.
+        RunFailed: a process has failed.
+    """
+    job = start(config, launch, module=module, environment=environment, torchrun=False)
+    try:
+        view = job.view(progress, name=f"{label}, {part}", part=part)
+        while job.running():
+            view.look()
+            time.sleep(_LOOK_SECONDS)
+        job.result()
+    finally:
+        job.stop()
 
 
 @dataclass(frozen=True)
 class Untimed:
-    """Losses and gradient probe of a run without turns.
-
-    `kept` says that they come from an earlier comparison.
-    """
+    """Losses and gradient probe of a run without turns, which may be `kept` from an earlier one."""
 
     losses: list[float | None]
     probe: dict[str, Any]
@@ -71,8 +99,8 @@ class Untimed:
 def reference_config(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
     """Return the options of the reference run for a variant's `config`.
 
-    Its steps are so many that it sees as many batches as variants probe. Its schedule of the
-    learning rate goes over the variants' steps.
+    It sees as many batches as variants probe. Its schedule of the learning rate goes over the
+    variants' steps.
     """
     schedule_steps = config.lr_schedule_steps
     if config.lr_schedule in WITH_LENGTH:
@@ -123,18 +151,15 @@ def reference_file(config: TrainConfig, world_size: int) -> Path:
 
 
 def kept_reference(config: TrainConfig, world_size: int) -> Untimed | None:
-    """Return the reference of an earlier comparison with the same options and code, or None.
-
-    A damaged one is set aside.
-    """
+    """Return the reference of an earlier comparison with the same options and code, or None."""
     file = reference_file(config, world_size)
     if not file.exists():
         return None
-    content = file.read_bytes()
-    if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
+    # torch.load does not notice damage, so a digest stands at the head.
+    digest, content = (whole := file.read_bytes())[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
         set_aside(file, "its content is not what was kept")
         return None
-    content = content[_DIGEST_BYTES:]
     return Untimed(**torch.load(io.BytesIO(content), weights_only=True), kept=True)
 
 
@@ -174,15 +199,9 @@ def _run(
 
 
 class UntimedRuns:
-    """The runs without turns of one comparison, each made at most once.
+    """The runs without turns of one comparison, each made at most once, below `folder`.
 
-    Args:
-        variants: the variants by name, the baseline first.
-        launch: how processes are started.
-        compare: options of the comparison.
-        folder: parent of the runs' folders.
-        progress: where to show what is going on.
-        label: name shown before it.
+    The baseline comes first among `variants`. Progress shows `label`.
     """
 
     def __init__(

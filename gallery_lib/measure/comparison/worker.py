@@ -1,9 +1,13 @@
-"""One process of a run that is compared; `launcher/forked.py` calls `main` in each.
+"""One process of a run that is compared, and the socket over which it gets its turn.
 
-interleaved.py and untimed.py start these processes. A variant trains its warm-up steps, runs the
-gradient probe, then trains a block of steps whenever it has the turn. The reference does the first
-few steps and the probe in float64, counts operations, and ends. A second run does all steps of a
-variant again, from weights that are moved by a rounding.
+interleaved.py and untimed.py start these processes; `launcher/forked.py` calls `main` in each. A
+variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it
+has the turn. The reference does the first few steps and the probe in float64, counts operations,
+and ends. A second run does all steps of a variant again, from weights that are moved by a rounding.
+
+The comparing process hands out turns over a Unix socket in a folder that no other user may enter.
+Each rank connects and says whose it is. From then on it trains only between a `go` from the server
+and its own next `idle`. Waiting costs no CPU.
 """
 
 from __future__ import annotations
@@ -14,8 +18,11 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +33,99 @@ from torch.utils.flop_counter import FlopCounterMode
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.console.phases import PROBE, TRAFFIC, TURNS
+from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
 from gallery_lib.measure.comparison import first_pass, gradient_probe
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
-from gallery_lib.measure.comparison.turns import TurnClient
 from gallery_lib.measure.profile.roofline.counts import Counts
 from gallery_lib.measure.variants import recipes
 from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system.json_files import write_json
+from gallery_lib.system.sockets import PrivateFolder
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
 TRAFFIC_FILE = "traffic.json"
-WORKER = "gallery_lib.measure.comparison.worker"
+WORKER = __name__
 """The module whose `main` launched processes run."""
 REFERENCE, SECOND = "reference in float64", "second run"
 """Names of the roles that take no turns, as progress shows them."""
 _ROUNDING = {"O0": 2**-21, "O1": 2**-10}
 """Relative size by which a second run moves weights: about the rounding of a sum of products."""
+# Interval of the caller's check, which would take time from the cores that are being measured.
+_CHECK_SECONDS = 0.5
+_ENDING_SECONDS = 0.05
+
+
+# --------------------------------------------------------------------------------------------------
+# Turns
+
+
+class TurnServer:
+    """Server that hands out turns; `address` goes to the runs, and `close` ends it."""
+
+    def __init__(self) -> None:
+        self._folder = PrivateFolder()
+        self.address = str(self._folder.path / "turns")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.address)
+        self._socket.listen(64)
+        self._ranks: dict[str, list[Connection]] = {}  # by run
+
+    def wait_idle(self, run: str, world_size: int, check: Callable[[], None]) -> None:
+        """Return when every rank of `run` is idle; meanwhile call `check`, which may raise."""
+        idle: set[Connection] = set()
+        while True:
+            waiting = [rank for rank in self._ranks.get(run, ()) if rank not in idle]
+            for ready in wait([self._socket, *waiting], _CHECK_SECONDS):
+                try:
+                    if isinstance(ready, Connection):
+                        ready.recv_bytes()
+                        idle.add(ready)
+                    else:
+                        rank = Connection(self._socket.accept()[0].detach())
+                        self._ranks.setdefault(rank.recv_bytes().decode(), []).append(rank)
+                except (EOFError, OSError):
+                    time.sleep(_ENDING_SECONDS)  # the process is ending: the check will say why
+            if len(idle) == world_size:
+                return
+            check()
+
+    def go(self, run: str) -> None:
+        """Give `run` the turn."""
+        for rank in self._ranks[run]:
+            with contextlib.suppress(OSError):  # the next check says what happened to it
+                rank.send_bytes(b"go")
+
+    def close(self) -> None:
+        """Stop handing out turns; runs that still wait end with an error."""
+        self._socket.close()
+        self._folder.close()
+        for ranks in self._ranks.values():
+            for rank in ranks:
+                rank.close()
+
+
+class TurnClient:
+    """Connection of one rank of `run` to the server of turns."""
+
+    def __init__(self, address: str, run: str) -> None:
+        self._connection = Client(address, family="AF_UNIX")
+        self._connection.send_bytes(run.encode())
+
+    def wait(self) -> None:
+        """Say that this rank is idle, and return when it has the turn; RunFailed without server."""
+        try:
+            self._connection.send_bytes(b"idle")
+            self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise RunFailed("the process that hands out turns is gone.") from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Observers of the training
 
 
 @dataclass(frozen=True)
@@ -160,10 +240,8 @@ class TakingTurns(Probing):
                 session.optimizer.zero_grad(set_to_none=True)
                 session.backward(session.forward(self.batches[0]))
                 session.optimizer.step()
-            write_json(
-                session.log.run_dir / TRAFFIC_FILE,
-                sum(work.bytes for work in counter.work.values()),
-            )
+            traffic = sum(work.bytes for work in counter.work.values())
+            write_json(session.log.run_dir / TRAFFIC_FILE, traffic)
 
 
 class WithoutTurns(Probing):
@@ -178,8 +256,7 @@ class WithoutTurns(Probing):
             gradient_probe.widen(model)
 
     def after_training(self, session: Session) -> None:
-        """Run the probe."""
-        # The probe can use this memory; nothing is trained any more.
+        """Run the probe, which can use the memory of the optimizer: nothing is trained any more."""
         session.optimizer.state.clear()
         self.probe(session, restore=False)
 

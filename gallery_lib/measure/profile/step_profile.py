@@ -1,25 +1,61 @@
 """Time of a training step by groups of operators, with torch.profiler.
 
-The profiler costs time itself, most where operators are small. So its times are for seeing what a
-step consists of. How fast a step is, a comparison in turns says (measure/comparison).
+A reader thinks in convolutions, batch norms, matrix products. The profiler costs time itself, most
+where operators are small. So its times are for seeing what a step consists of. How fast a step is,
+a comparison in turns says (measure/comparison).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+FUSED = "kernels that the compiler fused"
+OPTIMIZER = "optimizer"
+OTHER = "other operators"
+OUTSIDE = "Python, between operators"
+# An operator belongs to the first group whose pattern is found in its name: `aten::…`, a CUDA
+# kernel's, or what the compiler calls its code.
+_PATTERNS = (
+    (FUSED, r"CompiledFxGraph|Torch-Compiled|CompiledFunction|cpp_fused|^triton_"),
+    ("attention", r"scaled_dot_product|flash|fmha|efficient_attention"),
+    ("recurrent layers", r"lstm|gru|rnn"),
+    ("convolutions", r"conv(?!ert)|wgrad|dgrad|cudnn.*(fprop|implicit)"),
+    ("batch norms", r"batch_norm|bn_(fw|bw)"),
+    ("layer norms", r"layer_norm|group_norm|LayerNorm"),
+    (
+        "matrix products",
+        r"::(add)?mm|bmm|baddbmm|matmul|mixed_product|exact_products|(?<!bi)(?<!tri)linear|gemm|einsum|addmv"
+        r"|cutlass",
+    ),
+    ("loss", r"log_softmax|nll_loss|cross_entropy"),
+    ("softmax", r"softmax"),
+    ("dropout", r"dropout|bernoulli"),
+    ("activations", r"relu|gelu|silu|sigmoid|tanh|hardswish|threshold|glu_"),
+    ("pooling", r"pool"),
+    ("resampling", r"upsample|interpolate|grid_sampl"),
+    ("scatters", r"scatter|index_put|index_add"),
+    ("embeddings", r"embedding|index_select|gather"),
+    ("copies and conversions", r"copy_|::_?to\b|_to_copy|clone|contiguous|::cat|memcpy|stack|pad"),
+    ("sums and means", r"::sum|::mean|reduce|::norm|linalg_vector_norm|var_mean"),
+    ("fills and new memory", r"zero_|fill_|empty|zeros|ones|memset|resize_"),
+    (
+        "element-wise operators",
+        r"add|sub|mul|div|sqrt|pow|rsqrt|neg|where|clamp|masked|elementwise",
+    ),
+)
 
-from gallery_lib.measure.profile.operator_groups import OUTSIDE, group_of
 
-_ERRORS_ALONE = "99"
-"""Level of messages at which the profiler tells nothing of what it does."""
+def group_of(operator: str, *, in_optimizer: bool = False) -> str:
+    """Return the group of an operator, by its name and whether an optimizer's step runs it."""
+    if in_optimizer or operator.startswith("Optimizer."):
+        return OPTIMIZER
+    return next((group for group, pattern in _PATTERNS if re.search(pattern, operator)), OTHER)
 
 
 @dataclass(frozen=True)
@@ -39,16 +75,16 @@ class StepProfile:
 
 
 def profile_steps(run: Callable[[], Any], steps: int) -> StepProfile:
-    """Run `steps` training steps under the profiler, and return the time of one.
+    """Have `run` do `steps` training steps under the profiler, and return the time of one.
 
     On CUDA the time is that of the kernels on the device, and what is between them is waiting. On
-    the CPU it is that of the operators, without those that they call.
-
-    Args:
-        run: does the steps. A compiled model must have been compiled before.
-        steps: how many it does.
+    the CPU it is that of the operators, without those that they call. A compiled model must have
+    been compiled before.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", _ERRORS_ALONE)
+    import torch  # imported here: charts need the groups alone
+    from torch.profiler import ProfilerActivity, profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells nothing of what it does
     on_cuda = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:

@@ -2,9 +2,8 @@
 
 The backward pass is real autograd: a chain of nodes, one per gradient, from the first that is ready
 to the last. Each node makes its gradient, waits for its time, and hands it on. So
-DistributedDataParallel and its hooks see what they see of a real model. Making the gradient falls
-into the wait, as far as the wait is long enough. When communication in the same process is late,
-later waits are shorter: times count from the beginning of the pass.
+DistributedDataParallel and its hooks see what they see of a real model. When communication in the
+same process is late, later waits are shorter: times count from the beginning of the pass.
 
 Parameters have the recorded shapes and no memory of their own (one value, expanded): nothing ever
 reads them.
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
 
-_PATTERN_VALUES = 2**16
-"""Number of values after which a gradient repeats."""
+_PATTERN_VALUES = 2**16  # after which a gradient repeats
 
 
 class _Gate(torch.autograd.Function):
@@ -75,22 +73,20 @@ class Replay(nn.Module):
         self._began = 0.0
         largest = max(gradient.bytes for gradient in timeline.gradients)
         self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
-        by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
         self._parameter_of = {
             gradient.place: nn.Parameter(
                 torch.zeros((), dtype=getattr(torch, gradient.dtype)).expand(gradient.shape)
             )
-            for gradient in by_place
+            for gradient in sorted(timeline.gradients, key=lambda gradient: gradient.place)
         }
         self.weights = nn.ParameterList(self._parameter_of.values())
 
     def gradient(self, gradient: Gradient) -> Tensor:
         """Return the gradient that a backward pass gives: random values, the same in every step."""
-        memory = (
-            torch.empty(gradient.bytes, dtype=torch.uint8)
-            if self._memory is None
-            else self._memory[: gradient.bytes]
-        )
+        if self._memory is None:
+            memory = torch.empty(gradient.bytes, dtype=torch.uint8)
+        else:
+            memory = self._memory[: gradient.bytes]
         flat, size = memory.view(getattr(torch, gradient.dtype)), self._pattern.numel()
         repeated = flat.numel() // size * size
         flat[:repeated].view(-1, size).copy_(self._pattern)
@@ -98,7 +94,6 @@ class Replay(nn.Module):
         return flat.view(gradient.shape)
 
     def _begin(self) -> None:
-        """Start counting the seconds of a pass."""
         self._began = time.perf_counter()
 
     def _wait_until(self, seconds: float) -> None:
@@ -110,7 +105,7 @@ class Replay(nn.Module):
             time.sleep(left)
 
     def _give(self, gradient: Gradient) -> Tensor:
-        tensor = self.gradient(gradient)
+        tensor = self.gradient(gradient)  # made within the wait, as far as that is long enough
         self._wait_until(gradient.ready_seconds)
         return tensor
 
@@ -120,11 +115,8 @@ class Replay(nn.Module):
         end = functools.partial(self._wait_until, self.timeline.backward_seconds)
         token = _Gate.apply(torch.zeros((), requires_grad=True), None, end)
         for gradient in reversed(self.timeline.gradients):
-            token = _Gate.apply(
-                token,
-                self._parameter_of[gradient.place],
-                functools.partial(self._give, gradient),
-            )
+            give = functools.partial(self._give, gradient)
+            token = _Gate.apply(token, self._parameter_of[gradient.place], give)
         token = _Gate.apply(token, None, self._begin)
         self._wait_until(self.timeline.input_seconds + self.timeline.forward_seconds)
         return token
@@ -135,10 +127,7 @@ class Replay(nn.Module):
         self._wait_until(self.timeline.optimizer_seconds)
 
     def train_step(self, model: nn.Module) -> float:
-        """Run one step of `model` and return its seconds, no longer stretched.
-
-        `model` is this module, or the DistributedDataParallel around it.
-        """
+        """Run a step of `model`, this one or the DDP around it; return its unstretched seconds."""
         began = time.perf_counter()
         model.zero_grad(set_to_none=True)
         model().backward()

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
@@ -25,15 +25,8 @@ from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 
 WARMUP_STEPS = 3
-_SETTINGS = (
-    "batch_size",
-    "image_size",
-    "sequence_length",
-    "amp_level",
-    "compiler_opt",
-    "kernels",
-    "threads",
-)
+_SIZES = ("batch_size", "image_size", "sequence_length")
+_SETTINGS = (*_SIZES, "amp_level", "compiler_opt", "kernels", "threads")
 
 
 class Recorder(Observer):
@@ -76,41 +69,40 @@ class Recorder(Observer):
             InputError: for a model without gradients.
         """
         session.clock.read()
-        phases = {
-            name: median(session.clock.phases[name][self._first : self._first + len(self._began)])
+        phases: dict[str, Any] = {
+            f"{name}_seconds": median(times[self._first : self._first + len(self._began)])
             for name in ("input", "forward", "optimizer")
+            for times in [session.clock.phases[name]]
         }
-        ready: dict[int, list[float]] = {}
+        times_of: dict[int, list[float]] = {}
         for began, marks in zip(self._began, self._ready, strict=True):
             for place, mark in marks:
-                ready.setdefault(place, []).append(_seconds(began, mark))
-        if not ready:
+                times_of.setdefault(place, []).append(_seconds(began, mark))
+        if not times_of:
             raise InputError(
                 f"no parameter of {session.task.name} gets a gradient: there is nothing to record.",
                 parameter="model",
             )
         parameters = list(session.plain.named_parameters())
-        order = sorted(ready, key=lambda place: median(ready[place]))
-        backward = median(
-            _seconds(began, ended) for began, ended in zip(self._began, self._ended, strict=True)
-        )
-        gradients = tuple(
-            _gradient(place, *parameters[place], median(ready[place])) for place in order
-        )
+        ready = {place: median(times) for place, times in times_of.items()}
+        gradients = []
+        for place in sorted(ready, key=ready.__getitem__):
+            name, parameter = parameters[place]
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            gradients.append(Gradient(name, place, tuple(parameter.shape), dtype, ready[place]))
+        backward = median(map(_seconds, self._began, self._ended))
+        settings = {name: getattr(session.config, name) for name in _SETTINGS}
         self.timeline = Timeline(
             task=session.task.name,
             origin=RECORDED,
-            settings={name: getattr(session.config, name) for name in _SETTINGS}
-            | {"autocast": str(session.autocast_dtype)},
+            settings=settings | {"autocast": str(session.autocast_dtype)},
             environment=hardware.machine_facts(),
             date=time.strftime("%Y-%m-%d"),
             steps=len(self._began),
-            input_seconds=phases["input"],
-            forward_seconds=phases["forward"],
             # The two medians may be of different steps.
             backward_seconds=max(backward, gradients[-1].ready_seconds),
-            optimizer_seconds=phases["optimizer"],
-            gradients=gradients,
+            gradients=tuple(gradients),
+            **phases,
         )
 
 
@@ -129,29 +121,11 @@ def _seconds(began: Any, ended: Any) -> float:
     return began.elapsed_time(ended) / 1000.0
 
 
-def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: float) -> Gradient:
-    return Gradient(
-        name,
-        place,
-        tuple(parameter.shape),
-        str(parameter.dtype).removeprefix("torch."),
-        ready_seconds,
-    )
-
-
 def record(config: TrainConfig, steps: int = 5) -> Timeline:
-    """Train a few steps of `config` in this process, alone, and return their timeline.
-
-    Raises:
-        InputError: for bad options or data.
-    """
+    """Train a few steps of `config` in this process, alone, and return their timeline."""
     recorder = Recorder(WARMUP_STEPS)
     with TemporaryDirectory() as folder:
-        run: dict[str, Any] = {
-            "max_steps": WARMUP_STEPS + steps,
-            "warmup_steps": WARMUP_STEPS,
-            "evaluate": False,
-            "run_dir": folder,
-        }
-        train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
+        whole = WARMUP_STEPS + steps
+        config = dataclasses.replace(config, max_steps=whole, log_interval=whole, evaluate=False)
+        train(dataclasses.replace(config, warmup_steps=WARMUP_STEPS, run_dir=folder), recorder)
     return recorder.timeline

@@ -24,13 +24,7 @@ from gallery_lib.stats import Ratio
 from gallery_lib.system.files import atomic_write
 
 HOSTS = (1, 2, 4, 8)
-
 TABLE, SETTINGS = "sweep.csv", "settings.json"
-_RECORDING = (
-    *("model", "batch_size", "input_sizes", "precision", "device", "timeline"),
-    "step_seconds_alone",
-)
-"""What tells a timeline from others."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +68,12 @@ class Cell:
             step_seconds_alone=timeline.step_seconds,
             **measured,
         )
+
+    @property
+    def recording(self) -> tuple[Any, ...]:
+        """Return what tells its timeline from others."""
+        run = (self.model, self.batch_size, self.input_sizes, self.precision, self.device)
+        return (*run, self.timeline, self.step_seconds_alone)
 
     @property
     def is_recorded(self) -> bool:
@@ -120,10 +120,7 @@ class Sweep:
 
     @property
     def hosts(self) -> list[int]:
-        """Return the numbers of hosts that a figure has room for: the default, and those measured.
-
-        The default is what a sweep is asked for without other options.
-        """
+        """Return the numbers of hosts of a figure: the default ones, and those measured."""
         return sorted({*HOSTS, *(cell.hosts for cell in self.cells)})
 
     @property
@@ -132,29 +129,21 @@ class Sweep:
 
         More hosts on the same cores need more.
         """
-        return _by_hosts(
-            (f"{cell.stretch:g}", cell.hosts)
-            for cell in sorted(self.cells, key=lambda cell: cell.stretch)
-        )
+        cells = sorted(self.cells, key=lambda cell: cell.stretch)
+        return _by_hosts((f"{cell.stretch:g}", cell.hosts) for cell in cells)
 
     @property
     def machines(self) -> str:
-        """Return the machines that replayed, in words.
-
-        It is one, or which for which numbers of hosts, since a sweep may be continued elsewhere.
-        """
+        """Return the machines that replayed, with their numbers of hosts where they are several."""
         return _by_hosts((cell.replayed_on, cell.hosts) for cell in self.cells)
 
     def recordings(self, model: str) -> list[tuple[Cell, ...]]:
         """Return the measurements of each timeline of a model, by number of hosts."""
         by_recording: dict[tuple[Any, ...], list[Cell]] = {}
-        for cell in self.cells:
+        for cell in sorted(self.cells, key=lambda cell: cell.hosts):
             if cell.model == model:
-                recording = tuple(getattr(cell, name) for name in _RECORDING)
-                by_recording.setdefault(recording, []).append(cell)
-        return [
-            tuple(sorted(cells, key=lambda cell: cell.hosts)) for cells in by_recording.values()
-        ]
+                by_recording.setdefault(cell.recording, []).append(cell)
+        return list(map(tuple, by_recording.values()))
 
     def missing(self, models: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return what was not measured of these models, and why, as far as that is known."""
@@ -192,11 +181,7 @@ def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
 
 
 def _value(column: str, kind: Any, text: str | None) -> Any:
-    """Return the value of a column.
-
-    Raises:
-        ValueError: for a line that ends before it, no number, and one that is not above 0.
-    """
+    """Return the value of a column; ValueError for a line that ends before it, or no number."""
     if text is None:
         raise ValueError(f"a line ends before {column}")
     if kind is str:
@@ -222,11 +207,7 @@ def _read_cells(path: Path) -> tuple[Cell, ...]:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Return a table with the conditions beside it.
-
-    Raises:
-        InputError: for what is missing or damaged.
-    """
+    """Return a table with the conditions beside it; InputError for what is missing or damaged."""
     beside = path.with_suffix(".json")
     settings = beside if beside.exists() else path.with_name(SETTINGS)
     try:
@@ -276,6 +257,5 @@ def find_sweep(place: Path) -> Sweep | None:
             parameter="sweep",
         )
     tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(f"*/{TABLE}"))
-    return max(
-        map(read_sweep, tables), key=lambda sweep: (sweep.date, str(sweep.path)), default=None
-    )
+    sweeps = map(read_sweep, tables)
+    return max(sweeps, key=lambda sweep: (sweep.date, str(sweep.path)), default=None)

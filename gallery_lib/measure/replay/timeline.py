@@ -60,12 +60,8 @@ class Timeline:
     @property
     def step_seconds(self) -> float:
         """Return the seconds of a step without communication."""
-        return (
-            self.input_seconds
-            + self.forward_seconds
-            + self.backward_seconds
-            + self.optimizer_seconds
-        )
+        passes = self.forward_seconds + self.backward_seconds
+        return self.input_seconds + passes + self.optimizer_seconds
 
     @property
     def gradient_bytes(self) -> int:
@@ -94,24 +90,16 @@ class Timeline:
     @property
     def device(self) -> str:
         """Return what computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
-        if self.environment["device"] != "cpu":
-            return str(self.environment["device"])
-        return (
-            f"{self.environment['cores']} cores of {self.environment['cpu']}"
-            if "cpu" in self.environment
-            else "a CPU"
-        )
+        facts = self.environment
+        if facts["device"] != "cpu":
+            return str(facts["device"])
+        return f"{facts['cores']} cores of {facts['cpu']}" if "cpu" in facts else "a CPU"
 
     def described(self) -> str:
-        """Return the timeline in one line.
-
-        For example: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication
-        (recorded)`.
-        """
-        size = f"{self.gradient_bytes / 1e6:.1f} MB of gradients"
+        """Return the timeline in one line: task, batch, size, step time and origin."""
         return (
-            f"{self.task}, batch {self.batch_size}, {size}, "
-            f"{self.step_seconds:.3g} s a step without communication ({self.origin})"
+            f"{self.task}, batch {self.batch_size}, {self.gradient_bytes / 1e6:.1f} MB of "
+            f"gradients, {self.step_seconds:.3g} s a step without communication ({self.origin})"
         )
 
 
@@ -146,11 +134,7 @@ def _check(timeline: Timeline) -> None:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """Return the timeline of a file.
-
-    Raises:
-        InputError: for a file that is missing, damaged, or of another schema.
-    """
+    """Return the timeline of a file; InputError where it is missing, damaged, or another schema."""
     try:
         return read_json(path, Timeline, schema=SCHEMA, again="Record it again.", check=_check)
     except FileNotFoundError:

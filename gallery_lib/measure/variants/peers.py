@@ -9,17 +9,12 @@ As they come, in bfloat16, or in fp32 without what is said of bfloat16:
   `fabric.backward(loss)`.
 
 At its best each gets what somebody who tunes by hand adds, and so does `eager`, which is autocast
-alone:
+alone: torch's fused optimizer, where torch has one of that class; channels_last for weights and
+images, where convolutions gain from it and the model's code is of libraries that take it; on the
+CPU, glibc's tunables, with which it keeps large blocks.
 
-- torch's fused optimizer, where torch has one of that class; otherwise the optimizer as it comes
-- channels_last for weights and images, where convolutions gain from it and the model's code is of
-  libraries that take it
-- on the CPU, glibc's tunables, with which it keeps large blocks
-- the fastest of torch.compile's modes (compile_mode.py)
-
-Each is a flag or an environment variable of torch or of the C library. Nothing of this backend is
-used: not its one-pass optimizers, not its compiler passes, not its way of loading. `accelerate` and
-`fabric` are optional: the extra `bench` installs them.
+Nothing of this backend is used: not its one-pass optimizers, not its compiler passes, not its way
+of loading. `accelerate` and `fabric` are optional: the extra `bench` installs them.
 """
 
 from __future__ import annotations
@@ -66,17 +61,12 @@ def missing(name: str) -> str | None:
     return f"not installed: {MODULES[name].replace('_', '-')} ({install_command('bench')})"
 
 
-def variables_at_best(device_type: str) -> dict[str, str]:
-    """Return the variables of a process: on the CPU, those that have glibc keep large blocks."""
-    return allocator.allocator_variables() if device_type == "cpu" else {}
-
-
 @dataclass
 class _Form:
     """How a peer is used; `done` tells, by technique, what was done beyond its documentation."""
 
     build_optimizer: Callable[[], torch.optim.Optimizer]
-    layout: torch.memory_format = torch.contiguous_format  # layout of images
+    layout: torch.memory_format = torch.contiguous_format  # of images
     mode: str = DEFAULT_MODE
     done: dict[str, str] = field(default_factory=dict)
 
@@ -89,10 +79,7 @@ class _Form:
         dtype: torch.dtype | None,
         **more: Any,
     ) -> Prepared:
-        """Return what is ready, with batches of the peer's loader on the device.
-
-        What is the data set's own, its epochs and the end of its batches, is around that loader.
-        """
+        # What is the data set's own, its epochs and the end of its batches, is around the loader.
         plain = Loader(prefetch=0, nice=0)
         batches = DeviceLoader(loader, device, self.layout, plain, shard=False)
         return Prepared(model, batches, optimizer, dtype, self.done, **more)
@@ -118,11 +105,8 @@ def _allocator(device: torch.device) -> str:
         return "torch's caching allocator (CUDA)"
     if reason := allocator.reason_not_applied():
         return f"not applied: {reason}"
-    return (
-        f"{allocator.KEEPS} (GLIBC_TUNABLES)"
-        if allocator.active()
-        else "not applied: started without GLIBC_TUNABLES"
-    )
+    kept = f"{allocator.KEEPS} (GLIBC_TUNABLES)"
+    return kept if allocator.active() else "not applied: started without GLIBC_TUNABLES"
 
 
 def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:
@@ -143,15 +127,11 @@ class Peer(Recipe):
         self.keeps_loader = name in (EAGER, "torch.compile")
 
     def prepare(self, plain: Plain) -> Prepared:
-        """Return the model ready to train.
-
-        Raises:
-            InputError: in float16, which needs a loss scaler: the other libraries have their own.
-        """
-        dtype = plain.autocast_dtype
-        if dtype not in (None, torch.bfloat16):
+        """Return the model ready to train; InputError in float16, which needs a loss scaler."""
+        if plain.autocast_dtype not in (None, torch.bfloat16):
             raise InputError(
-                f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.",
+                f"{self.name} is measured in fp32 and bfloat16, and this run is in "
+                f"{plain.autocast_dtype}.",
                 parameter="amp_dtype",
             )
         if self.mode is None:
@@ -160,13 +140,8 @@ class Peer(Recipe):
             form = _at_best(plain, process_group.device(), self.mode)
         if self.name != EAGER:
             cache.keep_headers()
-        build = {
-            EAGER: _eager,
-            "torch.compile": _torch_compile,
-            "accelerate": _accelerate,
-            "fabric": _fabric,
-        }[self.name]
-        return build(plain, form)
+        build = {"accelerate": _accelerate, "fabric": _fabric, "torch.compile": _torch_compile}
+        return build.get(self.name, _eager)(plain, form)
 
 
 def _eager(plain: Plain, form: _Form) -> Prepared:
@@ -202,9 +177,8 @@ def _accelerate(plain: Plain, form: _Form) -> Prepared:
 def _fabric(plain: Plain, form: _Form) -> Prepared:
     import lightning_fabric
 
-    fabric = lightning_fabric.Fabric(
-        devices=1, precision="bf16-mixed" if plain.autocast_dtype else "32-true"
-    )
+    precision = "bf16-mixed" if plain.autocast_dtype else "32-true"
+    fabric = lightning_fabric.Fabric(devices=1, precision=precision)  # type: ignore[arg-type]
     fabric.launch()
     compiled: Any = torch.compile(plain.model, mode=form.mode)  # a compiled module is a Module
     wrapped, optimizer = fabric.setup(compiled, form.build_optimizer())

@@ -41,8 +41,6 @@ ON_CUDA = {
 TECHNIQUES = ("layout", "allocator", "compiler", *ON_CUDA, NICE_LOADING, FUSED)
 """All techniques, in the order in which a waterfall adds them."""
 _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS)
-
-
 _BEST = "best"
 
 
@@ -62,10 +60,8 @@ class Techniques(Recipe):
         config = Config.plain()
         if "layout" not in self.names:
             config.memory.layout = "contiguous"
-        elif takes_any_layout(plain.model):
-            config.memory.layout = "channels_last"
         else:
-            config.memory.layout = "auto"
+            config.memory.layout = "channels_last" if takes_any_layout(plain.model) else "auto"
         config.memory.allocator = "allocator" in self.names
         config.compiler.enabled = "compiler" in self.names
         for name in ON_CUDA:
@@ -93,13 +89,10 @@ def recipe(words: Sequence[str]) -> Recipe:
 def variables_of(words: Sequence[str]) -> dict[str, str]:
     """Return the variables of the processes: the folder of compiled code, the allocator's settings.
 
-    The folder of compiled code is the same for all.
+    A peer at its best has glibc keep large blocks on the CPU, as our allocator technique does.
     """
-    if _BEST in words:
-        return cache.cache_variables() | peers.variables_at_best(hardware.device_type())
-    return cache.cache_variables() | (
-        allocator.allocator_variables() if "allocator" in words else {}
-    )
+    keeps = "allocator" in words or (_BEST in words and hardware.device_type() == "cpu")
+    return cache.cache_variables() | (allocator.allocator_variables() if keeps else {})
 
 
 def reason_not_applied(technique: str, amp_level: str) -> str | None:

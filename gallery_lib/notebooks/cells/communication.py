@@ -66,11 +66,11 @@ def show_bytes(settings: CommunicationNotebookConfig) -> None:
 
     from gallery_lib import tasks
     from gallery_lib.cluster import link_rate
-    from gallery_lib.measure.communication import bytes_sent
+    from gallery_lib.measure.communication import strategies
     from gallery_lib.report import communication
 
     with torch.device("meta"):  # shapes without values
-        shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
+        shapes = strategies.shapes_of(tasks.get(settings.model).build_model())
     formats = {
         "fp32": Comm(),
         "bf16 or fp16": Comm(wire="bf16"),
@@ -78,7 +78,7 @@ def show_bytes(settings: CommunicationNotebookConfig) -> None:
         "PowerSGD": Comm(wire="powersgd"),
     }
     sent = {
-        name: bytes_sent.sent_bytes(shapes, format, settings.hosts)
+        name: strategies.sent_bytes(shapes, format, settings.hosts)
         for name, format in formats.items()
     }
     parameters = sum(torch.Size(shape).numel() for shape in shapes)

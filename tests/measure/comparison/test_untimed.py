@@ -1,17 +1,42 @@
-"""The float64 reference is stored, and used only as long as it is the right one."""
+"""References, turns and the process spread: parts of a comparison that have a door of their own."""
+
+from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
+from measure.comparison.test_compare import results
 from tiny_task import config
 
 import gallery_lib
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.console.progress import Progress
-from gallery_lib.measure.comparison import untimed
-from gallery_lib.measure.comparison.plan import Variant
+from gallery_lib.errors import RunFailed
+from gallery_lib.measure.comparison import process_spread, untimed
+from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.comparison.untimed import Untimed, UntimedRuns
+from gallery_lib.measure.comparison.worker import TurnClient, TurnServer
+from gallery_lib.memory import allocator
+
+GIVES_BACK = """
+import torch
+from gallery_lib.train.session import StepClock
+
+clock = StepClock("cpu")
+clock.start()
+for _ in range(6):
+    block = torch.ones(16 * 2**20)  # 64 MiB: glibc maps it anew each time
+    del block
+    clock.step_done()
+print(clock.page_faults[-1])
+"""
 
 
 @pytest.fixture
@@ -24,22 +49,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_reference_is_kept_for_the_same_options_and_not_for_others(
     tmp_path: Path, cache: Path
 ) -> None:
-    asked = untimed.reference_config(
-        dataclasses.replace(config(), run_dir=str(tmp_path / "run")), 2, 1
-    )
+    run = dataclasses.replace(config(), run_dir=str(tmp_path / "run"))
+    asked = untimed.reference_config(run, 2, 1)
     assert untimed.kept_reference(asked, 1) is None
     made = untimed.run_reference(asked, LaunchConfig(), Progress(enabled=False))
     kept = untimed.kept_reference(asked, 1)
     assert kept == dataclasses.replace(made, kept=True) and len(made.losses) == 2
     assert not (tmp_path / "run").exists()
-    assert made.probe["batches"] == 2 and all(
-        len(norms) == 2 for norms in made.probe["square_norms"].values()
-    )
+    assert made.probe["batches"] == 2
+    assert all(len(norms) == 2 for norms in made.probe["square_norms"].values())
     for changed in ({"seed": 1}, {"batch_size": 4}, {"max_steps": 3}):
         assert untimed.kept_reference(dataclasses.replace(asked, **changed), 1) is None
     assert untimed.kept_reference(asked, 2) is None
-    untimed.reference_file(asked, 1).write_bytes(b"no reference")
-    assert untimed.kept_reference(asked, 1) is None and len(list(cache.glob("*.damaged"))) == 1
+    file = untimed.reference_file(asked, 1)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    for damaged in (bytes(content), b"no reference"):
+        file.write_bytes(damaged)
+        assert untimed.kept_reference(asked, 1) is None and list(cache.glob("*.damaged"))
 
 
 def test_a_reference_depends_on_the_code_that_trains_and_a_figure_on_all_code(
@@ -72,8 +99,80 @@ def test_a_kept_reference_of_other_weights_or_batches_is_run_again(
         (start | {"weights": "v"}, new),
         (start | {"first_batches": ["a", "c"]}, new),
     ):
-        shown = Progress(enabled=False)
-        variants = {"a": Variant(config())}
+        shown, variants = Progress(enabled=False), {"a": Variant(config())}
         runs = UntimedRuns(variants, LaunchConfig(), CompareConfig(), tmp_path, shown, "tiny")
         assert runs.reference() is kept and runs.reference(probe) is expected
         assert runs.reference({"weights": "x", "first_batches": []}) is new  # and only once more
+
+
+def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
+    server = TurnServer()
+    taken: list[str] = []
+
+    def train(name: str) -> None:
+        client = TurnClient(server.address, name)
+        for _ in range(2):
+            client.wait()
+            taken.append(name)
+
+    ranks = [threading.Thread(target=train, args=[name]) for name in ("a", "b", "b")]
+    for rank in ranks:
+        rank.start()
+    counts = {"a": 1, "b": 2}
+    for name, count in counts.items():
+        server.wait_idle(name, count, lambda: None)
+    for name, expected in (("b", ["b", "b"]), ("a", ["b", "b", "a"])):
+        server.go(name)
+        server.wait_idle(name, counts[name], lambda: None)
+        assert taken == expected
+    for name in counts:
+        server.go(name)
+    for rank in ranks:
+        rank.join(5)
+    assert sorted(taken[3:]) == ["a", "b", "b"]
+    server.close()
+
+
+def test_the_socket_of_turns_lies_in_a_folder_of_ours_alone_and_goes() -> None:
+    server = TurnServer()
+    folder = Path(server.address).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    client = TurnClient(server.address, "a")
+    server.wait_idle("", 0, lambda: None)
+    server.close()
+    assert not folder.exists()
+    with pytest.raises(RunFailed, match="hands out turns is gone"):
+        client.wait()
+
+
+def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_their_memory() -> None:
+    few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
+    many = dataclasses.replace(few, page_faults=4400.0)
+    longer = dataclasses.replace(many, step_seconds={"p50": 4.0})  # the same ones matter less there
+    keeps = dataclasses.replace(few, techniques={"allocator": allocator.KEEPS})
+    alike, unlike = 0.004, 0.05
+    for pair, parts in [
+        ((few, few), (alike, alike)),
+        ((longer, few), (alike, alike)),
+        ((few, keeps), (alike, alike)),
+        ((many, keeps), (unlike, alike)),
+        ((many, many), (unlike, unlike)),
+        ((many, few), (unlike, unlike)),  # the other was lucky
+    ]:
+        assert process_spread.of_ratio(*pair) == pytest.approx(math.hypot(*parts))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    allocator.reason_not_applied() is not None,
+    reason="needs glibc 2.35 or newer, without another allocator preloaded",
+)
+def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> (
+    None
+):
+    def faults(environment: dict[str, str]) -> int:
+        words, variables = [sys.executable, "-c", GIVES_BACK], {**os.environ, **environment}
+        return int(subprocess.run(words, env=variables, capture_output=True, check=True).stdout)
+
+    assert faults(allocator.allocator_variables()) < 100
+    assert faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) >= 16_000

@@ -62,18 +62,9 @@ def timeline(*ready: float, backward: float | None = None) -> Timeline:
         Gradient(f"p{i}", len(ready) - 1 - i, (3, 40_000 + i), "float32", seconds)
         for i, seconds in enumerate(ready)
     ]
+    passes = (0.002, 0.004, backward or ready[-1], 0.003)
     return Timeline(
-        "made up",
-        "recorded",
-        {"batch_size": 4},
-        {},
-        "",
-        1,
-        0.002,
-        0.004,
-        backward or ready[-1],
-        0.003,
-        tuple(gradients),
+        "made up", "recorded", {"batch_size": 4}, {}, "", 1, *passes, gradients=tuple(gradients)
     )
 
 
@@ -82,21 +73,15 @@ def test_a_recorded_run_has_each_gradient_when_it_was_ready() -> None:
         dataclasses.replace(tiny_task.config(), model=f"{Path(__file__)}:PAUSED"), steps=3
     )
     names = [each.parameter for each in found.gradients]
-    assert sorted(names[:2]) == ["last.bias", "last.weight"] and sorted(names[2:]) == [
-        "first.bias",
-        "first.weight",
-    ]
+    assert sorted(names[:2]) == ["last.bias", "last.weight"]
+    assert sorted(names[2:]) == ["first.bias", "first.weight"]
     by_name = {each.parameter: each for each in found.gradients}
     assert by_name["first.weight"].shape == (4, 3, 3, 3) and by_name["first.weight"].place == 2
     ready = [each.ready_seconds for each in found.gradients]
     assert ready[2] - ready[1] >= PAUSE_SECONDS
     assert found.backward_seconds >= ready[3]
-    assert (
-        found.steps == 3
-        and found.task == "paused"
-        and found.batch_size == 8
-        and found.origin == "recorded"
-    )
+    about = (found.steps, found.task, found.batch_size, found.origin)
+    assert about == (3, "paused", 8, "recorded")
     assert found.forward_seconds > 0 and found.optimizer_seconds > 0
 
 
@@ -151,18 +136,15 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
 def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on() -> None:
     replay = Replay(timeline(0.0, 0.0, 0.0), share_gradients=True)
     right: list[bool] = []
-    by_place = {
-        each.place: Replay(replay.timeline).gradient(each) for each in replay.timeline.gradients
-    }
+    gradients = replay.timeline.gradients
+    by_place = {each.place: Replay(replay.timeline).gradient(each) for each in gradients}
     for place, parameter in enumerate(replay.parameters()):
         parameter.register_post_accumulate_grad_hook(
             lambda p, place=place: right.append(torch.equal(p.grad, by_place[place]))
         )
     replay().backward()
     assert right == [True] * 3
-    assert (
-        len({parameter.grad.untyped_storage().data_ptr() for parameter in replay.parameters()}) == 1
-    )  # type: ignore[union-attr]
+    assert len({p.grad.untyped_storage().data_ptr() for p in replay.parameters()}) == 1  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +171,7 @@ def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(
 @pytest.mark.slow
 def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
     """DDP hands over each bucket when its gradient is ready, before the next one is."""
-    for handed_over in two_by_two.call(
-        "replays.buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)
-    ):
-        assert len(handed_over) == 3
-        assert all(
-            0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True)
-        )
+    ready = (0.0, 0.1, 0.2)
+    replayed = timeline(*ready, backward=0.5)
+    for handed_over in two_by_two.call("replays.buckets_of_a_replay", replayed):
+        assert all(0 <= at - each < 0.1 for at, each in zip(handed_over, ready, strict=True))

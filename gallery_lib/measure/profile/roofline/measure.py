@@ -26,11 +26,9 @@ from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher import preflight, worker
 from gallery_lib.measure.bench.machine_limits import best_seconds, prepared_copy, prepared_product
-from gallery_lib.measure.part import run_part
-from gallery_lib.measure.profile.operator_groups import FUSED, OPTIMIZER, group_of
-from gallery_lib.measure.profile.roofline import generated
-from gallery_lib.measure.profile.roofline.counts import Counts, Operation, Work, optimizer_bytes
-from gallery_lib.measure.profile.roofline.generated import PREFIX, Kernels
+from gallery_lib.measure.comparison.untimed import run_part
+from gallery_lib.measure.profile.roofline import counts
+from gallery_lib.measure.profile.roofline.counts import PREFIX, Counts, Kernels, Operation, Work
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     COPIES,
@@ -44,6 +42,7 @@ from gallery_lib.measure.profile.roofline.result import (
     read_roofline,
     write_roofline,
 )
+from gallery_lib.measure.profile.step_profile import FUSED, OPTIMIZER, group_of
 from gallery_lib.system import hardware, machine_load, paths
 from gallery_lib.system.processes import interruptible
 from gallery_lib.system.version import library_version
@@ -56,6 +55,10 @@ ROUNDS_VARIABLE = "GALLERY_ROOFLINE_ROUNDS"
 _STEPS_BEYOND_WARM_UP = 2
 _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
+_REPEATS = 3
+_COPY = "copy"
+OPTIMIZER_STEP = Operation(OPTIMIZER)
+_BETWEEN = Operation(BETWEEN)
 
 
 def check_machine() -> None:
@@ -101,7 +104,8 @@ def measure(
         evaluate=False,
         run_dir=str(run_dir),
     )
-    variables = {**generated.VARIABLES, **_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(asked.rounds)}
+    quiet = {**_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(asked.rounds)}
+    variables = {**counts.LOWERING_VARIABLES, **quiet}
     with progress_display(progress) as shown:
         name = config.model.rsplit(":", 1)[-1]
         run_part(config, LaunchConfig(), __name__, variables, shown, label=name, part=PART)
@@ -123,8 +127,8 @@ class Measuring(Observer):
     """Observer that measures the roofline after the last step of a run."""
 
     def __init__(self, run_dir: Path, rounds: int, kernels: Kernels | None) -> None:
-        """Write to `run_dir`. `kernels` are those of compiled code, None without a compiler."""
-        self.run_dir, self.rounds, self.kernels = run_dir, rounds, kernels
+        self.run_dir, self.rounds = run_dir, rounds
+        self.kernels = kernels  # of compiled code; None without a compiler
         self.batch: Any = None
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
@@ -136,9 +140,8 @@ class Measuring(Observer):
         session.phases.begin(ROOFLINE)
         work = self.counted(session)
         names = {operation.name for operation in work}
-        dtypes = {done.dtype for done in work.values() if done.dtype}
         device = session.loader.device
-        prepared = prepared_limits(device, dtypes)
+        prepared = _prepared_limits(device, {done.dtype for done in work.values() if done.dtype})
         rates: dict[str, list[float]] = {name: [] for name in prepared}
         seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
@@ -151,9 +154,9 @@ class Measuring(Observer):
             profiled.append(seconds_of_step(lambda: self.step(session), names))
             new_pages.append(_pages_touched() - before)
             looks.append(machine_load.look())
-        limits = limits_of(rates)
-        counting = middle_of(settled(profiled, new_pages))
-        parts = operations(work, counting, limits)
+        spreads = {name: Spread.of(measured) for name, measured in rates.items()}
+        limits = Limits(copy_bytes_per_second=spreads.pop(_COPY), flops_per_second=spreads)
+        parts = operations(work, middle_of(settled(profiled, new_pages)), limits)
         roofline = Roofline(
             task=session.config.model,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -171,11 +174,7 @@ class Measuring(Observer):
         write_roofline(self.run_dir / FILE, roofline)
 
     def counted(self, session: Session) -> dict[Operation, Work]:
-        """Train one step and return its work.
-
-        Raises:
-            RunFailed: where compiled code did not run while it was counted.
-        """
+        """Train one step and return its work; RunFailed where compiled code did not run in it."""
         if self.kernels is not None:
             self.kernels.calls.clear()
         session.optimizer.zero_grad(set_to_none=True)
@@ -189,8 +188,7 @@ class Measuring(Observer):
                     "this release of torch runs no compiled code while operators are counted, so a "
                     "compiled step has no roofline: use torch 2.15, or --no-compiler-opt"
                 )
-        moved = optimizer_bytes(session.optimizer)
-        work[OPTIMIZER_STEP] = Work(1, moved)
+        work[OPTIMIZER_STEP] = Work(1, counts.optimizer_bytes(session.optimizer))
         session.updates.take()
         return work
 
@@ -204,10 +202,19 @@ class Measuring(Observer):
         return time.perf_counter() - began
 
 
+def _prepared_limits(device: torch.device, dtypes: Iterable[str]) -> dict[str, Any]:
+    """Return a product for each dtype, such as `bfloat16`, and a copy, ready to be run.
+
+    The copy's arrays are far larger than caches are.
+    """
+    products = {name: prepared_product(device, getattr(torch, name)) for name in sorted(dtypes)}
+    return {**products, _COPY: prepared_copy(device)}
+
+
 def body(config: TrainConfig) -> None:
     """Train and measure."""
     assert config.run_dir is not None
-    with generated.recorded() if config.compiler_opt else contextlib.nullcontext() as kernels:
+    with counts.recorded() if config.compiler_opt else contextlib.nullcontext() as kernels:
         rounds = int(os.environ[ROUNDS_VARIABLE])
         train(config, Measuring(Path(config.run_dir), rounds, kernels))
 
@@ -218,39 +225,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Limits of the machine, in turns with the steps: rates of matrix products and of a copy.
-#
-# The copy's arrays of 256 MiB are far larger than caches are. Its rate counts bytes read and bytes
-# written.
-
-
-_REPEATS = 3
-_COPY = "copy"
-
-
-def prepared_limits(device: torch.device, dtypes: Iterable[str]) -> dict[str, Any]:
-    """Return a product for each dtype, such as `bfloat16`, and a copy, ready to be run."""
-    products = {name: prepared_product(device, getattr(torch, name)) for name in sorted(dtypes)}
-    return {**products, _COPY: prepared_copy(device)}
-
-
-def limits_of(rates: Mapping[str, Sequence[float]]) -> Limits:
-    """Return the medians of the rates of products and of the copy, with lowest and highest."""
-    spreads = {name: Spread.of(measured) for name, measured in rates.items()}
-    copy = spreads.pop(_COPY)
-    return Limits(spreads, copy)
-
-
-# --------------------------------------------------------------------------------------------------
 # Seconds of each operation in a step, from torch's profiler.
 #
 # An operator's time includes that of the operators it calls: `aten::convolution_backward` has the
 # conversions that it does itself. What no counted operator has stays with its own name, and what
 # is no operator is time between them.
-
-
-OPTIMIZER_STEP = Operation(OPTIMIZER)
-_BETWEEN = Operation(BETWEEN)
 
 
 def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict[Operation, float]:
@@ -265,22 +244,16 @@ def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict
         activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True
     ) as profiler:
         seconds = step()
-    times = attributed(profiler.events() or (), counted)
-    times[_BETWEEN] = times.get(_BETWEEN, 0.0) + max(0.0, seconds - sum(times.values()))
-    return times
-
-
-def attributed(events: Iterable[Any], counted: Collection[str]) -> dict[Operation, float]:
-    """Return the seconds of each operation among the profiler's events."""
     times: dict[Operation, float] = defaultdict(float)
     waiting: list[tuple[Any, Operation | None]] = [
-        (event, None) for event in events if event.cpu_parent is None
+        (event, None) for event in profiler.events() or () if event.cpu_parent is None
     ]
     while waiting:
         event, owner = waiting.pop()
         owner = owner or _owner(event, counted)
         times[owner or _unowned(event)] += event.self_cpu_time_total / 1e6
         waiting += [(child, owner) for child in event.cpu_children]
+    times[_BETWEEN] += max(0.0, seconds - sum(times.values()))
     return dict(times)
 
 
@@ -355,10 +328,10 @@ def middle_of(steps: Sequence[Mapping[Operation, float]]) -> dict[Operation, flo
     ordered = sorted(steps, key=lambda step: sum(step.values()))
     cut = len(ordered) // 4
     middle = ordered[cut : len(ordered) - cut]
-    operations = {operation for step in middle for operation in step}
+    found = {operation for step in middle for operation in step}
     return {
         operation: sum(step.get(operation, 0.0) for step in middle) / len(middle)
-        for operation in operations
+        for operation in found
     }
 
 
@@ -369,7 +342,8 @@ def operations(
     parts = []
     for operation in {**work, **seconds}:
         done = work.get(operation, Work())
-        by_products, by_copies = _limit_seconds(done, limits)
+        rate = limits.flops_per_second[done.dtype].median if done.flops and done.dtype else 1.0
+        by_products, by_copies = done.flops / rate, done.bytes / limits.copy_bytes_per_second.median
         limited_by = PRODUCTS if by_products > by_copies else COPIES
         parts.append(
             Part(
@@ -385,12 +359,3 @@ def operations(
             )
         )
     return sorted(parts, key=lambda part: -part.gain)
-
-
-def _limit_seconds(work: Work, limits: Limits) -> tuple[float, float]:
-    """Return the seconds of the work at the rates of products and of copies."""
-    by_products = 0.0
-    if work.flops:
-        assert work.dtype is not None
-        by_products = work.flops / limits.flops_per_second[work.dtype].median
-    return by_products, work.bytes / limits.copy_bytes_per_second.median

@@ -118,7 +118,7 @@ def summed(name: str, parts: Sequence[Part]) -> Part:
         by: sum(part.limit_seconds for part in parts if part.limited_by == by)
         for by in (PRODUCTS, COPIES)
     }
-    larger = max(limited, key=lambda by: limited[by])
+    larger = max(limited, key=limited.__getitem__)
     return Part(
         name=name,
         group=name,
@@ -132,27 +132,22 @@ def summed(name: str, parts: Sequence[Part]) -> Part:
     )
 
 
-_OPTIONS = having({"amp_level": str, "compiler_opt": bool})
-
-
 def write_roofline(path: Path, roofline: Roofline) -> None:
     """Write the roofline as JSON, atomically."""
     write_json(path, {"schema": SCHEMA, **dataclasses.asdict(roofline)})
 
 
 def read_roofline(path: Path) -> Roofline:
-    """Return a roofline from its file.
+    """Return a roofline from its file; InputError for what is no such file."""
+    options, again = (
+        having({"amp_level": str, "compiler_opt": bool}),
+        "Delete it, and measure again.",
+    )
 
-    Raises:
-        InputError: for what is no such file.
-    """
+    def check(roofline: Roofline) -> None:
+        converted(roofline.options, options, "options")
+
     try:
-        return read_json(
-            path,
-            Roofline,
-            schema=SCHEMA,
-            again="Delete it, and measure again.",
-            check=lambda roofline: converted(roofline.options, _OPTIONS, "options"),
-        )
+        return read_json(path, Roofline, schema=SCHEMA, again=again, check=check)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.", parameter=str(path)) from None

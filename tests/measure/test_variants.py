@@ -1,7 +1,4 @@
-"""The two forms of each peer: the best one has every feature, the other one has none.
-
-Neither has anything of this backend.
-"""
+"""The two forms of each peer, with nothing of this backend, and each technique of ours alone."""
 
 from __future__ import annotations
 
@@ -40,14 +37,11 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the modes in which models were compiled; none is really compiled."""
     seen: list[str] = []
 
-    def compile_in_place(module: nn.Module, *, mode: str = "default", **_: Any) -> None:
-        seen.append(mode)
-
     def compile_model(model: nn.Module, *, mode: str = "default", **_: Any) -> nn.Module:
         seen.append(mode)
         return model
 
-    monkeypatch.setattr(nn.Module, "compile", compile_in_place)
+    monkeypatch.setattr(nn.Module, "compile", compile_model)
     monkeypatch.setattr(torch, "compile", compile_model)
     return seen
 
@@ -68,10 +62,8 @@ def prepared(
     """Return a small convolutional model that the recipe of these words made ready."""
     model = model or nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3, 8, 8), batch_size=2, num_workers=1)  # type: ignore[arg-type]
-    spec = OptimizerSpec(optimizer, lr=0.1)
-    build_optimizer = functools.partial(
-        spec.build, list(model.parameters()), lr=None, weight_decay=None
-    )
+    build = functools.partial(OptimizerSpec(optimizer, lr=0.1).build, list(model.parameters()))
+    build_optimizer = functools.partial(build, lr=None, weight_decay=None)
     return recipes.recipe(words).prepare(Plain(model, loader, build_optimizer, TrainConfig(), None))
 
 
@@ -104,16 +96,10 @@ def test_at_its_best_a_peer_has_torchs_fused_optimizer_channels_last_and_the_mod
     assert torchs(made.optimizer).defaults["fused"] is True
     assert first_weight(made).is_contiguous(memory_format=torch.channels_last)
     assert made.loader.memory_format is torch.channels_last
-    assert (
-        made.techniques["optimizer"] == "AdamW, torch's fused form"
-        and made.techniques["layout"] == "channels_last"
-    )
-    if peer == peers.EAGER:
-        assert modes == [] and "compiler" not in made.techniques
-    else:
-        assert modes == ["max-autotune"] and made.techniques["compiler"].endswith(
-            "mode max-autotune"
-        )
+    assert made.techniques["optimizer"] == "AdamW, torch's fused form"
+    assert made.techniques["layout"] == "channels_last"
+    assert modes == ([] if peer == peers.EAGER else ["max-autotune"])
+    assert (peer == peers.EAGER) == ("compiler" not in made.techniques)
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -125,52 +111,57 @@ def test_no_form_of_a_peer_has_anything_of_this_backend(peer: str, modes: list[s
         assert not made.kernels
 
 
-@pytest.mark.parametrize("name", ["RMSprop", "RAdam"])
-def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_comes_and_says_so(
-    name: str,
-) -> None:
-    made = prepared(recipes.best_form(peers.EAGER), name)
-    assert (
-        type(made.optimizer) is getattr(torch.optim, name)
-        and optim.kind(made.optimizer) == "torch's own"
-    )
-    assert made.techniques["optimizer"] == f"{name} as it comes: torch has no fused form of it"
+def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_comes_and_says_so() -> (  # noqa: E501
+    None
+):
+    made = prepared(recipes.best_form(peers.EAGER), "RMSprop")
+    assert optim.kind(made.optimizer) == "torch's own"
+    assert made.techniques["optimizer"] == "RMSprop as it comes: torch has no fused form of it"
 
 
 def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
     None
 ):
-    assert (
-        "layout" not in prepared(recipes.best_form(peers.EAGER), model=nn.Linear(8, 2)).techniques
-    )
-    made = prepared(recipes.best_form(peers.EAGER), model=Viewing())
+    best = recipes.best_form(peers.EAGER)
+    assert "layout" not in prepared(best, model=nn.Linear(8, 2)).techniques
+    made = prepared(best, model=Viewing())
     assert made.techniques["layout"].startswith("contiguous: ")
     made.model(torch.zeros(2, 3, 8, 8))
 
 
-def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks(
+def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers.allocator, "reason_not_applied", lambda: None)
+    allocator, name = peers.allocator, "GLIBC_TUNABLES"
+    monkeypatch.setattr(allocator, "reason_not_applied", lambda: None)
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv(name, raising=False)
     for peer in peers.MODULES:
-        assert "GLIBC_TUNABLES" not in recipes.variables_of([peer])
-        assert (
-            recipes.variables_of(recipes.best_form(peer))["GLIBC_TUNABLES"]
-            == peers.allocator.allocator_variables()["GLIBC_TUNABLES"]
-        )
-    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
-    assert "GLIBC_TUNABLES" not in recipes.variables_of(recipes.best_form("fabric"))
-
-
-def test_the_best_form_says_what_became_of_the_allocator_in_words_that_the_interval_goes_by(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peers.allocator, "reason_not_applied", lambda: None)
+        assert name not in recipes.variables_of([peer])
+        best = recipes.variables_of(recipes.best_form(peer))
+        assert best[name] == allocator.allocator_variables()[name]
+    # In words that the interval goes by.
     for tunables, said in (
-        ("glibc.malloc.mmap_threshold=1", peers.allocator.KEEPS),
+        ("glibc.malloc.mmap_threshold=1", allocator.KEEPS),
         ("", "not applied: "),
     ):
-        monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+        monkeypatch.setenv(name, tunables)
         assert prepared(recipes.best_form(peers.EAGER)).techniques["allocator"].startswith(said)
+    monkeypatch.delenv(name)
+    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
+    assert name not in recipes.variables_of(recipes.best_form("fabric"))
+
+
+def test_what_is_for_bfloat16_alone_takes_no_turns_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
+    for name in (recipes.SMALL_CONVOLUTIONS, recipes.MIXED_PRODUCTS, recipes.LARGE_BATCH_NORMS):
+        assert recipes.reason_not_applied(name, "O0") == "the run is in fp32"
+
+
+def test_a_technique_comes_without_the_others() -> None:
+    layout, fused = prepared(["layout"], "SGD"), prepared([recipes.FUSED], "SGD")
+    assert layout.loader.memory_format is torch.channels_last
+    assert first_weight(layout).is_contiguous() and first_weight(fused).is_contiguous()
+    assert optim.kind(layout.optimizer) == "torch's own" and optim.kind(fused.optimizer) == "fused"
+    assert layout.techniques == {"layout": "channels_last"}
+    assert fused.techniques == {"optimizer": "fused"}

@@ -1,0 +1,337 @@
+"""`gallery bench`: its plans, its refusals, and results of real processes on a tiny task."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import tiny_task
+import torch
+from refusal import check_refused_command, refused
+
+from gallery_lib.cli.main import main
+from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.bench import bench, machine_limits, task
+from gallery_lib.measure.bench import plan as plans
+from gallery_lib.measure.bench.plan import Plan, bench_plan, waterfall_plan
+from gallery_lib.measure.bench.result import (
+    BEST,
+    GROUPS,
+    PEERS,
+    TURN_ORDER,
+    VARIANTS,
+    Outcome,
+    Row,
+    best_of_others,
+    plain_name,
+    read_bench,
+)
+from gallery_lib.measure.bench.task import groups
+from gallery_lib.measure.variants import peers, recipes
+from gallery_lib.system import hardware
+from gallery_lib.system.version import install_command
+from gallery_lib.train.results import read_results
+
+TINY, FAILING, WRONG_BASELINE = (
+    f"{tiny_task.__file__}:{name}" for name in ("TASK", "FAILING_ACCELERATED", "WRONG_EAGER_O1")
+)
+FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-size=8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["resnet5"], ["'resnet5'", "`resnet50`"]),
+        (["--variants=eager-O1,our", TINY], ["variants", "`our`", "`ours`"]),
+        (["--peer_modes=defualt", TINY], ["peer_modes", "`defualt`", "`default`"]),
+        (["--rounds=2", TINY], ["rounds='2'", "at least 4"]),
+        (["--resume", TINY], ["--resume", "--out"]),
+        (["--roofline", "--variants=fabric", TINY], ["--roofline", "ours"]),
+        (["--roofline", "--waterfall=resnet50"], ["--roofline", "ours"]),
+        (["--waterfall=resnet50", "alexnet"], ["--waterfall resnet50", "no other task"]),
+        (["--waterfal=resnet50"], ["`--waterfal=resnet50`", "`--waterfall`"]),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(
+    arguments: list[str], values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_refused_command(main(["bench", *arguments]), capsys.readouterr().err, *values)
+
+
+def test_a_task_without_fit_data_ends_a_bench_of_named_tasks_and_stays_as_its_reason_in_one_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def data_of(config: TrainConfig) -> None:
+        if config.model == "FAILING" or config.image_size == 32:
+            raise InputError("its data are too short", parameter="data_dir")
+
+    def measure(plan: Plan, *_: object, **__: object) -> Outcome:
+        rows = {"eager-fp32": Row(plan.config.model)}
+        return Outcome("d", "2026-01-01", 1.0, plan.config.model, {}, {}, rows, [])
+
+    monkeypatch.setattr(bench.tasks, "data_of", data_of)
+    monkeypatch.setattr(bench.tasks, "names", lambda: ["TASK", "FAILING"])
+    monkeypatch.setattr(plans, "bench_plan", lambda name, config: Plan(
+        TrainConfig(model=name, image_size=config.image_size), CompareConfig(), {}, {}, [], []
+    ))  # fmt: skip
+    monkeypatch.setattr(task, "measure", measure)
+    _, found = bench.run([], BenchConfig(out=str(tmp_path / "all")))
+    assert [outcome.reason for outcome in found.tasks.values()] == ["TASK", "FAILING"]
+    for names, size in ((["TASK", "FAILING"], None), ([], 32)):  # named; and none that has data
+        with refused("data_dir", "too short"):
+            bench.run(names, BenchConfig(out=str(tmp_path / "refused"), image_size=size))
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_folder_with_results_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bench.json").write_text("{")
+    code = main(["bench", TINY, f"--out={tmp_path}"])
+    check_refused_command(code, capsys.readouterr().err, f"out={tmp_path}", "--resume")
+    code = main(["bench", TINY, f"--out={tmp_path}", "--resume"])
+    check_refused_command(code, capsys.readouterr().err, tmp_path / "bench.json", "damaged")
+
+
+def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processors of one name, as hypervisors have them, are two machines."""
+    monkeypatch.setattr(bench.hardware, "cpu_model", lambda: "AMD EPYC")
+    monkeypatch.setattr(bench.tasks, "data_of", lambda config: None)
+    reasons: list[str | None] = ["the first failed", None, None]
+    measured: list[str] = []
+
+    def measure(plan: Plan, alive: int | None, digest: str, folder: Path, **_: object) -> Outcome:
+        measured.append(digest)
+        reason, rows = reasons[len(measured) - 1], {"eager-fp32": Row("not measured")}
+        return Outcome(digest, "2026-01-01", 1.0, reason, {}, {"copy": 1e10}, rows, [])
+
+    monkeypatch.setattr(task, "measure", measure)
+    said = []
+    for resume, isa in ((False, "avx2"), (True, "avx2"), (True, "avx2"), (True, "avx512_bf16")):
+        monkeypatch.setattr(bench.hardware, "cpu_flags", lambda isa=isa: frozenset({isa}))
+        bench.run([TINY], BenchConfig(out=str(tmp_path), amp_level="O0", resume=resume))
+        said.append(capsys.readouterr().err)
+    assert len(measured) == 3 and measured[0] == measured[1] != measured[2]
+    assert said[0] == said[2] == "" and "the last time it failed" in said[1]
+    assert "or on another machine" in said[3]
+
+
+@pytest.mark.slow
+def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", FAILING, *FEW, "--amp_level=O1", "--variants=accelerate,fabric,ours"]
+    arguments.append(f"--out={tmp_path}")
+    assert main(arguments) == 1
+    said = capsys.readouterr().out
+    outcome = read_bench(tmp_path / "bench.json").tasks["FAILING_ACCELERATED"]
+    for name in ("eager-O1", "accelerate", "fabric"):
+        row = outcome.rows[name]
+        if missing := name != "eager-O1" and peers.missing(name):
+            assert row.reason == missing and row.reason in said
+            continue
+        assert row.comparable, f"{name}: {row.reason} {row.parity}"
+        assert row.flops_per_second and row.bytes_per_second
+        assert name == "eager-O1" or outcome.ratio("eager-O1", name) is not None
+    assert outcome.rows["ours"].reason == "rank 0 failed with ValueError: planted failure."
+    assert "did not run: rank 0 failed with ValueError: planted failure" in said
+    assert "GFLOP/s in float32" in said
+    assert "![Ours is faster in" in (tmp_path / "bench.md").read_text()
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+    before = (tmp_path / "bench.json").read_text()
+    assert main([*arguments, "--resume"]) == 1
+    assert (tmp_path / "bench.json").read_text() == before  # nothing was measured again
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forms = "torch.compile,accelerate-best,fabric-best,eager-best,ours"
+    asked = ["--amp_level=O0", "--starts=2", "--roofline"]
+    asked += [f"--variants={forms}", f"--out={tmp_path}"]
+    assert main(["bench", TINY, *FEW, *asked]) == 0
+    found = read_bench(tmp_path / "bench.json")
+    assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
+    outcome = found.tasks["TASK"]
+    for name, row in list(outcome.rows.items())[1:]:
+        if missing := name != "ours" and peers.missing(plain_name(name)):
+            assert row.reason == missing
+            continue
+        if name in BEST:
+            assert row.techniques["optimizer"] == "AdamW, torch's fused form"
+            assert not row.techniques["allocator"].startswith("not applied: started without")
+        assert row.comparable and row.parity is not None, f"{name}: {row.reason} {row.parity}"
+        gradients = next(check for check in row.parity["checks"] if check["name"] == "gradients")
+        assert gradients["worst"] < 1e-3, "not fp32"
+        assert outcome.ratio("eager-fp32", name) is not None
+        group = tmp_path / "TASK" / "group1"
+        results = [read_results(group / start / name) for start in (".", "start-2")]
+        first, again = (each.loss["curve"] for each in results)
+        assert first == again and results[0].step_seconds != results[1].step_seconds
+    roofline = outcome.roofline
+    assert roofline is not None and not roofline.operations  # they are in its own file
+    assert sum(group.flops for group in roofline.groups) > 1e6
+    assert "over eager-fp32" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_where_the_baseline_is_the_odd_one_out_the_others_are_held_against_float64_and_one_another(
+    tmp_path: Path,
+) -> None:
+    words = [*FEW, "--amp_level=O1", "--variants=eager-fp32,ours", f"--out={tmp_path}"]
+    assert main(["bench", WRONG_BASELINE, *words]) == 0
+    outcome = read_bench(tmp_path / "bench.json").tasks["WRONG_EAGER_O1"]
+    assert not outcome.rows["eager-fp32"].comparable
+    assert outcome.ratio("eager-O1", "eager-fp32") is None
+    ours = outcome.rows["ours"]
+    assert ours.comparable and ours.parity is not None and outcome.ratio("eager-O1", "ours")
+    scale = next(check for check in ours.parity["checks"] if check["name"] == "gradient scale")
+    assert "held against float64" in scale["where"]
+    assert outcome.ratio("eager-fp32", "ours") is not None
+
+
+@pytest.mark.parametrize(
+    ("longest", "sizes"), [(0.0, [256]), (float("inf"), [256, 512, 1024, 2048])]
+)
+def test_products_become_larger_until_they_take_too_long(
+    monkeypatch: pytest.MonkeyPatch, longest: float, sizes: list[int]
+) -> None:
+    """A CPU that emulates bfloat16 by plain loops would take minutes for the largest."""
+    seen = []
+
+    def product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        seen.append(len(a))
+        return out.copy_(a)
+
+    monkeypatch.setattr(machine_limits, "_LONGEST_PRODUCT", longest)
+    monkeypatch.setattr(torch, "mm", product)
+    found = machine_limits.measure_limits(torch.device("cpu"), (torch.float32,))
+    assert list(dict.fromkeys(seen)) == sizes
+    assert found["float32"] > 0 and found["copy"] > 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans
+
+
+@pytest.mark.parametrize(("level", "baseline"), [("O1", "eager-O1"), ("O0", "eager-fp32")])
+def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(
+    level: str, baseline: str
+) -> None:
+    plan = bench_plan(TINY, BenchConfig(batch_size=8, amp_level=level))  # type: ignore[arg-type]
+    expected = set(VARIANTS) - ({"eager-O1"} if level == "O0" else set())
+    assert set(plan.variants) | set(plan.absent) == set(plan.order) == expected
+    assert plan.order[0] == plan.baseline == baseline
+    plain = plan.variants[baseline].config
+    changes = {"eager-fp32": {"amp_level": "O0"}, "ours": {"compiler_opt": True}}
+    for name, variant in plan.variants.items():
+        assert variant.config == dataclasses.replace(plain, **changes.get(name, {}))
+    assert (baseline, "ours") in plan.pairs and ("eager-fp32", "ours") in plan.pairs
+    assert len(set(plan.pairs)) == len(plan.pairs)
+    tuned = {name for name, one in plan.variants.items() if "GLIBC_TUNABLES" in one.environment}
+    assert tuned <= set(BEST)
+
+
+@pytest.mark.parametrize(("has_units", "baseline"), [(True, "eager-O1"), (False, "eager-fp32")])
+def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, has_units: bool, baseline: str
+) -> None:
+    monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
+    monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
+    for make in (bench_plan, waterfall_plan):
+        assert make(TINY, BenchConfig()).baseline == baseline
+    # A user who asks for emulated bfloat16 gets it.
+    asked = BenchConfig(variants="eager-O1,eager-fp32,ours")
+    assert set(bench_plan(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
+
+
+def test_the_baseline_is_always_in_and_a_word_stands_for_a_form_of_all_peers() -> None:
+    for words, names in {
+        "torch.compile": ["torch.compile"],
+        "as-it-comes": ["torch.compile", "accelerate", "fabric"],
+        "best,ours": ["eager-best", "torch.compile-best", "accelerate-best", "fabric-best", "ours"],
+    }.items():
+        plan = bench_plan(TINY, BenchConfig(variants=words, amp_level="O1"))
+        assert plan.order == ["eager-O1", *names]
+
+
+def test_what_is_compared_takes_turns_together() -> None:
+    assert sorted(VARIANTS) == sorted(TURN_ORDER) and len(set(VARIANTS)) == len(VARIANTS)
+    assert set(TURN_ORDER[: 1 + len(BEST)]) == {"ours", *BEST}
+    assert set(GROUPS["as-it-comes"]) == {plain_name(name) for name in BEST} - {"eager"}
+    plan = bench_plan(TINY, BenchConfig(amp_level="O0"))
+    with_ours, *_ = groups([name for name in plan.variants if name != plan.baseline], 5)
+    best = set(plan.variants) & set(BEST)  # fewer where a peer is not installed
+    assert with_ours[0] == "ours" and len(best) >= 2
+    assert set(with_ours[1 : 1 + len(best)]) <= best
+    assert list(groups(["a", "b", "c", "d", "e"], 6)) == [["a", "b", "c", "d", "e"]]
+    assert list(groups(["a", "b", "c"], 3)) == [["a", "b"], ["c"]]
+
+
+def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
+    quick, large = (
+        bench_plan("resnet18", BenchConfig(profile=profile)) for profile in ("quick", "large")
+    )  # type: ignore[arg-type]
+    assert (quick.config.image_size, large.config.image_size) == (64, 224)
+    assert quick.config.batch_size == large.config.batch_size
+    assert large.config.sequence_length is None
+    for name, length in {"hf_Bert": 128, "tts_angular": 50}.items():  # no mock utterance is longer
+        assert bench_plan(name, BenchConfig(profile="large")).config.sequence_length == length
+
+
+def test_a_library_that_is_missing_is_named_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(peers.MODULES, "fabric", "no_such_library")
+    plan = bench_plan(TINY, BenchConfig())
+    for name in ("fabric", "fabric-best"):
+        assert plan.absent[name] == f"not installed: no-such-library ({install_command('bench')})"
+        assert name not in plan.variants and name in plan.order
+
+
+def test_a_waterfall_adds_one_technique_after_another() -> None:
+    plan = waterfall_plan(TINY, BenchConfig())
+    words = [variant.recipe for variant in plan.variants.values()]
+    assert words[0] == []
+    for before, after in itertools.pairwise(words):
+        assert len(after) == len(before) + 1 and set(before) < set(after)
+    assert set(words[-1]) | set(plan.absent) == set(recipes.TECHNIQUES)
+    assert all(why.startswith("does not apply: ") for why in plan.absent.values())
+
+
+def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: 12)
+    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 1
+    monkeypatch.setattr(hardware, "device_type", lambda: "cuda")
+    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 12
+    assert bench_plan(TINY, BenchConfig(amp_level="O0", workers=3)).config.workers == 3
+
+
+def test_the_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() -> None:
+    for mode in peers.MODES[hardware.device_type()]:
+        plan = bench_plan(TINY, BenchConfig(amp_level="O0", peer_modes=mode))
+        in_mode = {name for name, one in plan.variants.items() if mode in one.recipe}
+        assert in_mode == set(plan.variants) & set(BEST)
+
+
+def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:
+    def best(leads: dict[str, float], among: tuple[str, ...] = BEST) -> str | None:
+        rows = {name: Row(None) for name in VARIANTS}
+        ratios = [(name, "ours", r, r * 0.9, r * 1.1) for name, r in leads.items()]
+        return best_of_others(Outcome("d", "2026-01-01", 1.0, None, {}, {}, rows, ratios), among)
+
+    leads = {"torch.compile-best": 1.2, "accelerate-best": 1.15, "torch.compile": 1.1}
+    assert best(leads) == "accelerate-best" and best(leads, PEERS) == "torch.compile"
+    assert best({"torch.compile-best": 1.2, "eager-best": 0.9}) == "eager-best"
+    # What lacks parity or did not run has no ratio.
+    assert best({"fabric-best": 1.5}) == "fabric-best" and best({"eager-O1": 1.5}) is None

@@ -1,0 +1,421 @@
+"""A step's time in groups that add up; its bytes and FLOPs are those that one counts by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_task
+import torch
+import torch.nn.functional as F
+from refusal import check_refused_command, refused
+from torch import Tensor, nn
+
+from gallery_lib.cli.main import main
+from gallery_lib.measure.profile.roofline import counts
+from gallery_lib.measure.profile.roofline.counts import Counts, Operation, Work, optimizer_bytes
+from gallery_lib.measure.profile.roofline.measure import (
+    OWN,
+    group_of_operation,
+    middle_of,
+    operations,
+    seconds_of_step,
+    settled,
+)
+from gallery_lib.measure.profile.roofline.result import (
+    BETWEEN,
+    COPIES,
+    PRODUCTS,
+    Limits,
+    Spread,
+    groups,
+    read_roofline,
+)
+from gallery_lib.measure.profile.step_profile import (
+    FUSED,
+    OPTIMIZER,
+    OTHER,
+    OUTSIDE,
+    StepProfile,
+    group_of,
+    profile_steps,
+)
+from gallery_lib.system import hardware
+from gallery_lib.tasks import memory_estimate
+
+GROUPS = {
+    "aten::mkldnn_convolution": "convolutions",
+    "aten::convolution_backward": "convolutions",
+    "cudnn_infer_volta_scudnn_128x64_relu_interior_fprop": "convolutions",
+    "aten::_convert_indices_from_coo_to_csr": OTHER,
+    "aten::native_batch_norm_backward": "batch norms",
+    "aten::native_layer_norm": "layer norms",
+    "aten::addmm": "matrix products",
+    "sm90_xmma_gemm_f32f32_tf32": "matrix products",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+    "aten::mkldnn_rnn_layer": "recurrent layers",
+    "aten::threshold_backward": "activations",
+    "aten::_log_softmax": "loss",
+    "aten::_softmax_backward_data": "softmax",
+    "aten::max_pool2d_with_indices": "pooling",
+    "aten::upsample_bilinear2d": "resampling",
+    "aten::embedding_dense_backward": "embeddings",
+    "aten::scatter_reduce_": "scatters",
+    "aten::native_dropout": "dropout",
+    "aten::copy_": "copies and conversions",
+    "aten::fill_": "fills and new memory",
+    "aten::sum": "sums and means",
+    "aten::add_": "element-wise operators",
+    "Torch-Compiled Region: 0/0": FUSED,
+    "triton_poi_fused_add_relu_3": FUSED,
+    "Optimizer.step#AdamW.step": OPTIMIZER,
+}
+GROUPS_OF_A_ROOFLINE = {
+    "aten::convolution": "convolutions, forward",
+    "aten::convolution_backward": "convolutions, backward",
+    "aten::mm": "matrix products",
+    "aten::native_layer_norm_backward": "normalisation",
+    "aten::_to_copy": "data movement",
+    "gallery::cross_entropy_gradient": OWN,
+    "generated::cpp_fused_convolution_3 (graph 1)": FUSED,
+    OPTIMIZER: OPTIMIZER,
+    BETWEEN: BETWEEN,
+}
+TASK = f"{tiny_task.__file__}:TASK"
+
+
+def test_an_operator_is_in_its_group() -> None:
+    assert {name: group_of(name) for name in GROUPS} == GROUPS
+    assert group_of("aten::add_", in_optimizer=True) == OPTIMIZER
+    found = {name: group_of_operation(name) for name in GROUPS_OF_A_ROOFLINE}
+    assert found == GROUPS_OF_A_ROOFLINE
+
+
+def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def test_the_groups_add_up_to_the_step_and_name_what_the_step_does() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(8, 3, 64, 64)
+    steps_of(model, optimizer, batch)
+    profile = profile_steps(lambda: steps_of(model, optimizer, batch), 2)
+    assert {"convolutions", "batch norms", "activations", OPTIMIZER, OUTSIDE} <= set(profile.groups)
+    assert list(profile.groups.values()) == sorted(profile.groups.values(), reverse=True)
+    assert sum(profile.share(group) for group in profile.groups) == pytest.approx(1.0)
+    assert StepProfile({"convolutions": 0.3}).share("pooling") == 0.0
+
+
+def test_a_compiled_step_has_the_compilers_kernels() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid())
+    compiled, optimizer = torch.compile(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 8)
+    steps_of(compiled, optimizer, batch)
+    profile = profile_steps(lambda: steps_of(compiled, optimizer, batch), 2)
+    assert profile.groups.get(FUSED, 0.0) > 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# Bytes and FLOPs
+
+FP32, BF16, INT64 = 4, 2, 8
+
+
+def work_of(body: Callable[[], Any]) -> dict[str, Work]:
+    """Return the work of what the body runs, by operator; an operator may have one shape here."""
+    with Counts() as counter:
+        body()
+    names = [operation.name.removeprefix("aten::") for operation in counter.work]
+    assert len(set(names)) == len(names), names
+    return dict(zip(names, counter.work.values(), strict=True))
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def test_products_forward_and_backward() -> None:
+    a, b = leaf(3, 5), leaf(5, 7)
+    out = a @ b
+    forward = work_of(lambda: a @ b)["mm"]
+    assert (forward.calls, forward.flops) == (1, 2 * 3 * 5 * 7)
+    assert (forward.bytes, forward.dtype) == (FP32 * (15 + 35 + 21), "float32")
+    with Counts() as counter:
+        out.backward(torch.ones(3, 7))
+    products = [work for operation, work in counter.work.items() if operation.name == "aten::mm"]
+    assert sum(work.flops for work in products) == 2 * (2 * 3 * 5 * 7)
+    assert sum(work.bytes for work in products) == 2 * FP32 * (15 + 35 + 21)
+    addmm = work_of(lambda: torch.addmm(torch.ones(7), torch.ones(3, 5), torch.ones(5, 7)))["addmm"]
+    assert (addmm.flops, addmm.bytes) == (2 * 3 * 5 * 7, FP32 * (7 + 15 + 35 + 21))
+    half = [torch.ones(2, 3, 5, dtype=torch.bfloat16), torch.ones(2, 5, 7, dtype=torch.bfloat16)]
+    bmm = work_of(lambda: torch.bmm(*half))["bmm"]
+    assert (bmm.flops, bmm.bytes) == (2 * 2 * 3 * 5 * 7, BF16 * (30 + 70 + 42))
+    assert bmm.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("groups", "first"), [(1, False), (2, False), (1, True)])
+def test_a_convolution_forward_and_backward(groups: int, first: bool) -> None:
+    image, weight = torch.randn(2, 4, 8, 8, requires_grad=not first), leaf(6, 4 // groups, 3, 3)
+
+    def convolve() -> Tensor:
+        return F.conv2d(image, weight, stride=2, padding=1, groups=groups)
+
+    forward = work_of(convolve)["convolution"]
+    once = 2 * (2 * 6 * 4 * 4) * (4 // groups * 3 * 3)  # of each output: channels × kernel
+    sizes = 2 * 4 * 8 * 8 + 6 * (4 // groups) * 9 + 2 * 6 * 4 * 4
+    assert (forward.flops, forward.bytes) == (once, FP32 * sizes)
+    out = convolve()
+    gradient, inputs = torch.ones_like(out), (weight,) if first else (image, weight)
+    backward = work_of(lambda: torch.autograd.grad(out, inputs, gradient))["convolution_backward"]
+    # Without a gradient of the image, the weight is not read.
+    times = 1 if first else 2
+    read_and_written = out.numel() + times * (image.numel() + weight.numel())
+    assert (backward.flops, backward.bytes) == (times * once, FP32 * read_and_written)
+
+
+def test_element_wise_operators_move_bytes_and_count_no_flops() -> None:
+    image, weight = torch.ones(2, 4, 5, 5), torch.ones(4, 3, 2, 2)
+    work = work_of(lambda: F.conv_transpose2d(image, weight, stride=2))["convolution"]
+    assert work.flops == 2 * (2 * 4 * 5 * 5) * (3 * 2 * 2)  # of each input: channels × kernel
+    a, b = torch.ones(10, 3), torch.ones(10, 3)
+    assert vars(work_of(lambda: a + b)["add"]) == vars(Work(1, FP32 * 90, 0, None))
+    assert work_of(lambda: a.add_(b))["add_"].bytes == FP32 * 90  # two read, one written
+    assert work_of(lambda: a.copy_(b))["copy_"].bytes == FP32 * 60  # what is overwritten: not read
+    assert work_of(lambda: a.zero_())["zero_"].bytes == FP32 * 30
+    assert work_of(lambda: torch.mm(a.T, b, out=torch.empty(3, 3)))["mm"].bytes == FP32 * 69
+    wide = torch.ones(10, 1).expand(10, 1000)
+    assert work_of(lambda: wide.sum())["sum"].bytes == FP32 * (10 + 1)  # in memory once
+    assert not work_of(lambda: a.T.reshape(3, 10)[1:].detach()).keys() - {"clone"}
+
+
+def test_batch_norm_forward_and_backward() -> None:
+    image, weight, bias = leaf(4, 3, 5, 5), leaf(3), leaf(3)
+    mean, variance = torch.zeros(3), torch.ones(3)
+
+    def normalise() -> Tensor:
+        return F.batch_norm(image, mean, variance, weight, bias, training=True)
+
+    # Parameters and running statistics are read, the batch's statistics written. The schema does
+    # not say that the running ones are changed.
+    forward = work_of(normalise)["native_batch_norm"]
+    assert forward.bytes == FP32 * (2 * image.numel() + 2 * 3 + 2 * 3 + 2 * 3)
+    out = normalise()
+    gradient, inputs = torch.ones_like(out), (image, weight, bias)
+    backward = work_of(lambda: torch.autograd.grad(out, inputs, gradient))
+    # The weight, running and saved statistics are read, the gradients of both parameters written.
+    bytes_moved = backward["native_batch_norm_backward"].bytes
+    assert bytes_moved == FP32 * (3 * image.numel() + 3 + 4 * 3 + 2 * 3)
+
+
+def test_attention_forward_and_backward() -> None:
+    n, heads, queries, keys, width = 2, 3, 8, 16, 4
+    query = leaf(n, heads, queries, width)
+    key, value = leaf(n, heads, keys, width), leaf(n, heads, keys, width)
+    product, name = 2 * n * heads * queries * keys * width, "_scaled_dot_product_flash_attention_"
+    forward = work_of(lambda: F.scaled_dot_product_attention(query, key, value))[f"{name}for_cpu"]
+    sums = n * heads * queries  # logsumexp
+    assert forward.flops == 2 * product
+    assert forward.bytes == FP32 * (2 * query.numel() + 2 * key.numel() + sums)
+    out = F.scaled_dot_product_attention(query, key, value)
+    gradient, inputs = torch.ones_like(out), (query, key, value)
+    work = work_of(lambda: torch.autograd.grad(out, inputs, gradient))
+    backward = work[f"{name}for_cpu_backward"]
+    assert backward.flops == 5 * product  # with the scores computed anew
+    assert backward.bytes == FP32 * (4 * query.numel() + 4 * key.numel() + sums)
+
+
+def test_tables_are_read_and_written_where_they_are_looked_up() -> None:
+    table, indices = torch.ones(1000, 4), torch.tensor([1, 5, 5])
+    looked_up = work_of(lambda: F.embedding(indices, table))["embedding"].bytes
+    assert looked_up == INT64 * 3 + 2 * FP32 * 12
+    added = work_of(lambda: table.index_put_((indices,), torch.ones(3, 4), accumulate=True))
+    # Values read, and as many elements of the table read and written.
+    assert added["index_put_"].bytes == INT64 * 3 + 3 * FP32 * 12
+    places, values = torch.tensor([[1, 5, 5]]), torch.ones(1, 3)
+    summed = work_of(lambda: torch.zeros(1, 1000).scatter_reduce_(1, places, values, "sum"))
+    assert summed["scatter_reduce_"].bytes == INT64 * 3 + 3 * FP32 * 3
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),
+    reason="needs a torch with oneDNN, whose LSTM layer is one operator",
+)
+def test_an_lstm_layer() -> None:
+    layer, frames = torch.nn.LSTM(5, 7), torch.randn(11, 2, 5)
+    with Counts() as counter:
+        layer(frames)[0].sum().backward()
+    flops = {operation.name: work.flops for operation, work in counter.work.items()}
+    once = 2 * 11 * 2 * (4 * 7) * (5 + 7)  # steps × samples × gates × inputs
+    assert flops["aten::mkldnn_rnn_layer"] == once
+    assert flops["aten::mkldnn_rnn_layer_backward"] == 2 * once
+
+
+def test_an_optimizer_reads_gradients_and_reads_and_writes_the_rest() -> None:
+    weight, unused = leaf(5, 3), leaf(100)
+    weight.grad = torch.ones(5, 3)
+    for optimizer, accesses in {
+        torch.optim.AdamW([weight, unused]): 1 + 2 * 3,
+        torch.optim.SGD([weight, unused], lr=0.1, momentum=0.9): 1 + 2 * 2,
+        torch.optim.SGD([weight, unused], lr=0.1): 1 + 2,
+    }.items():
+        optimizer.step()
+        assert optimizer_bytes(optimizer) == accesses * FP32 * 15
+
+
+@pytest.mark.slow  # compiles
+def test_a_compiled_step_has_all_its_work_and_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    torch._dynamo.reset()
+    first, second = nn.Linear(16, 32, bias=False), nn.Linear(32, 8, bias=False)
+    frames = torch.randn(64, 16)
+
+    def forward(frames: Tensor) -> Tensor:
+        return second(F.gelu(first(frames)))
+
+    with counts.recorded() as kernels:
+        compiled = torch.compile(forward)
+        compiled(frames).square().sum().backward()
+        kernels.calls.clear()
+        out = compiled(frames)
+        gelu = dict(kernels.work())
+        kernels.calls.clear()
+        out.square().sum().backward()
+        gelus_gradient = dict(kernels.work())
+        with Counts() as counter:
+            compiled(frames).sum()
+    hidden = 64 * 32 * FP32
+    assert [(work.calls, work.bytes) for work in gelu.values()] == [(1, 2 * hidden)]
+    # Two are read: what came in, and the gradient; one is written.
+    assert [work.bytes for work in gelus_gradient.values()] == [3 * hidden]
+    # The compiled code ran as it is, and its products were seen.
+    assert [operation.name for operation in counter.work if "mm" in operation.name] == (
+        ["aten::mm"] * 2
+    )
+    assert sum(work.flops for work in counter.work.values()) == 2 * 64 * 32 * (16 + 8)
+
+    def step() -> float:
+        began = time.perf_counter()
+        compiled(frames).square().sum().backward()
+        return time.perf_counter() - began
+
+    seconds = seconds_of_step(step, {"aten::mm", "aten::sum"})
+    assert all(seconds[kernel] > 0 for kernel in (*gelu, *gelus_gradient))
+    assert seconds[Operation("aten::mm", ((64, 16), (16, 32), (64, 32)))] > 0
+    assert seconds[Operation(BETWEEN)] > 0
+
+
+def test_an_operators_time_has_that_of_the_operators_it_calls() -> None:
+    images = torch.randn(8, 64, 64)
+
+    def step() -> float:
+        began = time.perf_counter()
+        images.to(torch.float64)
+        return time.perf_counter() - began
+
+    seconds = seconds_of_step(step, {"aten::_to_copy", "aten::copy_"})
+    # `to` calls `_to_copy`, which calls `copy_`.
+    assert {operation.name for operation in seconds} == {"aten::to", "aten::_to_copy", BETWEEN}
+    assert seconds[Operation("aten::_to_copy", ((8, 64, 64),))] > 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Work, times and limits together, and the command
+
+
+def test_the_slower_of_both_limits_holds_operator_by_operator() -> None:
+    rates = {"bfloat16": Spread(2000.0, 1.0, 1.0), "float32": Spread(100.0, 1.0, 1.0)}
+    limits = Limits(rates, Spread(10.0, 1.0, 1.0))
+    small, large = Operation("aten::mm", ((1, 1),)), Operation("aten::mm", ((9, 9),))
+    add = Operation("aten::add")
+    work = {
+        small: Work(3, 40, 100, "bfloat16"),  # 0.05 s of products, 4 s of copies
+        large: Work(1, 10, 600, "float32"),  # 6 s of products, 1 s of copies
+        add: Work(2, 20),
+    }
+    seconds = {small: 5.0, large: 8.0, add: 1.0, Operation(BETWEEN): 7.0}
+    parts = {part.name + part.shapes: part for part in operations(work, seconds, limits)}
+    assert (parts["aten::mm1×1"].limit_seconds, parts["aten::mm1×1"].limited_by) == (4.0, COPIES)
+    assert (parts["aten::mm9×9"].limit_seconds, parts["aten::mm9×9"].limited_by) == (6.0, PRODUCTS)
+    assert parts["aten::add"].share == 2.0  # caches may do that
+    between, products, rest = groups(parts.values())  # 7, 3 and -1 s to gain
+    assert (between.name, between.gain, between.limited_by) == (BETWEEN, 7.0, None)
+    assert (products.seconds, products.limit_seconds, products.limited_by) == (13.0, 10.0, PRODUCTS)
+    assert (products.calls, products.bytes, products.flops) == (4, 50, 700)
+    assert between.seconds + products.seconds + rest.seconds == sum(seconds.values())
+
+
+def test_disturbed_steps_and_those_that_touch_new_memory_are_left_out() -> None:
+    mm, add = Operation("aten::mm"), Operation("aten::add")
+    disturbed = [{mm: 1.0, add: 1.0}, {mm: 90.0}, {mm: 2.0, add: 1.0}, {mm: 0.5}]
+    assert middle_of(disturbed) == {mm: 1.5, add: 1.0}
+    assert middle_of(disturbed[:1]) == disturbed[0]
+    steps = [{mm: seconds} for seconds in (1.0, 2.0, 3.0, 4.0)]
+    assert settled(steps, [250, 3, 3, 90]) == steps[1:3]
+    assert settled(steps, [3, 3, 3, 90]) == steps[:3]
+    assert settled(steps[:1], [250]) == steps[:1]
+
+
+@pytest.mark.slow  # starts a process, which compiles
+def test_a_compiled_step_is_measured_group_by_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--compiler-opt", "--amp_level", "O0", "--batch_size", "4", "--workers", "0"]
+    words += ["--threads", "1"]
+    assert main(["doctor", "--roofline", TASK, *words, "--rounds", "1", "--out", str(out)]) == 0
+    roofline = read_roofline(out / "roofline.json")
+    by_name = {group.name: group for group in roofline.groups}
+    # [4, 3, 16, 16] → [4, 16, 16, 16] → [4, 32, 8, 8]; no gradient of the images
+    first, second = 2 * 4 * 256 * 16 * 3 * 9, 2 * 4 * 64 * 32 * 16 * 9
+    assert by_name["convolutions, forward"].flops == first + second
+    assert by_name["convolutions, backward"].flops == first + 2 * second
+    weights = 3 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 32 * 4 + 4
+    assert by_name[OPTIMIZER].bytes == 7 * 4 * weights  # AdamW's one pass
+    assert by_name[FUSED].bytes > 4 * 4 * 16 * 256  # ReLU reads and writes at least that
+    assert BETWEEN in by_name
+    assert roofline.seconds == pytest.approx(roofline.profiled_seconds.median, rel=1e-6)
+    assert all(part.calls and part.seconds for part in roofline.operations if part.group == FUSED)
+    assert set(roofline.limits.flops_per_second) == {"float32"}
+    assert roofline.limits.copy_bytes_per_second.median > 1e8
+    printed = capsys.readouterr().out
+    assert "Most to gain: " in printed and str(out / "roofline.json") in printed
+    assert (out / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["doctor", "--roofline", TASK, "--out", str(out)]) == 2  # holds another's results
+
+
+def test_what_does_not_belong_is_refused_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def check(words: list[str], *values: object) -> None:
+        code = main(["doctor", *words, "--out", str(out)] if "--roofline" in words else words)
+        check_refused_command(code, capsys.readouterr().err, *values)
+        assert not out.exists()
+
+    check(["--roofline", "resnet5"], "resnet5", "resnet50")
+    check(["--roofline", TASK, "runs/one"], "--roofline", "runs/one")
+    check(["--roofline", TASK, "--model", "resnet18"], "--model", "--roofline names the task")
+    check(["--roofline", TASK, "--max_steps", "5"], "--max_steps", "few steps")
+    check(["--roofline", TASK, "--rounds", "0"], "rounds", 0)
+    check(["doctor", "--batch-size", "4"], "--batch-size", "--roofline TASK")
+    monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 1e6)
+    check(["--roofline", "resnet50"], "resnet50", "GiB of memory")
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
+    check(["--roofline", TASK], "GPU", "CUDA_VISIBLE_DEVICES=")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "roofline.json"
+    file.write_text(json.dumps({"schema": 1, "task": 3}))
+    with refused("task", file, "is damaged"):
+        read_roofline(file)
