@@ -20,11 +20,11 @@ from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 def main(arguments: list[str]) -> int:
     """Run torchrun; return the exit code, 128 + the signal's number where one has ended it."""
     rendezvous.listen_where_told()
-    for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
-        logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
-    # torch.distributed.run picks up the stores' class at import.
+    # torch.distributed.run picks up the stores' class, and sets its loggers' levels, at import.
     from torch.distributed import run
 
+    for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
+        logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     try:
         run.main(arguments)
     except ChildFailedError as error:

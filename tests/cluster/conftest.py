@@ -6,6 +6,7 @@ has its own cache folder, and labs their own namespaces.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -24,6 +25,7 @@ _TRY = """
 ip link add name bridge type bridge && ip link add name one type veth peer name other &&
 tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
 """
+GALLERY = [sys.executable, "-m", "gallery_lib.cli.main"]
 
 
 @functools.cache
@@ -32,16 +34,13 @@ def why_no_lab() -> str | None:
 
     The reason is found out without the code under test.
     """
-    missing = [
-        name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None
-    ]
-    if missing:
+    tools = ("ip", "tc", "unshare", "nsenter", "taskset")
+    if missing := [name for name in tools if shutil.which(name) is None]:
         return f"no {', '.join(missing)}: apt-get install iproute2 util-linux"
     said = ""
     for rights in ([], ["--user", "--map-root-user"]):
-        done = subprocess.run(
-            ["unshare", *rights, "--net", "sh", "-c", _TRY], capture_output=True, text=True
-        )
+        words = ["unshare", *rights, "--net", "sh", "-c", _TRY]
+        done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode == 0:
             return None
         said = " ".join(done.stderr.split())
@@ -74,9 +73,6 @@ def cache(
     assert not left, f"processes {left} were left behind"
 
 
-GALLERY = [sys.executable, "-m", "gallery_lib.cli.main"]
-
-
 def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run the gallery command to its end."""
     return subprocess.run([*GALLERY, *words], capture_output=True, text=True, timeout=timeout)
@@ -93,40 +89,28 @@ def processes_of(cache: Path) -> list[int]:
     """Return every process but this one that was started with the cache folder, directly or not."""
     wanted, found = f"GALLERY_CACHE_DIR={cache}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                wanted in (folder / "environ").read_bytes().split(b"\0")
-                and int(folder.name) != os.getpid()
-            ):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def cgroups(lab_id: str) -> list[Path]:
     """Return the cgroups that a lab has made."""
-    return [
-        path
-        for root, _, _ in os.walk("/sys/fs/cgroup")
-        if (path := Path(root)).name == f"gallery-lab-{lab_id}"
-    ]
+    roots = [Path(root) for root, _, _ in os.walk("/sys/fs/cgroup")]
+    return [root for root in roots if root.name == f"gallery-lab-{lab_id}"]
 
 
 def machine() -> dict[str, list[str]]:
     """Return what a lab might leave on the machine's own network and among its mounts."""
 
     def lines(*command: str) -> list[str]:
-        return sorted(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return sorted(done.stdout.splitlines())
 
-    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {
-        "namespaces": lines("ip", "netns"),
-        "links": lines("ip", "-brief", "link"),
-        "mounts": sorted(mounts),
-    }
+    mounts = sorted(Path("/proc/self/mountinfo").read_text().splitlines())
+    links = lines("ip", "-brief", "link")
+    return {"namespaces": lines("ip", "netns"), "links": links, "mounts": mounts}
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:

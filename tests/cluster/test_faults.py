@@ -68,10 +68,7 @@ class Training:
             pass
 
     def ended(self, seconds: float, ranks: list[int] | None = None) -> list[tuple[int, str]]:
-        """Return exit code and last line of each of `ranks` (default: all).
-
-        They have to end within `seconds`.
-        """
+        """Return exit code and last line of `ranks` (all), which have to end within `seconds`."""
         until = time.monotonic() + seconds
         chosen = range(len(self.processes)) if ranks is None else ranks
         codes = [
@@ -93,16 +90,14 @@ def lab(cache: Path) -> Iterator[Lab]:
 def test_ranks_of_which_one_is_killed_name_it(lab: Lab) -> None:
     training = Training(lab, per_host=2, steps=10_000)
     training.wait_for_step(5)
-    killed = next(
-        pid
-        for pid in lab.processes(1)
-        if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    environments = {p: Path(f"/proc/{p}/environ").read_bytes() for p in lab.processes(1)}
+    os.kill(
+        next(p for p, text in environments.items() if b"RANK=3" in text.split(b"\0")),
+        signal.SIGKILL,
     )
-    os.kill(killed, signal.SIGKILL)
     for code, last in training.ended(NOTICED_SECONDS, [0, 1, 2]):
-        assert (
-            code == 1 and last.startswith("error: ") and "rank 3 gives no sign of life" in last
-        ), [each[-4:] for each in training.lines]
+        assert (code, last[:7]) == (1, "error: "), training.lines
+        assert "rank 3 gives no sign of life" in last
 
 
 @pytest.mark.thorough
@@ -121,11 +116,8 @@ def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_no
     lab: Lab,
 ) -> None:
     undisturbed = Training(lab, per_host=1, steps=60).ended(60)
-    assert (
-        undisturbed[0] == undisturbed[1]
-        and undisturbed[0][0] == 0
-        and undisturbed[0][1].startswith("weights ")
-    )
+    assert undisturbed[0] == undisturbed[1]
+    assert undisturbed[0][0] == 0 and undisturbed[0][1].startswith("weights ")
     training = Training(lab, per_host=1, steps=60)
     training.wait_for_step(5)
     lab.cut(1)

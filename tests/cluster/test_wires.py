@@ -64,21 +64,16 @@ print(time.process_time() / 0.6)
 
 
 def python(lab: Lab, host: int, code: str, *arguments: str) -> subprocess.Popen[str]:
-    return lab.popen(
-        host, [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
-    )
+    words = [sys.executable, "-c", code, *arguments]
+    return lab.popen(host, words, stdout=subprocess.PIPE, text=True)
 
 
 def own_addresses() -> list[str]:
     """Return the machine's own addresses."""
-    lines = subprocess.run(
-        ["ip", "-4", "-oneline", "address"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    return [
-        address
-        for line in lines
-        if not (address := line.split()[3].partition("/")[0]).startswith("127.")
-    ]
+    words = ["ip", "-4", "-oneline", "address"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    addresses = [line.split()[3].partition("/")[0] for line in said.splitlines()]
+    return [address for address in addresses if not address.startswith("127.")]
 
 
 def bits_per_second(lab: Lab, sender: int, receiver: int, size: int) -> float:

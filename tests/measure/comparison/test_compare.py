@@ -29,13 +29,9 @@ SHORT = CompareConfig(rounds=6, block_steps=3)
 
 
 def compared(folder: Path, candidate: str, options: CompareConfig = SHORT, processes: int = 1):
-    return compare(
-        {"baseline": config(), "candidate": config(candidate)},
-        LaunchConfig(nproc_per_node=processes),
-        options,
-        folder=folder,
-        progress=False,
-    )
+    variants = {"baseline": config(), "candidate": config(candidate)}
+    launch = LaunchConfig(nproc_per_node=processes)
+    return compare(variants, launch, options, folder=folder, progress=False)
 
 
 @pytest.mark.slow
@@ -81,15 +77,10 @@ def test_a_wrong_gradient_is_not_comparable_and_gets_no_speedup(tmp_path: Path) 
 def test_training_that_goes_wrong_later_is_found_with_its_step_and_gets_no_speedup(
     tmp_path: Path, candidate: str, amp_level: str, rounds: int, parts_at: int
 ) -> None:
-    outcome = compare(
-        {
-            name: config(task, amp_level=amp_level, lr=2e-3)
-            for name, task in (("plain", "TASK"), ("late", candidate))
-        },
-        options_=CompareConfig(rounds=rounds, block_steps=3),
-        folder=tmp_path,
-        progress=False,
-    )
+    tasks = {"plain": "TASK", "late": candidate}
+    variants = {name: config(task, amp_level=amp_level, lr=2e-3) for name, task in tasks.items()}
+    turns = CompareConfig(rounds=rounds, block_steps=3)
+    outcome = compare(variants, options_=turns, folder=tmp_path, progress=False)
     assert (outcome.verdict, outcome.speedup) == ("same at first, then not", None)
     (failed,) = [check for check in outcome.parity.checks if not check.passed]
     step = int(failed.where.removeprefix("step "))
