@@ -89,9 +89,9 @@ def _notes(bench: Bench) -> list[str]:
             "As it comes: eager and the peers without `-best`, as their documentation shows them. "
             "At its best: with `-best`, as somebody who tunes by hand uses it: torch's fused "
             "optimizer where it has one, channels_last where convolutions gain from it, on a CPU "
-            "glibc told to keep large blocks (GLIBC_TUNABLES), and the fastest of the compiler's "
-            "modes that were tried. The best of the others is, in each task, the one that ours "
-            "has the smallest lead over."
+            "glibc told to keep large blocks (GLIBC_TUNABLES), and the mode of torch.compile that "
+            "the table names. The best of the others is, in each task, the one that ours has the "
+            "smallest lead over."
         )
     else:
         fused = bench.options.get("fused")
