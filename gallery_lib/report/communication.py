@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from gallery_lib.console.table import Rows, seconds
 from gallery_lib.measure.communication.convergence import FP32, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
 from gallery_lib.report import style
-from gallery_lib.report.chart import Chart, listed, one_panel
-from gallery_lib.report.style import OURS, fitted
+from gallery_lib.report.style import OURS, Chart, fitted, listed, one_panel
 
 EMULATED = "emulated link"
 """What titles and tables call the links of a lab."""
@@ -28,27 +26,21 @@ _SPREAD = 0.36
 """Width over which the marks of one format lie side by side."""
 
 
-@dataclass(frozen=True)
-class BytesSent:
-    """What a host sends in a step of one model, by wire format, and the rate of its link.
+def bytes_sent(model: str, hosts: int, bits_per_second: int, sent: Mapping[str, float]) -> Chart:
+    """Return what a host sends in a step, computed, with a bar for each format.
 
-    The first format is the one that does not round.
+    Args:
+        model: title of the model.
+        hosts: number of hosts.
+        bits_per_second: rate of a host's link.
+        sent: bytes by wire format; the first format does not round.
     """
-
-    title: str
-    hosts: int
-    bits_per_second: int
-    sent: Mapping[str, float]
-
-
-def bytes_sent(counted: BytesSent) -> Chart:
-    """Return what a host sends in a step, computed, with a bar for each format."""
-    exact, *_ = sent = counted.sent
-    rate = f"{counted.bits_per_second / 1e6:g} Mbit/s"
+    exact = next(iter(sent))
+    rate = f"{bits_per_second / 1e6:g} Mbit/s"
     share = {wire: f"{size / sent[exact]:.1%}" for wire, size in sent.items()}
     rows = [["wire format", "sent by each host in a step", "of fp32", f"busy link at {rate}"]]
     rows += [
-        [wire, _mebibytes(size), share[wire], seconds(8 * size / counted.bits_per_second)]
+        [wire, _mebibytes(size), share[wire], seconds(8 * size / bits_per_second)]
         for wire, size in sent.items()
     ]
     smallest = min(sent, key=lambda wire: sent[wire])
@@ -56,8 +48,7 @@ def bytes_sent(counted: BytesSent) -> Chart:
     if smallest == exact:
         less = "and no format sends less"
     title = (
-        f"{counted.title}: each of {counted.hosts} hosts sends {_mebibytes(sent[exact])} a step "
-        f"in {exact}, {less}"
+        f"{model}: each of {hosts} hosts sends {_mebibytes(sent[exact])} a step in {exact}, {less}"
     )
 
     def draw(axes: Any) -> None:
@@ -149,16 +140,9 @@ def parity_rows(effects: Effects) -> Rows:
 
     The error of a gradient is its distance from the mean in float64.
     """
-    rows = [
-        [
-            f"technique ({EMULATED})",
-            "sent by a host in a step, computed",
-            "counted by its network card",
-            "error of the gradient",
-            "limit",
-            "parity",
-        ]
-    ]
+    header = [f"technique ({EMULATED})", "sent by a host in a step, computed"]
+    header += ["counted by its network card", "error of the gradient", "limit", "parity"]
+    rows = [header]
     for name, effect in effects.ways.items():
         computed, sent = effect.computed_bytes, effect.sent_bytes
         error, limit = (
@@ -187,17 +171,8 @@ def buckets(effects: Effects) -> Chart:
     """
     lines = {name: e.timeline for name, e in effects.ways.items() if e.timeline is not None}
     waits = {name: _last_averaged(line) - _last_ready(line) for name, line in lines.items()}
-    rows = [
-        [
-            f"technique ({EMULATED})",
-            "buckets",
-            "MiB in them",
-            "first ready after",
-            "last ready after",
-            "last averaged after",
-            "waits for it",
-        ]
-    ]
+    header = [f"technique ({EMULATED})", "buckets", "MiB in them", "first ready after"]
+    rows = [[*header, "last ready after", "last averaged after", "waits for it"]]
     for name, line in lines.items():
         sizes, ready, _ = zip(*line.buckets, strict=True)
         moments = [min(ready), max(ready), _last_averaged(line), waits[name]]

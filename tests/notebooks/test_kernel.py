@@ -96,17 +96,6 @@ def test_killing_the_kernel_ends_every_process(kernel: tuple, tmp_path: Path) ->
     wait_until_gone(started)
 
 
-def test_a_failing_run_shows_a_message_and_not_the_inside_of_the_package(kernel: tuple) -> None:
-    _, client = kernel
-    values = config(batch_size=0)
-    text = output_of(
-        client,
-        f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r})",
-    )
-    assert "InputError" in text
-    assert output_of(client, "print('still here')").strip() == "still here"
-
-
 def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -> None:
     _, client = kernel
     shown: list[dict] = []

@@ -80,21 +80,6 @@ def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
-    phases = {"forward": 0.3, "backward": 0.7}
-    said = findings(changed(measured, phase_seconds=phases, page_faults=40_000.0))
-    assert said == [
-        (
-            "some 10% of the step are 40,000 page faults, for memory that was given back: try "
-            "compiler-opt, which keeps it."
-        )
-    ]
-    assert (
-        "nothing stands out"
-        in findings(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
-    )
-
-
 def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
     run = changed(
         measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"}
