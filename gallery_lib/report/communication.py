@@ -21,7 +21,6 @@ from gallery_lib.report.style import OURS, Chart, fitted, listed, one_panel
 EMULATED = "emulated link"
 """What titles and tables call the links of a lab."""
 _MEBI = 2**20
-_SEED_MARKERS = ("o", "s", "^", "D")
 _SPREAD = 0.36
 """Width over which the marks of one format lie side by side."""
 
@@ -248,8 +247,7 @@ def learned(trainings: Sequence[Scores]) -> Chart:
         for axes, scores in zip(np.atleast_1d(figure.subplots(count)), trainings, strict=True):
             _draw_scores(axes, scores)
         figure.supxlabel(
-            f"a mark for each seed, with its number; grey: the noise around the mean of {FP32}",
-            fontsize="medium",
+            f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium"
         )
         return figure
 
@@ -276,18 +274,8 @@ def _draw_scores(axes: Any, scores: Scores) -> None:
     for place, (name, values) in enumerate(scores.by_format.items()):
         names.append(name.replace(", ", ",\n") + f"\nmean {statistics.mean(values):.3f}")
         colour = style.PLAIN if name == FP32 else OURS
-        for seed, value in enumerate(values):
-            x = place + _SPREAD * ((seed + 0.5) / len(values) - 0.5)
-            axes.plot(x, value, _SEED_MARKERS[seed % len(_SEED_MARKERS)], color=colour)
-            axes.annotate(
-                str(seed),
-                (x, value),
-                (0, -6),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize="x-small",
-            )
+        spread = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(values))
+        axes.plot(place + spread, values, "o", color=colour)
     axes.set_xticks(range(len(names)), names)
     axes.margins(x=0.08, y=0.15)
     axes.set_title(fitted(_learned_title(scores)), fontsize="medium")

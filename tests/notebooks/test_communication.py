@@ -69,7 +69,7 @@ def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(
     checkout: Path, tmp_path: Path, limited_kernel: dict[str, str]
 ) -> None:

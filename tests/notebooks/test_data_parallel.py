@@ -94,18 +94,3 @@ def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
 )
 def test_the_images_of_the_turns_are_whole_batches(sizes: dict[str, int], images: int) -> None:
     assert data_parallel._images_in_turns(walk(**sizes)) == images
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("native", "accelerated"), ("accelerated", "several"), ("several", "mixed_precision")],
-)
-def test_each_script_differs_from_the_one_before_in_a_few_lines(
-    checkout: Path, before: str, after: str
-) -> None:
-    old, new = (
-        (checkout / "notebooks" / "data_parallel" / f"{name}.py").read_text().splitlines()
-        for name in (before, after)
-    )
-    added, removed = set(new) - set(old), set(old) - set(new)
-    assert 0 < len(added) <= 16 and len(removed) <= 10

@@ -137,7 +137,7 @@ def test_the_machine_is_described_technique_by_technique(
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_a_run_on_two_processes_tells_its_exposed_communication(tmp_path: Path) -> None:
     launch(
         config(max_steps=12, run_dir=str(tmp_path / "two")),
