@@ -58,41 +58,34 @@ def test_the_shipped_cells_are_the_tasks_own(name: str, kernel_of: Callable[...,
     assert your_code.changed_names(tasks.get(name), functions) == []
 
 
-CHANGES = {
-    "the model": (
-        "resnet50",
-        "resnet50(num_classes=classes)",
-        "resnet50(num_classes=classes, width_per_group=32)",
-        "build_model",
-    ),
-    "the sign of the loss": ("resnet50", "return cross_entropy", "return -cross_entropy", "loss"),
-    "a constant of the loss": (
-        "speech_transformer",
-        "label_smoothing=LABEL_SMOOTHING",
-        "label_smoothing=0.0",
-        "loss",
-    ),
-    "the learning rate": ("resnet50", "lr=1e-3", "lr=0.0", "build_optimizer"),
-    "the optimizer": (
-        "hf_Bert",
-        "AdamW(parameters, lr=3e-4, weight_decay=1e-2)",
-        "SGD(parameters, lr=0.1)",
-        "build_optimizer",
-    ),
-    "the loop": ("tts_angular", "scaler.scale(value)", "scaler.scale(-value)", "train"),
-}
+SMOOTHING, ADAMW = (
+    "label_smoothing=LABEL_SMOOTHING",
+    "AdamW(parameters, lr=3e-4, weight_decay=1e-2)",
+)
+CLASSES = "resnet50(num_classes=classes"
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_found(change: str, kernel_of: Callable[..., Kernel]) -> None:
-    name, before, after, function = CHANGES[change]
+@pytest.mark.parametrize(
+    ("name", "before", "after", "function"),
+    [
+        ("resnet50", f"{CLASSES})", f"{CLASSES}, width_per_group=32)", "build_model"),
+        ("resnet50", "return cross_entropy", "return -cross_entropy", "loss"),
+        ("speech_transformer", SMOOTHING, "label_smoothing=0.0", "loss"),
+        ("resnet50", "lr=1e-3", "lr=0.0", "build_optimizer"),
+        ("hf_Bert", ADAMW, "SGD(parameters, lr=0.1)", "build_optimizer"),
+        ("tts_angular", "scaler.scale(value)", "scaler.scale(-value)", "train"),
+    ],
+)
+def test_a_change_is_found(
+    name: str, before: str, after: str, function: str, kernel_of: Callable[..., Kernel]
+) -> None:
     functions = functions_of(kernel_of(name, before, after))
     assert your_code.changed_names(tasks.get(name), functions) == [function]
 
 
-def settings_for(name: str, **parameters: Any) -> notebook.Settings:
-    small = {"tts_angular": {"batch_size": 8, "sequence_length": 16}}[name]
-    return notebook.settings(name, {**small, "amp_level": "O0", "processes": 1, **parameters})
+def settings() -> notebook.Settings:
+    small = {"batch_size": 8, "sequence_length": 16, "amp_level": "O0", "processes": 1}
+    return notebook.settings("tts_angular", small)
 
 
 @pytest.mark.slow
@@ -102,21 +95,21 @@ def test_a_changed_optimizer_is_what_the_processes_train_with(
     functions = functions_of(
         kernel_of("tts_angular", "RAdam(parameters, lr=1e-3)", "SGD(parameters, lr=0.5)")
     )
-    result = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    result = notebook.with_your_code(settings(), **functions)
     task = tasks.get(result.train.model)
     assert task.optimizer.in_words == "SGD, lr 0.5"
     assert task.build_model is tasks.get("tts_angular").build_model
     shown = capsys.readouterr().out
     assert "Yours: `build_optimizer`" in shown and "SGD, lr 0.5" in shown
-    again = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    again = notebook.with_your_code(settings(), **functions)
     assert again.train.model == result.train.model  # a kept float64 reference is found again
 
 
 @pytest.mark.slow
 def test_changing_back_trains_the_gallerys_task_again(kernel_of: Callable[..., Kernel]) -> None:
     changed = functions_of(kernel_of("tts_angular", "lr=1e-3", "lr=1e-2"))
-    settings = notebook.with_your_code(settings_for("tts_angular"), **changed)
-    back = notebook.with_your_code(settings, **functions_of(kernel_of("tts_angular")))
+    other = notebook.with_your_code(settings(), **changed)
+    back = notebook.with_your_code(other, **functions_of(kernel_of("tts_angular")))
     assert back.train.model == "tts_angular" and back.task is tasks.get("tts_angular")
 
 
@@ -126,7 +119,7 @@ def test_a_changed_loop_is_announced_as_the_notebooks_alone(
     functions = functions_of(
         kernel_of("tts_angular", "scaler.scale(value)", "scaler.scale(-value)")
     )
-    result = notebook.with_your_code(settings_for("tts_angular"), **functions)
+    result = notebook.with_your_code(settings(), **functions)
     assert result.train.model == "tts_angular"
     shown = capsys.readouterr().out
     assert "The loop is yours" in shown and "gallery's loop" in shown
@@ -137,5 +130,5 @@ def test_a_mistake_is_told_with_the_readers_line(kernel_of: Callable[..., Kernel
         kernel_of("tts_angular", "model(batch[0])", "model(batch[0].flatten())")
     )
     with pytest.raises(Exception, match="your cell, line") as caught:
-        notebook.with_your_code(settings_for("tts_angular"), **functions)
+        notebook.with_your_code(settings(), **functions)
     assert "model(batch[0].flatten())" in str(caught.value)
