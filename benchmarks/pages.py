@@ -26,9 +26,13 @@ import yaml
 from gallery_lib.console.table import Rows, markdown_table, seconds
 from gallery_lib.errors import InputError
 from gallery_lib.measure.bench.result import OURS, Bench, read_bench
-from gallery_lib.report import bench_chart
-from gallery_lib.report.bench_tables import compared_with, mean_over_tasks, over_best
-from gallery_lib.report.bench_text import markdown_tables
+from gallery_lib.report.bench import (
+    chart,
+    compared_with,
+    markdown_tables,
+    mean_over_tasks,
+    over_best,
+)
 from gallery_lib.system import hardware
 
 ABOUT, PAGE = "machine.yaml", "README.md"
@@ -158,7 +162,7 @@ def task_rows(bench: Bench) -> Rows:
 
 
 def _picture(name: str, bench: Bench) -> str:
-    return f"![{bench_chart.chart(bench).alternative_text}]({name}.png)"
+    return f"![{chart(bench).alternative_text}]({name}.png)"
 
 
 def _bench_parts(machine: Machine) -> Iterator[str]:

@@ -55,7 +55,7 @@ def _bench(size: str) -> Any:
 def _ratios(bench: Any, name: str) -> list[str]:
     """Return ours over eager, and over the best peer, in a task."""
     from gallery_lib.measure.bench.result import OURS
-    from gallery_lib.report.bench_tables import over_best
+    from gallery_lib.report.bench import over_best
 
     outcome, best = bench.tasks[name], over_best(bench, name)
     return [str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"]
@@ -84,7 +84,7 @@ def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
     from gallery_lib.console.table import markdown_table
     from gallery_lib.notebooks.batch import latest
-    from gallery_lib.report.bench_tables import mean_over_best, mean_over_tasks
+    from gallery_lib.report.bench import mean_over_best, mean_over_tasks
 
     shown, small, large = latest.published(RESULTS), _bench("small"), _bench("large")
     over_eager, over_eager_large = (
@@ -124,7 +124,7 @@ def gallery() -> str:
 def picture() -> str:
     """Draw README's picture; return the Markdown that shows it."""
     from gallery_lib.report import style
-    from gallery_lib.report.bench_chart import chart
+    from gallery_lib.report.bench import chart
 
     PICTURES.mkdir(exist_ok=True)
     style.save(chart(_bench("small")).draw(), PICTURES / "speed-ups.png")

@@ -54,7 +54,7 @@ from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch import latest
 from gallery_lib.notebooks.batch.plan import CPU_ONLY
-from gallery_lib.notebooks.cells.visible_code import LOOP
+from gallery_lib.notebooks.cells.your_code import LOOP
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {

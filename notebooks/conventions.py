@@ -30,8 +30,12 @@ if __name__ == "__main__":
 from gallery_lib import tasks
 from gallery_lib.config.options import parameters_source
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
-from gallery_lib.notebooks.batch.parameters import options_class
+from gallery_lib.notebooks.batch.notebook_file import (
+    Cell,
+    NotebookFile,
+    options_class,
+    read_notebook,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_CODE_LINES = 20

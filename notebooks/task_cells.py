@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from gallery_lib.notebooks.cells.visible_code import without_annotations
+from gallery_lib.notebooks.cells.your_code import without_annotations
 from gallery_lib.optim import OptimizerSpec
 
 _TYPE_REMARK = re.compile(r"  # type: ignore\S*(, \S+)*$", re.MULTILINE)

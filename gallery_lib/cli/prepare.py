@@ -112,9 +112,9 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
     if options.run is not None:
         notebook = find_notebook(options.run, start_folder)
         if options.p:
-            from gallery_lib.notebooks.batch import parameters
+            from gallery_lib.notebooks.batch import notebook_file
 
-            parameters.check(notebook, dict(options.p))
+            notebook_file.check(notebook, dict(options.p))
     if said := paths.notice():
         say(said)
     total, numbers = 3 + (notebook is not None) + 2 * options.test, itertools.count(1)

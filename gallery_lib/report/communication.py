@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,38 +16,30 @@ from gallery_lib.console.table import Rows, seconds
 from gallery_lib.measure.communication.convergence import FP32, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
 from gallery_lib.report import style
-from gallery_lib.report.chart import Chart, listed, one_panel
-from gallery_lib.report.style import OURS, fitted
+from gallery_lib.report.style import OURS, Chart, fitted, listed, one_panel
 
 EMULATED = "emulated link"
 """What titles and tables call the links of a lab."""
 _MEBI = 2**20
-_SEED_MARKERS = ("o", "s", "^", "D")
 _SPREAD = 0.36
 """Width over which the marks of one format lie side by side."""
 
 
-@dataclass(frozen=True)
-class BytesSent:
-    """What a host sends in a step of one model, by wire format, and the rate of its link.
+def bytes_sent(model: str, hosts: int, bits_per_second: int, sent: Mapping[str, float]) -> Chart:
+    """Return what a host sends in a step, computed, with a bar for each format.
 
-    The first format is the one that does not round.
+    Args:
+        model: title of the model.
+        hosts: number of hosts.
+        bits_per_second: rate of a host's link.
+        sent: bytes by wire format; the first format does not round.
     """
-
-    title: str
-    hosts: int
-    bits_per_second: int
-    sent: Mapping[str, float]
-
-
-def bytes_sent(counted: BytesSent) -> Chart:
-    """Return what a host sends in a step, computed, with a bar for each format."""
-    exact, *_ = sent = counted.sent
-    rate = f"{counted.bits_per_second / 1e6:g} Mbit/s"
+    exact = next(iter(sent))
+    rate = f"{bits_per_second / 1e6:g} Mbit/s"
     share = {wire: f"{size / sent[exact]:.1%}" for wire, size in sent.items()}
     rows = [["wire format", "sent by each host in a step", "of fp32", f"busy link at {rate}"]]
     rows += [
-        [wire, _mebibytes(size), share[wire], seconds(8 * size / counted.bits_per_second)]
+        [wire, _mebibytes(size), share[wire], seconds(8 * size / bits_per_second)]
         for wire, size in sent.items()
     ]
     smallest = min(sent, key=lambda wire: sent[wire])
@@ -56,8 +47,7 @@ def bytes_sent(counted: BytesSent) -> Chart:
     if smallest == exact:
         less = "and no format sends less"
     title = (
-        f"{counted.title}: each of {counted.hosts} hosts sends {_mebibytes(sent[exact])} a step "
-        f"in {exact}, {less}"
+        f"{model}: each of {hosts} hosts sends {_mebibytes(sent[exact])} a step in {exact}, {less}"
     )
 
     def draw(axes: Any) -> None:
@@ -149,16 +139,9 @@ def parity_rows(effects: Effects) -> Rows:
 
     The error of a gradient is its distance from the mean in float64.
     """
-    rows = [
-        [
-            f"technique ({EMULATED})",
-            "sent by a host in a step, computed",
-            "counted by its network card",
-            "error of the gradient",
-            "limit",
-            "parity",
-        ]
-    ]
+    header = [f"technique ({EMULATED})", "sent by a host in a step, computed"]
+    header += ["counted by its network card", "error of the gradient", "limit", "parity"]
+    rows = [header]
     for name, effect in effects.ways.items():
         computed, sent = effect.computed_bytes, effect.sent_bytes
         error, limit = (
@@ -187,17 +170,8 @@ def buckets(effects: Effects) -> Chart:
     """
     lines = {name: e.timeline for name, e in effects.ways.items() if e.timeline is not None}
     waits = {name: _last_averaged(line) - _last_ready(line) for name, line in lines.items()}
-    rows = [
-        [
-            f"technique ({EMULATED})",
-            "buckets",
-            "MiB in them",
-            "first ready after",
-            "last ready after",
-            "last averaged after",
-            "waits for it",
-        ]
-    ]
+    header = [f"technique ({EMULATED})", "buckets", "MiB in them", "first ready after"]
+    rows = [[*header, "last ready after", "last averaged after", "waits for it"]]
     for name, line in lines.items():
         sizes, ready, _ = zip(*line.buckets, strict=True)
         moments = [min(ready), max(ready), _last_averaged(line), waits[name]]
@@ -273,8 +247,7 @@ def learned(trainings: Sequence[Scores]) -> Chart:
         for axes, scores in zip(np.atleast_1d(figure.subplots(count)), trainings, strict=True):
             _draw_scores(axes, scores)
         figure.supxlabel(
-            f"a mark for each seed, with its number; grey: the noise around the mean of {FP32}",
-            fontsize="medium",
+            f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium"
         )
         return figure
 
@@ -301,18 +274,8 @@ def _draw_scores(axes: Any, scores: Scores) -> None:
     for place, (name, values) in enumerate(scores.by_format.items()):
         names.append(name.replace(", ", ",\n") + f"\nmean {statistics.mean(values):.3f}")
         colour = style.PLAIN if name == FP32 else OURS
-        for seed, value in enumerate(values):
-            x = place + _SPREAD * ((seed + 0.5) / len(values) - 0.5)
-            axes.plot(x, value, _SEED_MARKERS[seed % len(_SEED_MARKERS)], color=colour)
-            axes.annotate(
-                str(seed),
-                (x, value),
-                (0, -6),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize="x-small",
-            )
+        spread = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(values))
+        axes.plot(place + spread, values, "o", color=colour)
     axes.set_xticks(range(len(names)), names)
     axes.margins(x=0.08, y=0.15)
     axes.set_title(fitted(_learned_title(scores)), fontsize="medium")

@@ -140,41 +140,32 @@ def _weighted_findings(results: Results) -> Iterator[tuple[float, str]]:
 
 def technique_rows() -> Rows:
     """Return the table of techniques: whether each applies here, else what is missing."""
-    compiler, gpus = hardware.cpp_compiler(), hardware.gpu_count()
-    reason = allocator.reason_not_applied()
-    installed = ", ".join(allocator.installed())
-    channels_last = hardware.prefers_channels_last(hardware.device_type())
-    bf16, tensorboard = hardware.computes_in_bf16("cpu"), importlib.util.find_spec("tensorboard")
-    missing = "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"
+    compiler, gpus, cores = hardware.cpp_compiler(), hardware.gpu_count(), hardware.cores()
+    reason, installed = allocator.reason_not_applied(), ", ".join(allocator.installed())
+    layout = "not used: convolutions on a CPU without AVX-512 gain nothing from it"
+    if hardware.prefers_channels_last(hardware.device_type()):
+        layout = "applies"
+    bf16 = "no units for it: O1 is emulated and slower than O0; compiler-opt uses the fp32 units"
+    if hardware.computes_in_bf16("cpu"):
+        bf16 = "has units for it: O1 gains"
+    other = f"found: {installed}; used when LD_PRELOAD names it" if installed else "none found"
+    tensorboard = importlib.util.find_spec("tensorboard")
     return [
         ["technique", "here"],
-        ["compiler on the CPU", compiler or missing],
+        [
+            "compiler on the CPU",
+            compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)",
+        ],
         ["allocator", f"does not apply: {reason}" if reason else "applies"],
-        [
-            "channels_last",
-            "applies"
-            if channels_last
-            else "not used: convolutions on a CPU without AVX-512 gain nothing from it",
-        ],
+        ["channels_last", layout],
         *(_ON_GPU if gpus else _of_a_step_on_cpu(has_compiler=bool(compiler))),
-        [
-            "another allocator",
-            f"found: {installed}; used when LD_PRELOAD names it"
-            if installed
-            else "none found: glibc's is used",
-        ],
-        [
-            "bfloat16 on the CPU",
-            "has units for it: O1 gains"
-            if bf16
-            else "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on "
-            "the fp32 units",
-        ],
+        ["another allocator", other],
+        ["bfloat16 on the CPU", bf16],
         ["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"],
         ["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"],
         [
             "several processes",
-            f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes",
+            f"{gpus} GPU(s)" if gpus else f"{cores} core(s), shared by all processes",
         ],
         ["TensorBoard log", "available" if tensorboard else "missing: pip install tensorboard"],
     ]
@@ -190,30 +181,19 @@ _ON_GPU = [
 
 
 def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
-    """Return the lines of techniques whose form on a CPU needs a C++ compiler."""
-    without = "torch's own: no C++ compiler"
+    forms = {
+        "attention": "over short sequences as plain products",
+        "small convolutions": "in bfloat16, as matrix products",
+        "products of few rows": "in bfloat16, by weights as they lie in fp32",
+        "max pooling": "in C++",
+        "dropout and masks": "by vector instructions",
+        "optimizer": "in one pass",
+    }
     if not has_compiler:
-        names = ("attention", "small convolutions", "products of few rows", "max pooling")
-        rows = [[name, without] for name in (*names, "dropout and masks", "optimizer")]
-    else:
-        convolutions = small_convolutions.reason_not_applied()
-        products = mixed_product.reason_not_available()
-        rows = [
-            ["attention", "over short sequences as plain products"],
-            [
-                "small convolutions",
-                f"torch's own: {convolutions}"
-                if convolutions
-                else "in bfloat16, as matrix products",
-            ],
-            [
-                "products of few rows",
-                f"torch's own: {products}"
-                if products
-                else "in bfloat16, by weights as they lie in fp32",
-            ],
-            ["max pooling", "in C++"],
-            ["dropout and masks", "by vector instructions"],
-            ["optimizer", "in one pass"],
-        ]
-    return [*rows, ["loading", "by processes of low priority, beside the step's threads"]]
+        forms = dict.fromkeys(forms, "torch's own: no C++ compiler")
+    elif convolutions := small_convolutions.reason_not_applied():
+        forms["small convolutions"] = f"torch's own: {convolutions}"
+    if has_compiler and (products := mixed_product.reason_not_available()):
+        forms["products of few rows"] = f"torch's own: {products}"
+    loading = "by processes of low priority, beside the step's threads"
+    return [*map(list, forms.items()), ["loading", loading]]

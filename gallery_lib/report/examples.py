@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from gallery_lib.console.table import Rows as TableRows
 from gallery_lib.console.table import number
-from gallery_lib.report.chart import Chart
+from gallery_lib.report.style import Chart
 from gallery_lib.tasks.task import Examples, Matrices, Pictures, Rows
 
 _LETTERS_PER_INCH = 15  # of captions, in a font of 8.5 points
@@ -34,23 +34,13 @@ def table_rows(examples: Examples) -> TableRows:
     if isinstance(examples, Rows):
         rows = [list(examples.header), *(list(row) for row in examples.rows)]
     elif isinstance(examples, Pictures):
-        rows = [
-            ["image", "shown"],
-            *(
-                [str(i), caption.replace(",\n", ", ").replace("\n", "; ")]
-                for i, caption in enumerate(examples.captions, 1)
-            ),
-        ]
+        captions = (one.replace(",\n", ", ").replace("\n", "; ") for one in examples.captions)
+        rows = [["image", "shown"], *([str(i), one] for i, one in enumerate(captions, 1))]
     else:
         rows = [["", "size", "mean", "lowest", "highest"]]
-        rows += [
-            [
-                title,
-                "×".join(map(str, m.shape)),
-                *(number(float(value)) for value in (m.mean(), m.min(), m.max())),
-            ]
-            for title, m in examples.values.items()
-        ]
+        for title, m in examples.values.items():
+            figures = (number(float(value)) for value in (m.mean(), m.min(), m.max()))
+            rows.append([title, "×".join(map(str, m.shape)), *figures])
     return [[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows]
 
 

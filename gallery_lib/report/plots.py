@@ -1,22 +1,31 @@
-"""Charts of a comparison: throughput over time, losses, step times, break-even."""
+"""Charts of a comparison, of training in a notebook's own kernel, and of scripts in turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from gallery_lib.console.table import number, rate, seconds
+from gallery_lib.console.table import Rows, number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
-from gallery_lib.report.chart import Chart, one_panel
-from gallery_lib.report.style import LOOKS
+from gallery_lib.measure.comparison.script_turns import ScriptTurns
+from gallery_lib.measure.profile.step_profile import OUTSIDE
+from gallery_lib.measure.profile.step_profile import StepProfile
+from gallery_lib.report.style import COLOURS, LOOKS, Bar, Chart, one_panel, ratio_bars
+from gallery_lib.stats import Ratio
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
 
 _TABLE_STEPS = 8
 """Number of evenly spread steps that the table of a loss curve has."""
+_FELL = 0.99
+"""Part of the first pass's loss that the second pass's must be below, for a loss that fell."""
+_GROUPS_SHOWN = 10
+_BUSY = "The machine was busy, so no speed is drawn: measure again when it is quiet"
 
 
 def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -69,12 +78,11 @@ def throughput(comparison: Comparison) -> Chart:
 
 def losses(comparison: Comparison) -> Chart:
     """Return the training loss of both variants, step by step; the table has some of the steps."""
-    curves = {name: run.loss["curve"] for name, run in comparison.variants.items()}
-    first = next(iter(curves.values()))
-    count = min(map(len, curves.values()))
+    curves = [run.loss["curve"] for run in comparison.variants.values()]
+    count = min(map(len, curves))
     places = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
-    rows = [["step", *curves]]
-    rows += [[str(first[i][0]), *(_loss(curve[i][1]) for curve in curves.values())] for i in places]
+    rows = [["step", *comparison.variants]]
+    rows += [[str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in places]
     ends = [
         f"{name}: {_loss(run.loss['first'])} to {_loss(run.loss['last'])}"
         for name, run in comparison.variants.items()
@@ -155,3 +163,201 @@ def break_even(comparison: Comparison) -> Chart:
         xlabel="steps trained",
         ylabel="seconds since launch",
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Training in the notebook's own kernel
+
+
+def _passes(losses: Sequence[float]) -> tuple[float, float]:
+    """Return the mean losses of the first and the second half of the steps: of the two passes."""
+    half = len(losses) // 2
+    return mean(losses[:half] or losses), mean(losses[half:])
+
+
+def fell(losses: Sequence[float]) -> bool:
+    """Return whether the loss of the second pass is finite and below that of the first.
+
+    The passes are over the same batches, since losses of different ones differ by chance.
+    """
+    first, second = _passes(losses)
+    return math.isfinite(second) and second < _FELL * first
+
+
+def _training_title(curves: Mapping[str, Sequence[float]]) -> str:
+    failed = [name for name, losses in curves.items() if not fell(losses)]
+    passes = zip(*map(_passes, curves.values()), strict=True)
+    start, end = (" and ".join(dict.fromkeys(map(number, values))) for values in passes)
+    change = f"from {start} to {end}"
+    if not failed:
+        which = "The loss" if len(curves) == 1 else "Both losses"
+        return f"{which} fell in the second pass, {change}"
+    if len(failed) == len(curves):
+        return f"No loss fell in the second pass: {change}"
+    return f"The loss of {failed[0]} did not fall in the second pass: {change}"
+
+
+def training(curves: Mapping[str, Sequence[float]]) -> Chart:
+    """Return the loss of each step, a curve for each name; the title says whether they fell."""
+    rows = [["step", *curves]]
+    for step in range(max(map(len, curves.values()))):
+        values = [number(c[step]) if step < len(c) else "" for c in curves.values()]
+        rows.append([str(step + 1), *values])
+
+    def draw(axes: Any) -> None:
+        for (name, values), look in zip(curves.items(), LOOKS, strict=False):
+            axes.plot(range(1, len(values) + 1), values, **look, marker=".", label=name)
+        axes.legend()
+
+    return one_panel(_training_title(curves), rows, draw, xlabel="step", ylabel="loss")
+
+
+def profile(profiles: Mapping[str, StepProfile]) -> Chart:
+    """Return the milliseconds of a step by groups of operators, the largest groups first.
+
+    The title has the two largest groups of one step; of two steps, what the second saves most.
+    """
+    most = {
+        group: max(p.groups.get(group, 0.0) for p in profiles.values())
+        for one in profiles.values()
+        for group in one.groups
+    }
+    by_time = sorted(most, key=lambda group: -most[group])
+    groups = by_time[:_GROUPS_SHOWN]
+    rows = [["group of operators", *(f"{name}, ms (share)" for name in profiles)]]
+    rows += [[group, *(_cell(p, group) for p in profiles.values())] for group in groups]
+    if rest := by_time[_GROUPS_SHOWN:]:
+        sums = (sum(p.groups.get(name, 0.0) for name in rest) for p in profiles.values())
+        rows.append(["everything else", *(number(1000 * seconds) for seconds in sums)])
+    rows.append(["step", *(number(1000 * p.seconds) for p in profiles.values())])
+
+    def draw(axes: Any) -> None:
+        height = 0.8 / len(profiles)
+        for place, ((name, one), colour) in enumerate(zip(profiles.items(), COLOURS, strict=False)):
+            axes.barh(
+                [y + (place - (len(profiles) - 1) / 2) * height for y in range(len(groups))],
+                [1000 * one.groups.get(group, 0.0) for group in groups],
+                height=height,
+                color=colour,
+                label=f"{name}: {_milliseconds(one.seconds)}",
+            )
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(range(len(groups)), groups)
+        axes.set_ylim(len(groups) - 0.5, -0.5)  # the largest at the top
+        axes.legend(loc="lower right")
+
+    size = (8.0, 1.3 + 0.33 * len(groups))
+    label = "milliseconds of a step, profiler included"
+    return one_panel(_profile_title(profiles), rows, draw, size, xlabel=label)
+
+
+def _profile_title(profiles: Mapping[str, StepProfile]) -> str:
+    first, *others = profiles.values()
+    if not others:
+        one, two = [group for group in first.groups if group != OUTSIDE][:2]
+        return f"{first.share(one):.0%} of a step is {one}, {first.share(two):.0%} {two}"
+    before, after = first.groups, others[-1].groups
+    saved = max(before, key=lambda group: before[group] - after.get(group, 0.0))
+    old, *_, new = profiles
+    return (
+        f"{saved[0].upper()}{saved[1:]}: {_milliseconds(before[saved])} {old}, "
+        f"{_milliseconds(after.get(saved, 0.0))} {new}"
+    )
+
+
+def _cell(one: StepProfile, group: str) -> str:
+    return f"{number(1000 * one.groups.get(group, 0.0))} ({one.share(group):.0%})"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{number(1000 * seconds)} ms"
+
+
+# --------------------------------------------------------------------------------------------------
+# Scripts that took turns
+
+
+def script_turns(turns: ScriptTurns) -> Chart:
+    """Return a bar for each script, with the interval of its ratio, the fastest first.
+
+    On a busy machine a script with fewer threads seems faster than it is, so no ratio is drawn.
+    """
+    ratios, busy = {name: turns.ratio(name) for name in turns.candidates}, turns.load.reasons()
+    bars = [
+        Bar(name, None if busy else ratio, "not judged" if ratio else "not comparable")
+        for name, ratio in sorted(ratios.items(), key=lambda one: -one[1].ratio if one[1] else 0.0)
+    ]
+    title, over = _BUSY if busy else _turns_title(turns, ratios), turns.baseline
+    return Chart(title, _turns_rows(turns), lambda: ratio_bars(bars, title, over, plain=over)[0])
+
+
+def _turns_title(turns: ScriptTurns, ratios: dict[str, Ratio | None]) -> str:
+    """Return what came out of the first candidate, and of the fastest one if that is another."""
+    first = turns.candidates[0]
+    text = _result(first, ratios[first], turns.baseline)
+    faster = {name: r.ratio for name, r in ratios.items() if r and r.verdict == "faster"}
+    best = max(faster, key=lambda name: faster[name], default=first)
+    return text if best == first else f"{text}\nfastest is {best}: {faster[best]:.2f}×"
+
+
+def _result(name: str, ratio: Ratio | None, baseline: str) -> str:
+    if ratio is None:
+        return f"{name} does not train like {baseline}, so there is no ratio"
+    if ratio.verdict == "no measurable difference":
+        return f"No measurable difference between {name} and {baseline}"
+    return f"{name} is {ratio.ratio:.2f}× as fast as {baseline}"
+
+
+def _turns_rows(turns: ScriptTurns) -> Rows:
+    """Return the throughput and ratio of each script, its first loss, and what that must be."""
+    table = [
+        [
+            "script",
+            "throughput",
+            f"times as fast as {turns.baseline}",
+            "first loss",
+            "same training",
+            "precision and batches",
+        ]
+    ]
+    for name, script in turns.scripts.items():
+        ratio, is_baseline = turns.ratio(name), name == turns.baseline
+        shown = f"{ratio or 'no ratio'}"
+        if ratio and turns.load.reasons():
+            shown += ", not judged: busy"
+        table.append(
+            [
+                name,
+                rate(turns.samples_per_second(name)),
+                "1" if is_baseline else shown,
+                f"{turns.first_losses[name]:.4f}",
+                "" if is_baseline else _parity(turns, name),
+                script.conditions,
+            ]
+        )
+    return table
+
+
+def _parity(turns: ScriptTurns, name: str) -> str:
+    """Return whether a script trains like the one with the same batches."""
+    script, difference, reason = turns.scripts[name], turns.difference(name), turns.reason(name)
+    if reason is not None:
+        return f"NO: {reason}"
+    if difference is None:
+        return "not checked: no other script has its batches"
+    return (
+        f"first loss {difference:.2%} from {script.starts_like}'s; at most {script.tolerance:.1%}"
+    )
+
+
+def script_notes(turns: ScriptTurns) -> list[str]:
+    """Return how the table was measured, a sentence each, and what disturbed the measurement."""
+    counted = len(turns.rounds[turns.baseline][0])
+    lines = [
+        f"Rounds: {turns.round_count}, with {counted} counted line(s) of the log in each turn. "
+        "A ratio is the median over rounds, with its 99 % interval.",
+        "The interval allows for what processes of the same code differ by.",
+    ]
+    if reasons := turns.load.reasons():
+        lines.append(f"**The machine was busy**: {'; '.join(reasons)}.")
+    return lines

@@ -6,7 +6,6 @@ Missing measurements stay in tables and charts, by name.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,8 @@ from matplotlib.patheffects import withStroke
 
 from gallery_lib.console.table import Rows, number, rate, seconds
 from gallery_lib.measure.replay.sweep import Cell, Sweep
-from gallery_lib.report.chart import Chart, listed, one_panel
-from gallery_lib.report.names import task_title
-from gallery_lib.report.style import OURS, PLAIN, SHADES
+from gallery_lib.report.bench import task_title
+from gallery_lib.report.style import OURS, PLAIN, SHADES, Chart, listed, one_panel
 
 REPLAY = "time-dilated replay, emulated link"
 NOT_MEASURED = "not measured"
@@ -44,41 +42,14 @@ def _certain_gains(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.ratio.verdict == "faster"]
 
 
-def gains_rows(sweep: Sweep) -> Rows:
-    """Return a table of acc_ratio by number of hosts."""
-    verdicts = ("faster", "no measurable difference", "slower")
-    rows = [["hosts", "measured", "lowest acc_ratio", "median", "highest", *verdicts]]
-    for hosts in sweep.hosts:
-        own = [cell for cell in sweep.cells if cell.hosts == hosts]
-        if not own:
-            rows.append([str(hosts), "0", *[NOT_MEASURED] * 6])
-            continue
-        own.sort(key=lambda cell: cell.acc_ratio)
-        low, high = (f"{cell.ratio}, {cell.model}" for cell in (own[0], own[-1]))
-        median = f"{statistics.median(cell.acc_ratio for cell in own):.2f}"
-        found = [cell.ratio.verdict for cell in own]
-        counts = [str(found.count(verdict)) for verdict in verdicts]
-        rows.append([str(hosts), str(len(own)), low, median, high, *counts])
-    return rows
-
-
 def cell_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
     """Return the table of every measurement, then what is `missing`, with the reason."""
-    rows = [
-        ["model", "hosts", "ddp_acc", "acc_ratio (99 % interval)", "verdict", "way that was chosen"]
-    ]
+    interval = "acc_ratio (99 % interval)"
+    rows = [["model", "hosts", "ddp_acc", interval, "verdict", "way that was chosen"]]
     for cell in sweep.cells:
         scaling = "not measured on one host" if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
-        rows.append(
-            [
-                _model(cell),
-                str(cell.hosts),
-                scaling,
-                str(cell.ratio),
-                cell.ratio.verdict,
-                cell.chosen,
-            ]
-        )
+        ratio = [str(cell.ratio), cell.ratio.verdict]
+        rows.append([_model(cell), str(cell.hosts), scaling, *ratio, cell.chosen])
     rows += [
         [model, str(hosts), NOT_MEASURED, NOT_MEASURED, reason, ""]
         for (model, hosts), reason in missing.items()
@@ -106,10 +77,11 @@ def model_rows(sweep: Sweep) -> Rows:
     return rows
 
 
-def scatter(sweep: Sweep) -> Chart:
-    """Return a scatter plot of acc_ratio, with its interval, by ddp_acc; its table is by hosts.
+def scatter(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Chart:
+    """Return a scatter plot of acc_ratio, with its interval, by ddp_acc.
 
-    Each number of hosts has a shade and a marker. The highest points have names beside them.
+    Each number of hosts has a shade and a marker. The highest points have names beside them. The
+    table has every measurement and what is `missing`.
     """
 
     def draw(axes: Any) -> None:
@@ -135,7 +107,7 @@ def scatter(sweep: Sweep) -> Chart:
 
     return one_panel(
         _scatter_title(sweep),
-        gains_rows(sweep),
+        cell_rows(sweep, missing),
         draw,
         (9.0, 6.0),
         xlabel="ddp_acc: scaling of plain DDP over hosts; named: the highest points",
@@ -158,25 +130,18 @@ def _scatter_title(sweep: Sweep) -> str:
 def _name_highest(axes: Any, cells: Sequence[Cell]) -> None:
     """Write a name beside the highest point of each number of hosts, towards the middle."""
     for hosts in sorted({cell.hosts for cell in cells}):
-        own = [cell for cell in cells if cell.hosts == hosts]
-        best = max(own, key=lambda cell: cell.acc_ratio)
-        others = sum(_place(cell) == _place(best) for cell in own) - 1
-        more = f" and {others} more" if others else ""
-        left = _place(best)[0] < sum(axes.get_xlim()) / 2
+        best = max((c for c in cells if c.hosts == hosts), key=lambda cell: cell.acc_ratio)
+        place = best.ddp_acc or 0.0, best.acc_ratio
+        left = place[0] < sum(axes.get_xlim()) / 2
         axes.annotate(
-            f"{task_title(best.model)}{more}, {_hosts(hosts)}",
-            _place(best),
+            f"{task_title(best.model)}, {_hosts(hosts)}",
+            place,
             (6 if left else -6, 5),
             textcoords="offset points",
             ha="left" if left else "right",
             fontsize=7,
             path_effects=[withStroke(linewidth=1.5, foreground="white")],
         )
-
-
-def _place(cell: Cell) -> tuple[float, float]:
-    """Return the cell's point, rounded: points that agree share one name."""
-    return round(cell.ddp_acc or 0.0, 2), round(cell.acc_ratio, 2)
 
 
 def throughput(
@@ -193,12 +158,8 @@ def throughput(
         missing: why a model was not measured on a number of hosts.
     """
     by_hosts = {cell.hosts: cell for cell in cells}
-    rows = [
-        [
-            *("hosts", "DDP", "accelerated", "acc_ratio (99 % interval)"),
-            *("verdict", "ddp_acc", "way that was chosen"),
-        ]
-    ]
+    header = ["hosts", "DDP", "accelerated", "acc_ratio (99 % interval)"]
+    rows = [[*header, "verdict", "ddp_acc", "way that was chosen"]]
     for count in hosts:
         if count not in by_hosts:
             reason = missing.get((cells[0].model, count), "")
@@ -208,9 +169,8 @@ def throughput(
         ddp = f"{seconds(cell.ddp_step_seconds)}, {rate(cell.ddp_rate)}"
         ours = f"{seconds(cell.chosen_step_seconds)}, {rate(cell.chosen_rate)}"
         scaling = NOT_MEASURED if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
-        rows.append(
-            [str(count), ddp, ours, str(cell.ratio), cell.ratio.verdict, scaling, cell.chosen]
-        )
+        ratio = [str(cell.ratio), cell.ratio.verdict]
+        rows.append([str(count), ddp, ours, *ratio, scaling, cell.chosen])
 
     def draw(axes: Any) -> None:
         place = {count: slot for slot, count in enumerate(hosts)}
@@ -237,11 +197,11 @@ def _throughput_title(cells: Sequence[Cell]) -> str:
     scaled = _over_one_host(most)
     if most.hosts > 1 and scaled is not None:
         parts.append(f"{most.hosts} hosts with DDP train {scaled:.1f}× as fast as one")
+    gained = "nothing"
     if gains := _certain_gains(cells):
         best = max(gains, key=lambda cell: cell.acc_ratio)
-        parts.append(f"the tuner gains {best.acc_ratio:.2f}× on {_hosts(best.hosts)}")
-    else:
-        parts.append("the tuner gains nothing")
+        gained = f"{best.acc_ratio:.2f}× on {_hosts(best.hosts)}"
+    parts.append(f"the tuner gains {gained}")
     derived = "" if cells[0].is_recorded else ", derived timeline"
     return f"{task_title(cells[0].model)}: {'; '.join(parts)}\n{REPLAY}{derived}"
 

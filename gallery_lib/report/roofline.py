@@ -21,7 +21,7 @@ from gallery_lib.measure.profile.roofline.result import (
 )
 from gallery_lib.measure.profile.step_profile import FUSED
 from gallery_lib.report import style
-from gallery_lib.report.chart import Chart
+from gallery_lib.report.style import Chart
 from gallery_lib.system.machine_load import of_others
 
 REST = "rest"

@@ -1,5 +1,8 @@
 """The language of all figures: a colour for who is shown, bars with intervals, sharp files.
 
+A `Chart` is a figure with its title and the table of what it shows. The alternative text is made of
+title and rows, so what is drawn, what is read aloud and what stands in the table is the same.
+
 Plain PyTorch is grey, ours is blue, others are orange, in each figure of a notebook, of README and
 of the site. The three are told apart in colour blindness, and have a contrast of at least 3:1 to
 the background. That is white in the file, so figures can be read on dark pages. Line
@@ -8,13 +11,15 @@ styles differ as well.
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from gallery_lib.console.table import Rows
 from gallery_lib.stats import Ratio
 
 PLAIN, OURS, OTHERS = "#8C8C8C", "#0072B2", "#D55E00"
@@ -33,6 +38,64 @@ _CSS_PIXELS_PER_INCH = 100
 _LETTERS_PER_INCH = 12
 _LONGEST_WHISKER = 1.5
 """End of the axis, in lengths of the longest bar. A whisker that is longer ends in an arrow."""
+_ROWS_READ = 12
+"""Rows in an alternative text: a longer one is tiring to hear, and the table has all of them."""
+_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)")  # a link, and an escaped character
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: its title says what came out, and its rows are those of a Markdown table."""
+
+    title: str
+    rows: Rows
+    draw: Callable[[], Figure]
+
+    @property
+    def alternative_text(self) -> str:
+        """Return the title and the first rows as text, with the names of the columns once."""
+        header, *body = self.rows
+        read = [f"{name}: {', '.join(filter(None, cells))}" for name, *cells in body[:_ROWS_READ]]
+        if more := len(body) - len(read):
+            read.append(f"{more} more rows are in the table")
+        title, columns = "; ".join(self.title.splitlines()), ", ".join(filter(None, header))
+        return _MARKUP.sub(r"\1\2", f"{title}. Columns: {columns}. {'; '.join(read)}.")
+
+
+def one_panel(
+    title: str,
+    rows: Rows,
+    draw: Callable[[Any], None],
+    size: tuple[float, float] = (7.0, 3.6),
+    **labels: str,
+) -> Chart:
+    """Return a chart with one pair of axes, which `draw` draws into.
+
+    Args:
+        title: what came out.
+        rows: the table.
+        draw: what draws the content; the axes have their title and labels already.
+        size: width and height in inches.
+        **labels: names of the axes, `xlabel` and `ylabel`.
+    """
+
+    def figure() -> Figure:
+        plot = Figure(figsize=size, layout="constrained")
+        axes = plot.subplots()
+        axes.set(**labels)
+        axes.set_title(fitted(title, size[0] - 0.8), fontsize="medium")
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        draw(axes)
+        return plot
+
+    return Chart(title, rows, figure)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names as one lists them in a sentence: `bf16, fp16 and int8`."""
+    *others, end = [*names] or [""]
+    return f"{', '.join(others)} and {end}" if others else end
 
 
 def save(figure: Figure, target: Any) -> None:
@@ -86,7 +149,7 @@ def ratio_bars(
         axes.barh(0, 1.0, height=0.6, color=PLAIN)
     longest = max([1.0, *(bar.ratio.ratio for bar in bars if bar.ratio)])
     for y, bar in enumerate(bars, len(names) - len(bars)):
-        draw_bar(axes, y, bar, _LONGEST_WHISKER * longest)
+        _draw_bar(axes, y, bar, _LONGEST_WHISKER * longest)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first at the top
@@ -102,7 +165,7 @@ def ratio_bars(
     return figure, axes
 
 
-def draw_bar(axes: Any, y: float, bar: Bar, limit: float) -> None:
+def _draw_bar(axes: Any, y: float, bar: Bar, limit: float) -> None:
     """Draw one bar of ours with its interval as far as `limit`, and its length beside it."""
     ratio = bar.ratio
     if ratio is None:

@@ -1,8 +1,13 @@
-"""Tables of results, as plain text for a terminal and as Markdown for a notebook."""
+"""Tables of results, as plain text for a terminal and as Markdown for a notebook.
+
+Parts of a notebook's output are folded until a reader opens them. `<details>` is HTML that
+JupyterLab keeps in the Markdown of an untrusted notebook, and that GitHub and the site show.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,17 +16,21 @@ from gallery_lib.console.table import Rows, markdown_table, number, rate, text_t
 from gallery_lib.console.table import seconds as _seconds
 from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
-from gallery_lib.report.folded import folded
-from gallery_lib.train.results import (
-    Results,
-    busy_line,
-    check_folder,
-    data_lines,
-    read_results,
-)
+from gallery_lib.train.results import Results, busy_line, check_folder, data_lines, read_results
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
+
+
+def folded(title: str, content: str) -> str:
+    """Return Markdown that shows only the title until a reader opens it."""
+    return f"<details>\n<summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
+def unfolded(markdown: str) -> str:
+    """Return the text with the content of each folded part below its title."""
+    part = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>", re.DOTALL)
+    return part.sub(r"\1:\n\n\2", markdown)
 
 
 def _gibibytes(value: int | None) -> str:
@@ -89,14 +98,8 @@ def results_text(results: Results) -> str:
         f"{verdict.batch(results)}"
     )
     rows = [*measured_rows({"value": results}, {})]
-    rows += [
-        [
-            "resumed",
-            f"at step {one['step']}, {one['lost_steps']} steps done again, "
-            f"{one['processes']} process{'' if one['processes'] == 1 else 'es'}",
-        ]
-        for one in results.interruptions
-    ]
+    again = "at step {step}, {lost_steps} steps done again, {processes} process(es)"
+    rows += [["resumed", again.format(**one)] for one in results.interruptions]
     rows += [[f"backend: {name}", what] for name, what in results.techniques.items()]
     parts = ["", title, text_table(rows)]
     if results.tuning:
@@ -105,28 +108,10 @@ def results_text(results: Results) -> str:
     return "\n".join([*parts, *filter(None, said)])
 
 
-def comparison_rows(comparison: Comparison) -> Rows:
-    """Return a table of both variants side by side."""
-    return measured_rows(comparison.variants, comparison.chance)
-
-
 def parity_rows(comparison: Comparison) -> Rows:
-    """Return a table of the parity checks.
-
-    A line has the worst value, the limit that held there, and what is compared.
-    """
-    rows = [
-        [
-            "parity check",
-            "worst",
-            "median",
-            "limit",
-            "where",
-            "",
-            "what is compared, and why the limit is there",
-        ]
-    ]
-    return rows + [
+    """Return a table of the parity checks, with the limit that held where a value was worst."""
+    header = ["parity check", "worst", "median", "limit", "where", ""]
+    return [[*header, "what is compared, and why the limit is there"]] + [
         [
             c.name,
             number(c.worst),
@@ -140,18 +125,14 @@ def parity_rows(comparison: Comparison) -> Rows:
     ]
 
 
-def techniques_rows(techniques: Mapping[str, str]) -> Rows:
-    """Return a table of what the backend did in a run."""
-    return [["technique", "in this run"], *([name, what] for name, what in techniques.items())]
-
-
 def comparison_text(comparison: Comparison, *, details: bool = True) -> str:
     """Return a comparison as text for a terminal: the tables, and last the verdict.
 
     Without `details` there is one table, and parity has a line if it passed.
     """
     parity = text_table([row[:-1] for row in parity_rows(comparison)])
-    parts = ["", verdict.conditions_line(comparison), text_table(comparison_rows(comparison))]
+    measured = measured_rows(comparison.variants, comparison.chance)
+    parts = ["", verdict.conditions_line(comparison), text_table(measured)]
     if details:
         parts += [
             "",
@@ -174,18 +155,13 @@ def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown for a notebook: the verdict, with the details folded."""
     first, *others = verdict.lines(comparison)
     details = [
-        markdown_table(comparison_rows(comparison)),
+        markdown_table(measured_rows(comparison.variants, comparison.chance)),
         markdown_table(parity_rows(comparison)),
         verdict.break_even_line(comparison),
         f"*{verdict.conditions_line(comparison)}*",
     ]
-    return "\n\n".join(
-        [
-            f"**{first}**",
-            *others,
-            folded("Details: times, memory, parity, conditions", "\n\n".join(details)),
-        ]
-    )
+    below = folded("Details: times, memory, parity, conditions", "\n\n".join(details))
+    return "\n\n".join([f"**{first}**", *others, below])
 
 
 def scaling_markdown(one: Comparison, several: Comparison) -> str:
@@ -197,7 +173,8 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
     """
     n, shared = several.baseline.world_size, one.baseline.environment["device"] == "cpu"
     rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"]]
-    rows[0] += [] if shared else ["scaling efficiency"]
+    if not shared:
+        rows[0].append("scaling efficiency")
     gains = []
     for name in one.variants:
         alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))

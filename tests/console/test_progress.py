@@ -1,14 +1,10 @@
-"""Progress display: a clock per phase, estimates only where there are grounds, three outlets.
-
-Colours go when that is asked for.
-"""
+"""Progress display: a clock per phase, estimates only where there are grounds, three outlets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pty
-import re
 import subprocess
 import sys
 import termios
@@ -26,17 +22,6 @@ with Progress(line_seconds=0.0) as progress:
     for step in (1, 2, 3):
         progress.show("training", count=step, total=3)
 """
-TABLE = """
-from gallery_lib.notebooks.batch import live
-from gallery_lib.notebooks.batch.record import Record, Report
-record = Record("failed", "it raised", 65.0, "2026-11-21T12:00:00+0000", 1, False, {}, \
-"abc", "alexnet")
-with live.shown(2) as observer:
-    report = Report("gallery run", "", None, None, 65.0, {}, {}, {"alexnet": record})
-    observer.in_progress([], report)
-    observer.ended("alexnet", record)
-"""
-COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:3[0-8]|9[0-7])(?:;[\d;]*)?m")
 
 
 def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
@@ -234,21 +219,3 @@ def test_what_is_not_wanted_is_not_shown(given: bool, capsys: pytest.CaptureFixt
         progress.show("data")
         progress.say("a line of the log")
     assert capsys.readouterr() == ("a line of the log\n", "")
-
-
-def test_the_table_of_a_batch_has_colours_unless_they_are_switched_off(checkout: Path) -> None:
-    assert COLOUR.search(on_a_terminal(TABLE, checkout))
-    plain = on_a_terminal(TABLE, checkout, NO_COLOR="1")
-    assert "it raised" in plain and not COLOUR.search(plain)
-
-
-@pytest.mark.parametrize("dumb", [True, False])
-def test_the_table_becomes_plain_lines_in_a_file_and_on_a_dumb_terminal(
-    checkout: Path, dumb: bool
-) -> None:
-    shown = (
-        on_a_terminal(TABLE, checkout, TERM="dumb").replace("\r\n", "\n")
-        if dumb
-        else elsewhere(TABLE, checkout)[0]
-    )
-    assert shown == "[1/2] alexnet: failed after 1 min 5 s: it raised\n"

@@ -6,13 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 
-import made_effects
 import pytest
 from executed_notebook import execute
 from refusal import refused
 
 from gallery_lib.cluster import requirements
-from gallery_lib.measure.communication.convergence import Scores
 from gallery_lib.notebooks.cells import communication
 
 _WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
@@ -54,25 +52,6 @@ def test_without_a_lab_effects_are_not_measured_with_the_reason(
         )
 
 
-def test_each_finding_is_a_figure_with_its_table_or_a_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    effects = made_effects.effects()
-    settings = communication.settings({"model": "tts_angular", "rate": "1gbit"})
-    by_format = {"fp32": [0.9, 0.95], "bf16": [0.9, 0.95], "PowerSGD": [0.1, 0.2]}
-    scores = [Scores("digits", "held-out accuracy", True, by_format)]
-    for show, finding, row in (
-        (communication.show_bytes, settings, "| bf16 or fp16 |"),
-        (communication.show_effects, effects, "| bf16 | 200 ms |"),
-        (communication.show_parity, effects, "| int8 |"),
-        (communication.show_buckets, effects, "| bf16 | 2 |"),
-        (communication.show_learned, scores, "| digits | bf16 |"),
-    ):
-        capsys.readouterr()
-        show(finding)
-        assert row in capsys.readouterr().out
-
-
 @pytest.fixture
 def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """Return a kernel `gallery` on a machine that makes no network namespaces."""
@@ -90,7 +69,7 @@ def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(
     checkout: Path, tmp_path: Path, limited_kernel: dict[str, str]
 ) -> None:

@@ -36,15 +36,8 @@ def checker(script: Path) -> Any:
 
 def code(source: str, **more: Any) -> Change:
     """Return a change that adds a code cell."""
-    cell = {
-        "cell_type": "code",
-        "metadata": {},
-        "source": source,
-        "execution_count": None,
-        "outputs": [],
-        **more,
-    }
-    return lambda notebook: notebook["cells"].append(cell)
+    cell = {"cell_type": "code", "metadata": {}, "source": source, "outputs": []}
+    return lambda notebook: notebook["cells"].append({**cell, "execution_count": None, **more})
 
 
 def text(source: str) -> Change:
@@ -97,34 +90,19 @@ def test_the_shipped_notebooks_keep_the_conventions(checkout: Path) -> None:
     ("change", "message"),
     [
         (replaced("# ResNet-50", "ResNet-50"), "its header lacks a title"),
-        (replaced("**You need**", "Needed:"), "its header lacks what one needs"),
         (of_another_kernel, "its kernel is `python3`, not `gallery`"),
         (without_tags, "no cell tagged `parameters`"),
-        (
-            replaced("rounds: int = None", "rounds: int = 8"),
-            "its parameters cell is not what gallery_lib.config declares",
-        ),
+        (replaced("rounds: int = None", "rounds: int = 8"), "its parameters cell is not what"),
         (code("1", execution_count=3), "has outputs or an execution count"),
-        (
-            code("1", outputs=[{"output_type": "stream", "name": "stdout", "text": "1"}]),
-            "has outputs or an execution count",
-        ),
         (code("x = 1\n" * 21), "has 21 lines; at most 20"),
         (replaced("def train(", "def fit("), "no cell defines `train`"),
-        (replaced("def build_model(", "def build("), "no cell defines `build_model`"),
         (replaced("## Why is it faster?", "## Reasons"), "`Why is it faster?` is missing"),
-        (code("!pip install torch"), "starts a command (`!`)"),
         (code("lines = !ls"), "starts a command (`lines = !`)"),
         (code("%%bash\nls"), "starts a command (`%%bash`)"),
         (code("import os\nos.system('ls')"), "starts a command (`os.system(`)"),
         (code("import matplotlib.pyplot as plt"), "draws by itself (`matplotlib`)"),
         (code("open('/home/me/data.txt')"), "holds the absolute path /home/me/data.txt"),
-        (text("Look into `~/data` first."), "holds the absolute path ~/data"),
-        (
-            text("![](../docs/images/speed-ups.png)"),
-            "shows a picture without alternative text",
-        ),
-        (text('<img src="x.png" width="3" alt=" ">'), "shows a picture without alternative text"),
+        (text("![](../docs/images/speed-ups.png)"), "shows a picture without alternative text"),
         (text("See [the other](gone.ipynb)."), "links to gone.ipynb, which does not exist"),
         (text("See [above](#The-machines)."), "links to the heading #The-machines"),
         (text("Run `python data_prep/gone.py`."), "names data_prep/gone.py, which does not exist"),

@@ -24,25 +24,10 @@ def test_parameters_that_would_log_nothing_are_refused() -> None:
         data_parallel.settings({"images": 16, "batch_size": 8, "log_steps": 5, "processes": 1})
 
 
-def test_the_images_that_are_not_given_let_each_process_log_twice() -> None:
-    settings = data_parallel.settings({"batch_size": 999, "log_steps": 7, "processes": 1})
-    assert settings.images // settings.batch_size == 2 * settings.log_steps
-
-
-def test_an_unknown_parameter_is_named_with_the_closest_one() -> None:
-    with refused("image", "`image`", "`images`"):
-        data_parallel.settings({"image": 16})
-
-
 def test_more_processes_than_devices_are_refused() -> None:
     devices = hardware.gpu_count() or hardware.cores()
     with refused("processes", devices + 1, f"{devices} device"):
         data_parallel.settings({"processes": devices + 1})
-
-
-def test_a_missing_script_is_bad_input(tmp_path: Path) -> None:
-    with refused("script", tmp_path / "none.py"):
-        run_script(tmp_path / "none.py")
 
 
 def test_a_failing_script_raises_with_its_last_lines(tmp_path: Path) -> None:
@@ -109,18 +94,3 @@ def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
 )
 def test_the_images_of_the_turns_are_whole_batches(sizes: dict[str, int], images: int) -> None:
     assert data_parallel._images_in_turns(walk(**sizes)) == images
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("native", "accelerated"), ("accelerated", "several"), ("several", "mixed_precision")],
-)
-def test_each_script_differs_from_the_one_before_in_a_few_lines(
-    checkout: Path, before: str, after: str
-) -> None:
-    old, new = (
-        (checkout / "notebooks" / "data_parallel" / f"{name}.py").read_text().splitlines()
-        for name in (before, after)
-    )
-    added, removed = set(new) - set(old), set(old) - set(new)
-    assert 0 < len(added) <= 16 and len(removed) <= 10

@@ -5,28 +5,29 @@ Parity holds, and everything is shown.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from executed_notebook import Executed, execute
 from refusal import check_refused_command
 from small_tasks import SMALL
+from worker_processes import workers_of
 
 YOUR_MODEL = "your_model"
 TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     YOUR_MODEL: TURNS,
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
-    # Executed in test_communication.py, and with a lab in tests/cluster/test_notebook.py.
-    "communication": {},
-    "index": {},
-    "performance_data": {},  # executed in test_performance_data.py
+    **{name: {} for name in ("communication", "index", "performance_data")},
 }
 PARAMETERS = {
     **{
@@ -37,53 +38,38 @@ PARAMETERS = {
 }
 
 
+LARGE = ("vgg16", "hf_Bart", "hf_Bert")
+"""Large notebooks: two of these at once might not fit into the memory of the machine."""
+IN_CI, ON_TWO_PROCESSES = "resnet18", "tts_angular"
+"""All come from one template, of which continuous integration executes the first up to what was
+learned, the second whole on two processes, and `your_model`; `pytest -m thorough` all of them."""
+
+
 @pytest.fixture
 def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[..., Executed]:
-    """Return run("resnet50", processes=2), which executes that notebook.
+    """Return run("resnet50", processes=2), which executes that notebook with small parameters.
 
-    It is executed with its small parameters, and these.
+    With `until`, it is executed as far as the cell with these words.
     """
 
-    def execute_small(name: str, **parameters: Any) -> Executed:
-        return execute(
-            checkout / "notebooks" / f"{name}.ipynb",
-            tmp_path,
-            {**PARAMETERS[name], **parameters},
-            kernel,
-        )
+    def execute_small(name: str, until: str = "", **parameters: Any) -> Executed:
+        source = checkout / "notebooks" / f"{name}.ipynb"
+        if until:
+            content = json.loads(source.read_text())
+            sources = ["".join(cell["source"]) for cell in content["cells"]]
+            last = next(i for i, text in enumerate(sources) if until in text)
+            content["cells"] = content["cells"][: last + 1]
+            source = tmp_path / "cut" / source.name
+            source.parent.mkdir(exist_ok=True)
+            source.write_text(json.dumps(content))
+        return execute(source, tmp_path, {**PARAMETERS[name], **parameters}, kernel)
 
     return execute_small
 
 
-LARGE = ("vgg16", "hf_Bart", "hf_Bert")
-"""Large notebooks: two of these at once might not fit into the memory of the machine."""
-
-
-IN_CI = "resnet18"
-ON_TWO_PROCESSES = "tts_angular"
-
-
-def each(names: Iterable[str]) -> Any:
-    """Parametrise a test with these notebooks, each of which any process of tests may take.
-
-    Large ones run one after another. All come from one template: continuous integration executes
-    one of them, one on two processes and `your_model`, and `pytest -m thorough` the others.
-    """
-    return pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(
-                name,
-                marks=[
-                    pytest.mark.xdist_group(
-                        "large notebooks" if name in LARGE else f"notebook {name}"
-                    ),
-                    *([pytest.mark.thorough] if name in SMALL else []),
-                ],
-            )
-            for name in names
-        ],
-    )
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    group = "large notebooks" if name in LARGE else f"notebook {name}"
+    return [pytest.mark.thorough, pytest.mark.xdist_group(group)]
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
@@ -143,7 +129,7 @@ def check_a_tasks_notebook(executed: Executed, processes: int, comparisons: int)
 
 
 @pytest.mark.slow
-@each(name for name in SMALL if name not in (IN_CI, ON_TWO_PROCESSES))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in SMALL])
 def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
     run: Callable[..., Executed], name: str
 ) -> None:
@@ -151,17 +137,23 @@ def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
+@pytest.mark.parametrize(
+    "waterfall", [False, pytest.param(True, marks=[pytest.mark.thorough])], ids=["", "waterfall"]
+)
 def test_a_tasks_notebook_runs_on_several_processes_and_measures_techniques(
-    run: Callable[..., Executed],
+    run: Callable[..., Executed], waterfall: bool
 ) -> None:
-    executed = run(ON_TWO_PROCESSES, processes=2, waterfall=True)
+    executed = run(ON_TWO_PROCESSES, processes=2, waterfall=waterfall)
     check_a_tasks_notebook(executed, processes=2, comparisons=2)
     text = shown(executed.code)[0]
     assert (
         "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
     )
-    assert "+ fused-optimizer" in text and "over the row above" in text
+    if waterfall:
+        assert "+ fused-optimizer" in text and "over the row above" in text
+    else:
+        assert "**Not measured**: the parameter `waterfall` is False" in text
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -181,16 +173,16 @@ def test_the_verdict_comes_in_the_first_third_before_profile_and_launcher(
 
 @pytest.mark.slow
 def test_what_was_measured_is_shown_again_without_training(run: Callable[..., Executed]) -> None:
-    first, second = run(IN_CI), run(IN_CI)
-    check_a_tasks_notebook(first, processes=1, comparisons=1)
-    assert len(list(second.runs.rglob("comparison.json"))) == 1  # not measured twice
-    texts = [shown(executed.code)[0] for executed in (first, second)]
+    first, second = (run(IN_CI, until="notebook.show_learned(") for _ in range(2))
+    (found,) = (json.loads(path.read_text()) for path in second.runs.rglob("comparison.json"))
+    assert found["parity"]["passed"], found["parity"]  # not measured twice
+    texts, figures = zip(*(shown(executed.code) for executed in (first, second)), strict=True)
     assert "and shown again" in texts[1] and "and shown again" not in texts[0]
-    assert "Part 2 of 7" in texts[0]
+    for part in ("Part 2 of 7", "step time p50", "gradient scale", "held-out metric", "before"):
+        assert part in texts[0]
     verdicts = [next(x for x in text.splitlines() if "(parity passed)" in x) for text in texts]
     assert verdicts[0] == verdicts[1]
-    pictures = [len(shown(executed.code)[1]) for executed in (first, second)]
-    assert pictures[0] == pictures[1]  # the predictions too, whose weights are gone
+    assert len(figures[0]) == len(figures[1]) >= 4  # the predictions too, whose weights are gone
 
 
 MUTATIONS = {
@@ -227,11 +219,8 @@ def test_a_broken_training_shows_as_a_loss_that_does_not_fall(
 
 
 @pytest.mark.slow
-@each([YOUR_MODEL])
-def test_a_readers_own_model_is_measured_like_the_tasks(
-    run: Callable[..., Executed], name: str
-) -> None:
-    text, _ = shown(run(name).code)
+def test_a_readers_own_model_is_measured_like_the_tasks(run: Callable[..., Executed]) -> None:
+    text, _ = shown(run(YOUR_MODEL).code)
     assert "PyTorch eager in" in text and "parity passed" in text
 
 
@@ -289,3 +278,61 @@ def test_building_them_without_the_development_tools_says_what_to_install(checko
 
 def test_every_notebook_has_a_test(checkout: Path) -> None:
     assert {path.stem for path in (checkout / "notebooks").glob("*.ipynb")} == {*SMALL, *OTHERS}
+
+
+# --------------------------------------------------------------------------------------------------
+# A bad parameter, and a killed worker
+
+
+def papermill(checkout: Path, out: Path, **parameters: object) -> list[str]:
+    words = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", str(checkout / "notebooks" / "resnet50.ipynb")]
+    return [*command, str(out), "--cwd", str(checkout / "notebooks"), *words]
+
+
+@pytest.mark.slow
+def test_a_bad_parameter_stops_the_run_at_once_and_is_named(
+    checkout: Path, tmp_path: Path, kernel: dict[str, str], runs_dir: Path
+) -> None:
+    command = papermill(checkout, tmp_path / "out.ipynb", batch_size="abc")
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **kernel}
+    )
+    assert result.returncode != 0
+    assert "batch_size='abc' must be a whole number" in result.stderr
+    assert not runs_dir.exists()  # nothing was started
+
+
+@pytest.mark.slow
+def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_process(
+    checkout: Path, tmp_path: Path, kernel: dict[str, str]
+) -> None:
+    sizes = {"image_size": 32, "batch_size": 8, "rounds": 4, "block_steps": 3}
+    command = papermill(checkout, tmp_path / "out.ipynb", **sizes)
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **kernel},
+    )
+    me = psutil.Process(running.pid)
+    deadline = time.monotonic() + 120
+    killed = False
+    # Some workers, such as those of the float64 reference, end before they can be killed.
+    while not killed:
+        assert time.monotonic() < deadline, "no worker lasted long enough to be killed"
+        assert running.poll() is None
+        victim = next(iter(workers_of(me)), None)
+        time.sleep(2 if victim else 0.05)
+        everyone = me.children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if victim and victim.status() != psutil.STATUS_ZOMBIE:
+                victim.kill()
+                killed = True
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert "did not finish" in errors
+    assert "SIGKILL" in errors
+    time.sleep(3)
+    assert [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []

@@ -24,20 +24,14 @@ OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
 
 def notebook(source: str, **values: Any) -> str:
     """Return the text of a notebook of one cell."""
-    cell = {**CODE, "source": [source], **values}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return (
-        json.dumps(
-            {
-                "cells": [cell],
-                "metadata": {"kernelspec": kernel},
-                "nbformat": 4,
-                "nbformat_minor": 5,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    content = {
+        "cells": [{**CODE, "source": [source], **values}],
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(content, indent=1) + "\n"
 
 
 @pytest.fixture
@@ -65,50 +59,26 @@ def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index
     assert not any("token=" in word for word in words)
 
 
-def test_copies_are_what_the_notebooks_are(root: Path) -> None:
+def test_a_copy_follows_its_notebook_and_what_was_run_or_edited_is_kept(root: Path) -> None:
+    shipped, copy = (root / name / "one.ipynb" for name in ("notebooks", jupyterlab.FOLDER))
     assert jupyterlab.refresh(root) == []
-    for name in ("index", "one"):
-        assert (root / "my_notebooks" / f"{name}.ipynb").read_bytes() == (
-            root / "notebooks" / f"{name}.ipynb"
-        ).read_bytes()
-
-
-def test_edits_and_outputs_of_a_copy_stay_while_its_notebook_is_the_same(root: Path) -> None:
-    jupyterlab.refresh(root)
-    copy = root / "my_notebooks" / "one.ipynb"
-    copy.write_text(notebook("print(2 * 3)", outputs=[OUTPUT]))
+    assert copy.read_bytes() == shipped.read_bytes()
+    mine = notebook("print(2 * 3)", outputs=[OUTPUT])
+    copy.write_text(mine)
     assert jupyterlab.refresh(root) == []
-    assert copy.read_text() == notebook("print(2 * 3)", outputs=[OUTPUT])
-
-
-def test_a_copy_that_was_only_run_follows_its_notebook_and_its_outputs_are_kept(root: Path) -> None:
-    jupyterlab.refresh(root)
-    shipped, copy = root / "notebooks" / "one.ipynb", root / "my_notebooks" / "one.ipynb"
-    copy.write_text(notebook("print(1)", outputs=[OUTPUT], execution_count=1))
+    assert copy.read_text() == mine  # while its notebook is the same
     shipped.write_text(notebook("print(1)  # better"))
-    assert jupyterlab.refresh(root) == []
-    assert copy.read_text() == shipped.read_text()
+    (said,) = jupyterlab.refresh(root)
     (kept,) = (root / "my_notebooks" / "earlier").glob("one-*.ipynb")
-    assert json.loads(kept.read_text())["cells"][0]["outputs"] == [OUTPUT]
+    assert said.endswith(f"changed: your copy of before is {kept.relative_to(root)}.")
+    assert (kept.read_text(), copy.read_bytes()) == (mine, shipped.read_bytes())
+    shipped.write_text(notebook("print(1)  # still better"))
+    assert jupyterlab.refresh(root) == []  # nobody has touched the copy
+    assert copy.read_bytes() == shipped.read_bytes()
 
 
-def test_an_edited_copy_stays_where_its_notebook_has_changed_and_that_is_said(root: Path) -> None:
-    jupyterlab.refresh(root)
-    copy = root / "my_notebooks" / "one.ipynb"
-    for mine in (notebook("print(2)"), "half a noteb"):
-        copy.write_text(mine)
-        (root / "notebooks" / "one.ipynb").write_text(notebook("print(1)  # better"))
-        assert jupyterlab.refresh(root) == [
-            (
-                "my_notebooks/one.ipynb has edits of yours and is of an earlier version; "
-                "the new one is notebooks/one.ipynb."
-            )
-        ]
-        assert copy.read_text() == mine
-
-
-def test_links_of_the_notebooks_hold_in_their_copies(checkout: Path) -> None:
-    assert Path(jupyterlab.FOLDER).name == jupyterlab.FOLDER  # at the depth of notebooks/
+def test_copies_lie_at_the_depth_of_the_notebooks_and_git_ignores_them(checkout: Path) -> None:
+    assert Path(jupyterlab.FOLDER).name == jupyterlab.FOLDER  # so that links hold
     assert f"/{jupyterlab.FOLDER}/" in (checkout / ".gitignore").read_text().splitlines()
 
 
@@ -124,15 +94,8 @@ c.ServerApp.ip, c.ServerApp.allow_remote_access = "0.0.0.0", True
 def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
     """Yield a JupyterLab, started as `prepare.sh --lab` does."""
     runtime = tmp_path / "runtime"
-    own = {
-        name: str(tmp_path / name)
-        for name in (
-            "JUPYTER_CONFIG_DIR",
-            "JUPYTERLAB_SETTINGS_DIR",
-            "JUPYTERLAB_WORKSPACES_DIR",
-            "IPYTHONDIR",
-        )
-    }
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
+    own = {name: str(tmp_path / name) for name in (*folders, "IPYTHONDIR")}
     for name in ("jupyter_server_config.py", "jupyter_lab_config.py"):
         Path(own["JUPYTER_CONFIG_DIR"]).mkdir(exist_ok=True)
         Path(own["JUPYTER_CONFIG_DIR"], name).write_text(OPEN)
@@ -161,34 +124,14 @@ def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_
     opened = server.get("").partition("/lab/tree/")[2].partition("?")[0]
     # Other notebooks are chosen from the folder of this one.
     assert opened == "my_notebooks/index.ipynb"
-    for name in ("index", "one"):
-        path = f"api/contents/my_notebooks/{name}.ipynb"
-        model = server.get(f"{path}?content=1")
-        model["content"]["cells"][0] |= {
-            "execution_count": 1,
-            "outputs": [{**OUTPUT, "text": ["6\n"]}],
-        }
-        # A kernel writes the same.
-        model["content"]["metadata"]["language_info"] = {
-            "name": "python",
-            "version": "3.12.0",
-        }
-        server.save(f"my_notebooks/{name}.ipynb", model["content"])
-        assert (
-            json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0][
-                "execution_count"
-            ]
-            == 1
-        )
-    assert (
-        subprocess.run(
-            ["git", "-C", str(root), "diff", "--name-only"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        == ""
-    )
+    model = server.get("api/contents/my_notebooks/one.ipynb?content=1")
+    outputs = [{**OUTPUT, "text": ["6\n"]}]
+    model["content"]["cells"][0] |= {"execution_count": 1, "outputs": outputs}
+    server.save("my_notebooks/one.ipynb", model["content"])
+    saved = json.loads((root / "my_notebooks" / "one.ipynb").read_text())
+    assert saved["cells"][0]["execution_count"] == 1
+    diff = ["git", "-C", str(root), "diff", "--name-only"]
+    assert subprocess.run(diff, capture_output=True, text=True, check=True).stdout == ""
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusal import check_refused_command
@@ -30,15 +31,8 @@ def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebook
     assert not any(entry.endswith(".pyc") for entry in names)
     commands = {Path(entry).stem for entry in names if entry.startswith(f"{folder}data_prep/")}
     assert commands == set(tasks.get(name).data_commands) != set()
-    assert {
-        f"{folder}{file}"
-        for file in (
-            "prepare.sh",
-            "launch_single_task.py",
-            "README.md",
-            "gallery_lib/train/loop.py",
-        )
-    } <= set(names)
+    files = ("prepare.sh", "launch_single_task.py", "README.md", "gallery_lib/train/loop.py")
+    assert {f"{folder}{file}" for file in files} <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -60,24 +54,13 @@ def test_bad_input_ends_with_2_and_one_message(
 def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Path) -> None:
     with tarfile.open(pack("resnet18", tmp_path / "out.tar.gz")) as archive:
         # Python has the filter since 3.11.4.
-        archive.extractall(
-            tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
-        )
+        safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(tmp_path, **safe)
     here = tmp_path / "gallery-resnet18"
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")
-    }
+    own = ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
     small = ["--classes", "2", "--train-per-class", "8", "--val-per-class", "2"]
-    train = [
-        "--model",
-        "resnet18",
-        "--batch_size=4",
-        "--image_size=32",
-        "--max_steps=2",
-        "--workers=0",
-    ]
+    train = ["--model=resnet18", "--batch_size=4", "--image_size=32", "--max_steps=2"]
     for command in (
         [sys.executable, "data_prep/mock_imagenet.py", *small],
         [sys.executable, "launch_single_task.py", *train],

@@ -30,16 +30,6 @@ def test_a_place_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         performance_data.read(performance_data.settings({"sweep": str(tmp_path / "gone")}))
 
 
-def test_a_relative_place_is_one_from_here_or_from_the_checkout(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert performance_data._place("notebooks") == checkout / "notebooks"
-    synthetic_sweep.write(tmp_path / "notebooks")
-    assert performance_data._place("notebooks").resolve() == tmp_path / "notebooks"
-    assert performance_data._place(None) == checkout / "benchmarks" / "results"
-
-
 def test_what_was_not_measured_is_named_and_other_models_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +49,20 @@ def test_what_was_not_measured_is_named_and_other_models_are_shown(
     performance_data.show_advice(sweep)
     said = capsys.readouterr().out
     assert "| my_model | 1.67× | not measured | not measured | yes | 2 hosts 1.10× |" in said
+
+
+def test_without_a_sweep_every_cell_says_not_measured_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = performance_data.read(performance_data.settings({"sweep": str(tmp_path)}))
+    assert "python3 benchmarks/network.py sweep timelines/*.json" in capsys.readouterr().out
+    performance_data.show_scatter(sweep)
+    performance_data.show_model(sweep, "vgg16")
+    performance_data.show_other_models(sweep)
+    performance_data.show_advice(sweep)
+    assert (
+        capsys.readouterr().out.count("**Not measured**: no sweep was read above.") == 8
+    )  # in Markdown and as plain text
 
 
 def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
@@ -113,20 +117,3 @@ def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(
         "| precision | O1 (bfloat16) |" in text
         and "| batch size of a process | 32 (the task's own: 128) |" in text
     )
-
-
-@pytest.mark.slow
-def test_without_a_sweep_the_notebook_says_not_measured_and_goes_on(
-    checkout: Path, tmp_path: Path, kernel: dict[str, str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    asked = {"sweep": str(tmp_path / "empty")}
-    text, alternatives = shown(
-        execute(
-            checkout / "notebooks" / "performance_data.ipynb", tmp_path / "executed", asked, kernel
-        ).code
-    )
-    assert alternatives == []
-    # The scatter plot, each task, other models, and what to do.
-    assert text.count("**Not measured**: no sweep was read above.") == 1 + len(tasks.names()) + 2
-    assert "python3 benchmarks/network.py sweep timelines/*.json --ranks 2" in text

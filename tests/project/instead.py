@@ -149,11 +149,13 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
     """Check that papermill starts, and the parameters as `gallery run` does."""
     papermill, notebook, _, *parameters = words_of(text)
     succeeds(clone, f"{papermill} --version")
-    succeeds(
-        clone,
-        ".venv/bin/python -m gallery_lib.notebooks.batch.parameters "
-        f"{shlex.join([notebook, *parameters])}",
+    check = (
+        "import sys; from pathlib import Path; from gallery_lib.notebooks.batch import "
+        "notebook_file; "
+        "notebook_file.check(Path(sys.argv[1]), dict(zip(sys.argv[3::3], sys.argv[4::3])))"
     )
+    words = shlex.join([".venv/bin/python", "-c", check, notebook, *parameters])
+    succeeds(clone, words)
 
 
 FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"

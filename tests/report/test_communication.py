@@ -9,15 +9,8 @@ import pytest
 from made_effects import effect
 
 from gallery_lib.measure.communication.convergence import FP32, WITHOUT_FEEDBACK, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects, Timeline
-from gallery_lib.report.communication import (
-    BytesSent,
-    buckets,
-    bytes_sent,
-    learned,
-    parity_rows,
-    step_times,
-)
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
+from gallery_lib.report.communication import buckets, bytes_sent, learned, parity_rows, step_times
 from gallery_lib.stats import Ratio
 
 SAME, TWICE = Ratio(1.0, 0.95, 1.05), Ratio(2.0, 1.9, 2.1)
@@ -81,30 +74,6 @@ def test_a_gradient_that_is_not_right_is_seen_however_fast_it_is(effects: Effect
     assert effect("exact", 0.1, 0.002).parity == "FAILED"
 
 
-def test_each_technique_has_its_line_of_buckets_and_the_title_the_wait_for_the_last(
-    effects: Effects,
-) -> None:
-    chart = buckets(effects)
-    assert chart.rows[2] == [*("bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200 ms", "170 ms")]
-    texts = [[text.get_text() for text in axes.texts] for axes in chart.draw().axes]
-    assert texts == [["1 MiB", "3 MiB"]] * 3
-    late = Timeline(0.01, 0.3, [(1.0, 0.02, 0.2), (3.0, 0.03, 0.3)])
-    sooner = Timeline(0.01, 0.1, [(1.0, 0.02, 0.06), (3.0, 0.03, 0.1)])
-    for lines, title in (
-        ((late, sooner), "DDP waits 270 ms for its last bucket, bf16 70.0 ms"),
-        ((sooner, late), "DDP waits 70.0 ms for its last bucket, no technique less"),
-    ):
-        ways = {
-            name: dataclasses.replace(effects.ways[PLAIN], timeline=line)
-            for name, line in zip((PLAIN, "bf16"), lines, strict=True)
-        }
-        assert buckets(dataclasses.replace(effects, ways=ways)).title.startswith(f"{title}\n")
-
-
-def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
-    assert Effects.of(dataclasses.asdict(effects)) == effects
-
-
 def scores(**changed: list[float]) -> Scores:
     good = {name: [0.93, 0.95] for name in (FP32, "bf16", "int8", WITHOUT_FEEDBACK)}
     return Scores("digits", "held-out accuracy", True, {**good, **changed})
@@ -113,7 +82,7 @@ def scores(**changed: list[float]) -> Scores:
 def test_learning_is_shown_seed_by_seed_with_its_noise() -> None:
     chart = learned([scores(int8=[0.2, 0.3])])
     axes = chart.draw().axes[0]
-    assert [text.get_text() for text in axes.texts] == ["0", "1"] * 4
+    assert [len(line.get_xdata()) for line in axes.get_lines()] == [2] * 4
     assert axes.get_xticklabels()[1].get_text() == "bf16\nmean 0.940"
     assert chart.rows[3][2] == "held-out accuracy 0.250"
     assert chart.rows[3][-3:] == ["-0.690", "± 0.028", "worse"]
@@ -138,12 +107,12 @@ def test_the_title_of_a_training_names_what_learns_less() -> None:
 
 def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
     sent = {"fp32": 100 * 2**20, "bf16 or fp16": 50 * 2**20, "PowerSGD": 2**20}
-    chart = bytes_sent(BytesSent("resnet50", 2, 200_000_000, sent))
+    chart = bytes_sent("resnet50", 2, 200_000_000, sent)
     assert chart.title == (
         "resnet50: each of 2 hosts sends 100 MiB a step in fp32, 1.0% of that in PowerSGD"
     )
     assert chart.rows[2] == ["bf16 or fp16", "50 MiB", "50.0%", "2.10 s"]
     labels = [text.get_text() for text in chart.draw().axes[0].texts]
     assert labels == ["100 MiB, 100.0%", "50 MiB, 50.0%", "1 MiB, 1.0%"]
-    alone = bytes_sent(BytesSent("resnet50", 2, 200_000_000, {"fp32": 100 * 2**20}))
+    alone = bytes_sent("resnet50", 2, 200_000_000, {"fp32": 100 * 2**20})
     assert alone.title.endswith("and no format sends less")

@@ -42,31 +42,20 @@ def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
     assert "backward pass" in doctor.text(measured.config["run_dir"])
 
 
-@pytest.mark.parametrize(
-    ("phases", "said"),
-    [
-        (
-            {"input": 0.4, "forward": 0.3, "backward": 0.3},
-            "40% of the step waits for data: try --workers 1",
-        ),
-        (
-            {"input": 0.0, "forward": 0.3, "backward": 0.3, "optimizer": 0.4},
-            "40% of the step is the optimizer",
-        ),
-        (
-            {"forward": 0.3, "backward": 0.7, "exposed_communication": 0.3},
-            "30% of the step is communication that no computation hides",
-        ),
-        (
-            {"input": 0.01, "forward": 0.33, "backward": 0.6, "optimizer": 0.05},
-            "nothing stands out",
-        ),
-    ],
-)
-def test_advice_names_the_phase_that_limits(
-    measured: Results, phases: dict[str, float], said: str
-) -> None:
-    assert findings(changed(measured, phase_seconds=phases))[0].startswith(said)
+def test_advice_names_the_phase_that_limits(measured: Results) -> None:
+    rest = {"forward": 0.3, "backward": 0.3}
+    for phases, said in (
+        ({"input": 0.4, **rest}, "40% of the step waits for data: try --workers 1"),
+        ({"optimizer": 0.4, **rest}, "40% of the step is the optimizer"),
+        ({"exposed_communication": 0.3, **rest}, "30% of the step is communication that no"),
+        ({"input": 0.01, "optimizer": 0.05, **rest}, "nothing stands out"),
+    ):
+        run = changed(measured, phase_seconds=phases)
+        assert findings(run)[0].startswith(said)
+    config = {**measured.config, "amp_level": "O1"}
+    run = changed(measured, phase_seconds={"input": 0.5}, config=config)
+    run.environment["isa"] = ["avx512f"]
+    assert findings(run)[0].startswith("this CPU has no bfloat16 units")
 
 
 def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,32 +64,7 @@ def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPat
     assert ["attention", "over short sequences as plain products"] in doctor.technique_rows()
     monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: None)
     rows = dict(doctor.technique_rows()[1:])
-    assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith(
-        "no C++ compiler"
-    )
-
-
-def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
-    phases = {"forward": 0.3, "backward": 0.7}
-    said = findings(changed(measured, phase_seconds=phases, page_faults=40_000.0))
-    assert said == [
-        (
-            "some 10% of the step are 40,000 page faults, for memory that was given back: try "
-            "compiler-opt, which keeps it."
-        )
-    ]
-    assert (
-        "nothing stands out"
-        in findings(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
-    )
-
-
-def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
-    run = changed(
-        measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"}
-    )
-    run.environment["isa"] = ["avx512f"]
-    assert findings(run)[0].startswith("this CPU has no bfloat16 units")
+    assert rows["attention"] == rows["optimizer"] == "torch's own: no C++ compiler"
 
 
 def test_a_notebooks_folder_stands_for_the_second_variants_of_its_comparisons(
@@ -140,24 +104,14 @@ def test_the_machine_is_described_technique_by_technique(
 ) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for technique in (
-        "compiler on the CPU",
-        "allocator",
-        "channels_last",
-        "another allocator",
-        "bfloat16 on the CPU",
-        "GPU",
-    ):
+    for technique in ("compiler on the CPU", "allocator", "channels_last", "GPU"):
         assert technique in said
 
 
 @pytest.mark.slow
-@pytest.mark.whole_machine
+@pytest.mark.several_cores
 def test_a_run_on_two_processes_tells_its_exposed_communication(tmp_path: Path) -> None:
-    launch(
-        config(max_steps=12, run_dir=str(tmp_path / "two")),
-        LaunchConfig(nproc_per_node=2),
-        show_log=False,
-    )
+    run = config(max_steps=12, run_dir=str(tmp_path / "two"))
+    launch(run, LaunchConfig(nproc_per_node=2), show_log=False)
     phases = read_results(tmp_path / "two").phase_seconds
     assert 0 <= phases["exposed_communication"] < 10 * phases["backward"]

@@ -12,9 +12,7 @@ from gallery_lib.cli.main import main
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     FILE,
-    Limits,
     Roofline,
-    Spread,
     read_roofline,
     write_roofline,
 )
@@ -77,10 +75,3 @@ def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
     assert "FLOP per byte" in left.get_xlabel() and "GFLOP/s" in left.get_ylabel()
     assert "45%" in plot.get_suptitle()
     assert f"{FUSED}: 450.0, 200.0, 44%" in chart(roofline).alternative_text
-
-
-def test_a_step_without_products_has_a_picture_too(roofline: Roofline) -> None:
-    alone = [part for part in roofline.groups if not part.flops]
-    plain = dataclasses.replace(roofline, groups=alone, limits=Limits({}, Spread(25e9, 1.0, 1.0)))
-    assert len(chart(plain).draw().axes) == 2
-    assert "matrix product" not in text(plain)

@@ -1,75 +1,181 @@
-"""Contents of the tables, for verdicts of every kind."""
+"""The verdict in one line, for every outcome, and the tables below it."""
+
+from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
+from typing import Any
 
 import pytest
-from made_comparison import FASTER, changed, comparison
+from made_comparison import FASTER, NO_DIFFERENCE, SLOWER, changed, comparison
 
-from gallery_lib.console.table import (
-    markdown_table,
-    number,
-    rate,
-    seconds,
-    short_rate,
-    text_table,
+from gallery_lib.console.table import number, rate, seconds
+from gallery_lib.measure.comparison.result import Check, Comparison, Parity
+from gallery_lib.report import tables, verdict
+from gallery_lib.report.tables import folded, unfolded
+from gallery_lib.system.machine_load import MachineLoad, Others
+
+QUIET = MachineLoad(
+    2, [0.3, 2.1], Others(0.05, "sshd", 0.04), Others(0.1, "sshd", 0.1), 0.001, {"baseline": 0.04}
 )
-from gallery_lib.report import plots, tables, verdict
-from gallery_lib.report.folded import unfolded
-from gallery_lib.stats import Ratio
+GAIN = dataclasses.replace(comparison(FASTER, 406), confidence=0.99)
+SAME = dataclasses.replace(comparison(NO_DIFFERENCE, None), confidence=0.99)
+PARTED = [
+    Check("losses", True, 0.01, 0.1, "step 2"),
+    Check("all losses", False, 0.0132, 0.0012, "step 12", 4e-4),
+]
+TOO_SMALL = Parity(False, [Check("losses", False, 0.5, 0.1, "step 2")], batch_to_take=16)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("found", "said", "break_even"),
     [
-        *(
-            (0.0, "0"),
-            (0.25, "0.250"),
-            (1.0, "1.00"),
-            (9.999, "10.0"),
-            (38.07, "38.1"),
-            (24576.0, "24,600"),
-            (-0.5, "-0.500"),
+        (
+            GAIN,
+            "2.00× as fast as PyTorch eager in fp32 (99 % interval 1.90 to 2.10), same training "
+            "(parity passed), start-up paid for after 406 steps (1.7 min).",
+            "Break-even: start-up paid for after 406 steps",
         ),
-        *(
-            (0.00123, "0.00123"),
-            (0.000123, "0.00012"),
-            (999.9, "1,000"),
-            (float("inf"), "not finite"),
+        (
+            SAME,
+            "no measurable difference from PyTorch eager in fp32 (1.18×, 99 % interval 0.90 to "
+            "1.80), same training (parity passed).",
+            "no measurable difference between the steps",
+        ),
+        (
+            comparison(SLOWER, None),
+            "0.80× as fast as PyTorch eager in fp32 (interval 0.70 to 0.90), so slower, same "
+            "training (parity passed).",
+            "steps are not shorter",
+        ),
+        (
+            comparison(None, None),
+            "not comparable with PyTorch eager in fp32, since it does not compute the same "
+            "training (losses: 0.500 where 0.100 is allowed, step 2), so no speed-up is given.",
+            "no speed-up",
+        ),
+        (
+            dataclasses.replace(comparison(None, None), parity=Parity(False, PARTED)),
+            "same at first, then not: its loss parts from that of PyTorch eager in fp32 at step "
+            "12 (0.0132 apart where 0.00120 is allowed), so no speed-up is given.",
+            "no speed-up",
+        ),
+        (
+            dataclasses.replace(comparison(None, None), parity=TOO_SMALL),
+            "too small to judge: a second run of PyTorch eager in fp32, from weights that are "
+            "moved by a rounding, does not pass either (losses: 0.500 where 0.100 is allowed, "
+            "step 2). Take a batch size of 16 or more, so no speed-up is given.",
+            "no speed-up",
+        ),
+        (
+            comparison(FASTER, 0),
+            "2.00× as fast as PyTorch eager in fp32 (interval 1.90 to 2.10), same training "
+            "(parity passed), its start-up is no longer.",
+            "Break-even: its start-up is no longer.",
         ),
     ],
 )
-def test_a_measured_value_has_three_significant_digits_and_thousands_separators(
-    value: float, said: str
+def test_the_verdict_is_one_line_with_interval_parity_and_break_even(
+    found: Comparison, said: str, break_even: str
 ) -> None:
-    assert number(value) == said
+    assert verdict.one_line(found) == f"resnet50: {said}"
+    assert break_even in verdict.break_even_line(found)
 
 
-def test_durations_and_rates_have_units() -> None:
-    assert [seconds(value) for value in (0.0123, 0.5, 1.234, 410.0)] == [
-        "12.3 ms",
-        "500 ms",
-        "1.23 s",
-        "410 s",
-    ]
-    assert [rate(value) for value in (5333.3, 4.0, 0.0412)] == [
-        "5,330 samples/s",
-        "4.00 samples/s",
-        "0.0412 samples/s",
-    ]
-    assert [short_rate(v) for v in (1280, 440.2, 4.63, 0.04)] == [
-        "1280/s",
-        "440/s",
-        "4.63/s",
-        "0.0400/s",
-    ]
+def test_precision_processes_tasks_and_other_variants_are_named() -> None:
+    half = changed(GAIN, config={"amp_level": "O1", "amp_dtype": "auto"}, world_size=2)
+    start = "resnet50 on 2 processes: 2.00× as fast as PyTorch eager in bf16 autocast (99 %"
+    assert verdict.one_line(half).startswith(start)
+    on_gpu = changed(half, environment={"device": "2 × A GPU"})
+    # Which of the two dtypes autocast chose is not recorded.
+    assert "in autocast (" in verdict.one_line(on_gpu)
+    assert "in fp16 autocast (" in verdict.one_line(changed(on_gpu, config={"amp_dtype": "fp16"}))
+    names = dict(zip(("plain", "tuned"), GAIN.variants.values(), strict=True))
+    own = dataclasses.replace(GAIN, variants=names, task="/somewhere/long/task.py:TASK")
+    assert verdict.one_line(own).startswith("task.py:TASK: 2.00× as fast as plain in fp32")
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "said"),
+    [
+        ({"input": "192×128 pixels"}, {"image_size": 128}, "192×128 pixels"),
+        ({}, {"image_size": 48}, "images 48 pixels high"),
+        ({}, {"image_size": None, "sequence_length": 32}, "32 tokens or frames"),
+        ({}, {"image_size": None}, ""),
+    ],
+)
+def test_sizes_have_units_also_of_runs_that_did_not_record_them(
+    data: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    run = changed(GAIN, data=data, config=config).baseline
+    assert verdict.batch(run) == ", ".join(filter(None, ["batch size 16", said]))
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (
+            {"turns": Others(1.2, "cc1plus", 0.9)},
+            "other processes took 1.2 of 2 cores while steps were measured, most of all "
+            "`cc1plus` (0.9)",
+        ),
+        ({"stolen": 0.07}, "the hypervisor gave 7% of the CPU time to other machines"),
+        ({}, ""),
+    ],
+)
+def test_a_busy_machine_is_named_in_one_line_before_the_details(
+    seen: dict[str, Any], said: str
+) -> None:
+    found = dataclasses.replace(GAIN, load=dataclasses.replace(QUIET, **seen))
+    line = verdict.busy_line(found)
+    if not said:
+        assert line == "" and "busy" not in tables.comparison_text(found)
+        return
+    assert line.startswith(f"The machine was busy: {said}; times are longer")
+    assert tables.comparison_text(found).splitlines()[-3] == line
+    assert line in tables.comparison_markdown(found).partition("<details>")[0]
+
+
+@pytest.mark.parametrize(
+    ("amp_level", "isa", "said"),
+    [("O1", ["avx2"], True), ("O1", ["avx2", "avx512_bf16"], False), ("O0", [], False)],
+)
+def test_a_baseline_that_emulates_bfloat16_is_to_be_read_with_care(
+    amp_level: str, isa: list[str], said: bool
+) -> None:
+    found = changed(GAIN, config={"amp_level": amp_level}, environment={"isa": isa})
+    shown = tables.comparison_markdown(found).partition("<details>")[0]
+    for text in (tables.comparison_text(found), shown):
+        assert ("eager fp32 (O0) would be faster" in text) == said
+
+
+def test_a_check_is_explained_with_the_figures_that_it_has() -> None:
+    def said(*parts: Any) -> str:
+        return verdict.meaning_of(Check(*parts))
+
+    assert "The baseline itself" not in said("gradient scale", True, 0.001, 0.004, "x")
+    failed = said("losses", False, float("inf"), 0.1, "step 1", 0.01)
+    assert "not finite is more than rounding explains" in failed
+    assert "than the baseline's own" in said("losses", True, 0.01, 0.1, "step 1", 0.02)
+    within = said("gradients", True, 0.26, 0.75, "layer1.weight", 0.217)
+    assert "0.217 off there, by rounding alone" in within and "0.260 is within" in within
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables
+
+
+def test_figures_have_three_digits_thousands_separators_and_units() -> None:
+    values = (0.0, 0.25, 9.999, 38.07, 24576.0, -0.5, 0.00123, 0.000123, 999.9, float("inf"))
+    said = "0 0.250 10.0 38.1 24,600 -0.500 0.00123 0.00012 1,000 not finite"
+    assert " ".join(map(number, values)) == said
+    assert [seconds(value) for value in (0.0123, 1.234)] == ["12.3 ms", "1.23 s"]
+    assert rate(5333.3) == "5,330 samples/s"
 
 
 def test_a_slow_loader_is_named_with_both_steps_where_the_median_hides_it() -> None:
     sustained = {"steps": 90, "step_seconds": 2.0, "input_seconds": 1.5}
     found = changed(
-        comparison(FASTER, 40),
+        GAIN,
         sustained={**sustained, "steady_input_seconds": 0.01},
         samples_per_second={"sustained": 8.0},
     )
@@ -84,44 +190,33 @@ def test_a_slow_loader_is_named_with_both_steps_where_the_median_hides_it() -> N
 
 
 def test_the_verdict_comes_last_on_a_terminal_and_first_in_a_notebook() -> None:
-    found = comparison(FASTER, 40)
-    text, markdown = tables.comparison_text(found), tables.comparison_markdown(found)
+    text, markdown = tables.comparison_text(GAIN), tables.comparison_markdown(GAIN)
     assert text.splitlines()[-3].startswith("resnet50: 2.00× as fast as PyTorch eager in fp32")
-    assert markdown.startswith("**resnet50: 2.00× as fast as PyTorch eager in fp32")
-    details = (
-        "32.0 samples/s",
-        "64.0 samples/s",
-        "no GPU",
-        "held-out top1 (chance 0.100)",
-        "not finite",
-        "batch size 16, images 48 pixels high",
-    )
-    before, _, folded = markdown.partition("<details>")
-    for part in details:
-        assert part in text and part in folded and part not in before
-    assert "<details>" not in unfolded(markdown) and all(
-        part in unfolded(markdown) for part in details
-    )
+    before, _, below = markdown.partition("<details>")
+    assert before.startswith("**resnet50: 2.00× as fast as PyTorch eager in fp32")
+    for part in ("32.0 samples/s", "no GPU", "held-out top1 (chance 0.100)", "not finite"):
+        assert part in text and part in below and part not in before
+        assert part in unfolded(markdown)
+    assert "<details>" not in unfolded(markdown)
+
+
+def test_folded_parts_are_unfolded_in_the_plain_form() -> None:
+    text = "\n\n".join(["Before.", folded("More", "a\n\nb"), folded("Yet more", "c")])
+    assert text.count("<details>") == text.count("</details>") == 2
+    assert unfolded(text) == "Before.\n\nMore:\n\na\n\nb\n\nYet more:\n\nc"
 
 
 def test_without_parity_no_speedup_appears_anywhere() -> None:
-    for text in (
-        tables.comparison_text(comparison(None, None)),
-        tables.comparison_markdown(comparison(None, None)),
-    ):
-        assert "not comparable" in text
-        assert "losses: 0.500 where 0.100 is allowed, step 2" in text
-        assert "as fast as" not in text
-        assert "FAILED" in text
+    wrong = comparison(None, None)
+    for text in (tables.comparison_text(wrong), tables.comparison_markdown(wrong)):
+        assert "not comparable" in text and "FAILED" in text and "as fast as" not in text
 
 
 @pytest.mark.parametrize(("rate_of_two", "reason"), [(60.0, False), (70.0, True)])
 def test_processes_that_share_cores_have_no_efficiency(rate_of_two: float, reason: bool) -> None:
-    one = changed(comparison(FASTER, 40), samples_per_second={"global": 64.0})
-    several = changed(
-        one, world_size=2, samples_per_second={"global": rate_of_two}, config={"batch_size": 8}
-    )
-    said = tables.scaling_markdown(one, several)
+    one = changed(GAIN, samples_per_second={"global": 64.0})
+    two = {"samples_per_second": {"global": rate_of_two}, "config": {"batch_size": 8}}
+    said = tables.scaling_markdown(one, changed(one, world_size=2, **two))
     assert "efficiency" not in said and "%" not in said
     assert f"| {rate_of_two / 64:.2f}× |" in said
     assert "2 share the same cores (16 samples a step alone, 8 a process together)" in said
@@ -134,54 +229,9 @@ def test_processes_that_share_cores_have_no_efficiency(rate_of_two: float, reaso
 def test_more_than_all_of_the_efficiency_has_its_reason(
     rate_of_two: float, efficiency: str, reason: bool
 ) -> None:
-    one = changed(
-        comparison(FASTER, 40),
-        samples_per_second={"global": 64.0},
-        environment={"device": "2 × A GPU"},
-    )
+    gpu = {"device": "2 × A GPU"}
+    one = changed(GAIN, samples_per_second={"global": 64.0}, environment=gpu)
     several = changed(one, world_size=2, samples_per_second={"global": rate_of_two})
     said = tables.scaling_markdown(one, several)
     assert efficiency in said and "scaling efficiency" in said
     assert ("More than 100 %: the two columns were measured one after the other" in said) == reason
-
-
-def test_tables_are_rectangular_in_both_forms() -> None:
-    rows = tables.comparison_rows(comparison(Ratio(1.0, 0.9, 1.1), None))
-    assert {len(row) for row in rows} == {3}
-    assert len(markdown_table(rows).splitlines()) == len(rows) + 1
-    assert len(text_table(rows).splitlines()) == len(rows) + 1
-
-
-def test_a_loss_that_is_not_finite_is_drawn_and_described() -> None:
-    outcome = comparison(Ratio(1.0, 0.9, 1.1), None)
-    chart = plots.losses(outcome)
-    assert "2: not finite, not finite" in chart.alternative_text
-    assert chart.draw().axes[0].get_lines()
-
-
-def test_every_line_of_a_plot_differs_in_style_and_not_in_colour_alone() -> None:
-    lines = plots.losses(comparison(None, None)).draw().axes[0].get_lines()
-    assert len({line.get_linestyle() for line in lines}) == len(lines) == 2
-
-
-def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
-    outcome = dataclasses.replace(comparison(Ratio(2.0, 1.9, 2.1), 40), folder=str(tmp_path))
-    for name, step in (("baseline", 0.5), ("compiler-opt", 0.25)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "steps.jsonl").write_text(
-            json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n"
-        )
-    assert plots.losses(outcome).rows == [
-        ["step", "baseline", "compiler-opt"],
-        ["1", "7.00", "7.00"],
-        ["2", "not finite", "not finite"],
-    ]
-    assert plots.step_times(outcome).rows[3] == ["50 %", "500 ms", "250 ms"]
-    assert plots.break_even(outcome).rows[1:] == [
-        ["0", "10.0 s", "10.0 s"],
-        ["40", "30.0 s", "20.0 s"],
-        ["60", "40.0 s", "25.0 s"],
-    ]
-    assert plots.throughput(outcome).rows[1][2:] == ["32.0 samples/s", "3.00 samples/s"]
-    for plot in (plots.step_times, plots.break_even, plots.throughput):
-        plot(outcome).draw().savefig("/dev/null", format="png")

@@ -43,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     with progress.importing():
         from gallery_lib.measure.bench import bench as measure
         from gallery_lib.report import style
-        from gallery_lib.report.bench_chart import chart
-        from gallery_lib.report.bench_text import complete, markdown, text
+        from gallery_lib.report.bench import chart, complete, markdown, text
     progress.clear()
 
     def write(folder: Path, bench: Bench) -> None:

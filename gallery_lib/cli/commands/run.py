@@ -45,13 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     from gallery_lib.notebooks.batch import plan
 
     planned = plan.plan(namespace.names, config.profile, dict(namespace.given))
-    from gallery_lib.notebooks.batch import live, reports, schedule, summary
+    from gallery_lib.notebooks.batch import reports, schedule
 
-    with live.shown(len(planned)) as observer:
-        folder, report = schedule.run(
-            planned, config, command=["gallery", "run", *arguments], observer=observer
-        )
-    print(summary.text(report, folder))
+    folder, report = schedule.run(planned, config, command=["gallery", "run", *arguments])
+    print(reports.text(report, folder))
     if len(planned) > 1:
         print(reports.named(folder))
     if report.interrupted_by:

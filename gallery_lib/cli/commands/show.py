@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     (namespace,) = LINE.parse(arguments)
     from gallery_lib.measure.profile.roofline.result import FILE as ROOFLINE_FILE
     from gallery_lib.measure.profile.roofline.result import read_roofline
-    from gallery_lib.notebooks.batch import record, summary
+    from gallery_lib.notebooks.batch import record, reports
     from gallery_lib.report import tables
 
     folder = Path(namespace.folder)
@@ -36,9 +36,9 @@ def main(arguments: Sequence[str]) -> None:
         file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()
     ]:
         from gallery_lib.measure.bench.result import read_bench
-        from gallery_lib.report import bench_text
+        from gallery_lib.report import bench
 
-        print("\n\n".join(bench_text.text(read_bench(file)) for file in benches))
+        print("\n\n".join(bench.text(read_bench(file)) for file in benches))
         return
     if (folder / ROOFLINE_FILE).exists():
         from gallery_lib.report import roofline
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         print(roofline.text(read_roofline(folder / ROOFLINE_FILE)))
         return
     print(
-        summary.text(record.read_report(folder), folder)
+        reports.text(record.read_report(folder), folder)
         if (folder / record.REPORT_FILE).exists()
         else tables.folder_text(folder)
     )

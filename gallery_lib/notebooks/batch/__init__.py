@@ -1,6 +1,5 @@
-"""Headless batch runs of notebooks: planning, execution, judgement and reports.
+"""Headless batch runs of notebooks.
 
 `plan` settles which notebooks run with which parameters, and `schedule` runs them. `evidence`
-decides whether a notebook really ran. `record`, `summary`, `reports` and `changes` report the
-results.
+decides whether a notebook really ran. `record`, `reports` and `changes` report the results.
 """

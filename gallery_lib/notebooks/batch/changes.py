@@ -9,17 +9,15 @@ since one measurement has no interval.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gallery_lib import stats
-from gallery_lib.console.table import duration
+from gallery_lib.console.table import duration, text_table
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.record import COMPARED, REPORT_FILE
-from gallery_lib.notebooks.batch.summary import speedup
-from gallery_lib.report.tables import text_table
+from gallery_lib.notebooks.batch.reports import speedup
 from gallery_lib.system.json_files import Misfit, converted, read_json
 
 
@@ -30,8 +28,8 @@ class Change:
     what: str
     before: str
     after: str
-    change: str  # "" if there is nothing to compute
-    mark: str  # "regression: …", "improvement", or "" for noise and for equal values
+    change: str = ""  # "" if there is nothing to compute
+    mark: str = ""  # "regression: …", "improvement", or "" for noise and for equal values
 
     @property
     def regression(self) -> bool:
@@ -41,10 +39,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Batch:
-    """One of the two batches to compare.
+    """One of the two batches to compare, and the machine that it was measured on.
 
-    `notebooks` holds status, seconds, parameters and comparisons of each notebook. `machine` says
-    where they were measured.
+    `notebooks` holds status, seconds, parameters and comparisons of each notebook.
     """
 
     notebooks: dict[str, dict[str, Any]]
@@ -63,9 +60,8 @@ def read_batch(path: Path | str) -> Batch:
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     try:
         content = read_json(file, dict[str, Any], again="Give another file.")
-        machine = converted(
-            content.get("machine", content.get("environment")), dict[str, Any], "machine"
-        )
+        found = content.get("machine", content.get("environment"))
+        machine = converted(found, dict[str, Any], "machine")
         entries = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
         notebooks = {
             name: _notebook(values, content, f"notebooks.{name}")
@@ -89,70 +85,47 @@ def read_batch(path: Path | str) -> Batch:
 
 
 def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return status, seconds, parameters and comparisons of a notebook.
-
-    Raises:
-        Misfit: for values of another form; the message names the `place`.
-    """
-    status = (
-        values["status"]
-        if "status" in values
-        else "failed"
-        if values.get("problem", True)
-        else "passed"
-    )
+    """Return status, seconds, parameters and comparisons of a notebook; Misfit names `place`."""
     converted(values, COMPARED, place)
+    of_a_benchmark = "failed" if values.get("problem", True) else "passed"
+    parameters = values.get("parameters", content.get("parameters", {}))
     return {
-        "status": converted(status, str, f"{place}.status"),
+        "status": converted(values.get("status", of_a_benchmark), str, f"{place}.status"),
         "seconds": converted(values.get("seconds"), float, f"{place}.seconds"),
-        "parameters": converted(
-            values.get("parameters", content.get("parameters", {})),
-            dict[str, Any],
-            f"{place}.parameters",
-        ),
+        "parameters": converted(parameters, dict[str, Any], f"{place}.parameters"),
         "comparisons": values["comparisons"],
     }
 
 
 def _of_status(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Change:
-    def shown(side: dict[str, Any] | None) -> str:
-        return "absent" if side is None else f"{side['status']}, {duration(side['seconds'])}"
-
-    mark = ""
-    if before and after and before["status"] != after["status"]:
-        mark = (
-            "improvement"
-            if after["status"] == "passed"
-            else f"regression: {after['status']}"
-            if before["status"] == "passed"
-            else ""
-        )
-    change = (
-        f"{after['seconds'] / before['seconds']:.2f}× as long"
-        if before and after and before["seconds"] and after["seconds"]
-        else ""
+    old, new = (
+        f"{side['status']}, {duration(side['seconds'])}" if side else "absent"
+        for side in (before, after)
     )
-    return Change(name, shown(before), shown(after), change, mark)
+    if not before or not after:
+        return Change(name, old, new)
+    mark, both = "", (before["seconds"], after["seconds"])
+    if before["status"] != after["status"]:
+        lost = f"regression: {after['status']}" if before["status"] == "passed" else ""
+        mark = "improvement" if after["status"] == "passed" else lost
+    change = f"{both[1] / both[0]:.2f}× as long" if all(both) else ""
+    return Change(name, old, new, change, mark)
 
 
-def _of_comparison(what: str, before: dict[str, Any], after: dict[str, Any]) -> Change:
+def _of_comparison(
+    what: str, before: dict[str, Any], after: dict[str, Any], *, same: bool
+) -> Change:
     texts = speedup(before), speedup(after)
+    if not same:
+        return Change(what, *texts, "", "not judged: other parameters")
     if before["parity_passed"] != after["parity_passed"]:
-        return Change(
-            what,
-            *texts,
-            "",
-            "improvement" if after["parity_passed"] else "regression: no parity any more",
-        )
+        mark = "improvement" if after["parity_passed"] else "regression: no parity any more"
+        return Change(what, *texts, "", mark)
     if not before["speedup"] or not after["speedup"]:
-        return Change(what, *texts, "", "")
-    change = stats.change_of_ratio(
-        stats.Ratio(**before["speedup"]), stats.Ratio(**after["speedup"])
-    )
-    mark = {"faster": "improvement", "slower": "regression: a smaller speed-up"}.get(
-        change.verdict, ""
-    )
-    return Change(what, *texts, str(change), mark)
+        return Change(what, *texts)
+    change = stats.change_of_ratio(*(stats.Ratio(**side["speedup"]) for side in (before, after)))
+    marks = {"faster": "improvement", "slower": "regression: a smaller speed-up"}
+    return Change(what, *texts, str(change), marks.get(change.verdict, ""))
 
 
 def _by_conditions(side: dict[str, Any] | None) -> dict[tuple[int, str], dict[str, Any]]:
@@ -166,17 +139,13 @@ def changes(before: Batch, after: Batch) -> list[Change]:
     """
     lines = []
     for name in dict.fromkeys([*before.notebooks, *after.notebooks]):
-        sides = before.notebooks.get(name), after.notebooks.get(name)
-        lines.append(_of_status(name, *sides))
-        earlier, later = (_by_conditions(side) for side in sides)
+        old, new = before.notebooks.get(name), after.notebooks.get(name)
+        lines.append(_of_status(name, old, new))
+        earlier, later = _by_conditions(old), _by_conditions(new)
         for key in [key for key in earlier if key in later]:
-            change = _of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key])
-            same = sides[0] and sides[1] and sides[0]["parameters"] == sides[1]["parameters"]
-            lines.append(
-                change
-                if same
-                else dataclasses.replace(change, change="", mark="not judged: other parameters")
-            )
+            what = f"  {key[0]} process(es), {key[1]}"
+            same = bool(old and new and old["parameters"] == new["parameters"])
+            lines.append(_of_comparison(what, earlier[key], later[key], same=same))
     return lines
 
 
@@ -186,25 +155,18 @@ def text(before: Batch, after: Batch) -> str:
     A last line names differences between the two machines, if there are any.
     """
     lines = changes(before, after)
-    rows = [
-        ["notebook", "before", "after", "after / before", ""],
-        *([c.what, c.before, c.after, c.change, c.mark] for c in lines),
-    ]
+    rows = [["notebook", "before", "after", "after / before", ""]]
+    rows += [[c.what, c.before, c.after, c.change, c.mark] for c in lines]
     regressions = sum(change.regression for change in lines)
-    count = (
-        "no regression beyond the intervals"
-        if not regressions
-        else f"{regressions} regression(s) beyond the intervals"
-    )
-    machines = [(name, value, after.machine[name]) for name, value in before.machine.items()]
+    said = [
+        f"{f'{regressions} regression(s)' if regressions else 'no regression'} beyond the "
+        "intervals; durations have no interval and are not judged."
+    ]
     differing = [
         f"{name}: {value} → {later}"
-        for name, value, later in machines
-        if value and later and value != later
+        for name, value in before.machine.items()
+        if value and (later := after.machine[name]) and value != later
     ]
-    elsewhere = (
-        f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
-    )
-    return (
-        f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"
-    )
+    if differing:
+        said.append(f"Not measured under the same conditions ({'; '.join(differing)}).")
+    return "\n".join([text_table(rows), "", *said])

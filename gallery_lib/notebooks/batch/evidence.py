@@ -96,12 +96,8 @@ def _tail(log: list[str]) -> list[str]:
     """Return the last lines of the log; for a dead kernel, those before papermill's traceback."""
     if any("DeadKernelError" in line for line in log):
         ended = max((i for i, line in enumerate(log) if line.startswith("Ending Cell")), default=0)
-        log = log[
-            : next(
-                (i for i, line in enumerate(log) if i > ended and line.startswith("Traceback ")),
-                None,
-            )
-        ]
+        traces = [i for i, line in enumerate(log) if i > ended and line.startswith("Traceback ")]
+        log = log[: traces[0]] if traces else log
     return log[-TAIL_LINES:]
 
 
@@ -125,20 +121,10 @@ def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
             continue  # cells that never ran are the evidence for it
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
-        said = f"{visible(name)}: {_first_line(value)}".rstrip(": ")
-        return (
-            "out of memory" if no_memory or killed else "failed"
-        ), f"{said.rstrip('.')}, {_where(cells, number)}"
+        said = f"{visible(name)}: {_first_line(value)}".rstrip(": ").rstrip(".")
+        reason = f"{said}, {_where(cells, number)}"
+        return "out of memory" if no_memory or killed else "failed", reason
     return None
-
-
-def _fell(losses: list[float]) -> bool:
-    """Return whether the last quarter of the steps has a lower mean loss than the first.
-
-    Single steps are too noisy to compare.
-    """
-    quarter = max(1, len(losses) // 4)
-    return sum(losses[-quarter:]) < sum(losses[:quarter])
 
 
 def _problem_of_run(run_dir: Path, name: str, steps: int) -> str | None:
@@ -146,20 +132,31 @@ def _problem_of_run(run_dir: Path, name: str, steps: int) -> str | None:
         results = read_results(run_dir)
     except InputError as error:
         return f"the run {name} left no valid results: {error}"
-    if not results.steps == last_step(run_dir) == steps:
+    logged = last_step(run_dir)
+    if not results.steps == logged == steps:
         return (
             f"the run {name} was to take {steps} steps, its results say {results.steps}, its log "
-            f"{last_step(run_dir)}"
+            f"{logged}"
         )
     losses = [loss for _, loss in results.loss["curve"]]
     if any(loss is None for loss in losses):
         return f"the loss of the run {name} is not finite"
-    if len(losses) >= MINIMUM_STEPS_TO_JUDGE and not _fell(losses):
-        return (
-            f"the loss of the run {name} did not fall ({losses[0]:.3f} → {losses[-1]:.3f} in "
-            f"{len(losses)} steps)"
-        )
-    return None
+    quarter = max(1, len(losses) // 4)  # single steps are too noisy to compare
+    if len(losses) < MINIMUM_STEPS_TO_JUDGE or sum(losses[-quarter:]) < sum(losses[:quarter]):
+        return None
+    return (
+        f"the loss of the run {name} did not fall ({losses[0]:.3f} → {losses[-1]:.3f} in "
+        f"{len(losses)} steps)"
+    )
+
+
+def _asked_steps(config: Path) -> int | None:
+    """Return how many steps a run was to take; None for a model's own `config.json`."""
+    try:
+        steps = read_json(config, dict[str, Any], again="").get("max_steps")
+    except (InputError, FileNotFoundError):
+        return None
+    return steps if type(steps) is int else None
 
 
 def problem_of_runs(folder: Path, measures: bool) -> str | None:
@@ -170,31 +167,16 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
         measures: whether the notebook compares two variants, so that there must be a comparison.
     """
     for path in sorted(folder.rglob("config.json")):
-        steps = asked_steps(path)
-        if steps and (
-            problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), steps)
-        ):
+        name, steps = str(path.parent.relative_to(folder)), _asked_steps(path)
+        if steps and (problem := _problem_of_run(path.parent, name, steps)):
             return problem
-    for path in sorted(folder.rglob("comparison.json")):
+    comparisons = sorted(folder.rglob("comparison.json"))
+    for path in comparisons:
         try:
             read_comparison(path.parent)
         except InputError as error:
             return f"it left a comparison that cannot be read: {error}"
-    if measures and not any(folder.rglob("comparison.json")):
-        return "it ran, but left no comparison"
-    return None
-
-
-def asked_steps(config: Path) -> int | None:
-    """Return how many steps a run was to take, according to its `config.json`.
-
-    Returns None for another kind of file, such as a model's own `config.json`.
-    """
-    try:
-        steps = read_json(config, dict[str, Any], again="").get("max_steps")
-    except (InputError, FileNotFoundError):
-        return None
-    return steps if type(steps) is int else None
+    return "it ran, but left no comparison" if measures and not comparisons else None
 
 
 def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
@@ -213,46 +195,37 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
         code = notebook.code
     except InputError:  # papermill wrote nothing, or only half of it
         cells, code = [], []
-    missing = [cells.index(cell) + 1 for cell in code if cell.execution_count is None]
+    status, reason = _verdict(log, cells, code, ended)
+    if status == "passed" and (problem := problem_of_runs(executed.parent / RUNS_FOLDER, measures)):
+        status, reason = "failed", problem
+    cells_run = sum(cell.execution_count is not None for cell in code)
+    return Outcome(status, reason, cells_run, len(code), _tail(log))
+
+
+def _verdict(
+    log: list[str], cells: list[Cell], code: list[Cell], ended: Ended
+) -> tuple[Status, str | None]:
+    """Return status and reason according to the cells and to how the process ended."""
     at, line = _where(cells, started_cell(log)), log[-1] if log else "it said nothing"
-
-    def verdict() -> tuple[Status, str | None]:
-        if ended.ended_by is not None:
-            return ended.ended_by, f"{ended.because}, {at}"
-        if ended.exit_code == DEAD_KERNEL_EXIT_CODE or any(
-            "Kernel died before replying" in line for line in log
-        ):
-            if ended.oom_kills:
-                return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
-            return "kernel died", f"the kernel was gone, {at}"
-        if (number := signal_of_exit_code(ended.exit_code)) is not None:
-            return (
-                "failed",
-                f"papermill was killed by {number.name}, by someone or because "
-                f"memory ran out, {at}",
-            )
-        if error := _error_of(cells, ended.oom_kills):
-            return error
-        if not cells:
-            return (
-                "failed",
-                f"papermill ended with exit code {ended.exit_code} before anything ran: {line}",
-            )
-        if missing:
-            first = _where(cells, missing[0]).removeprefix("in ")
-            left = (
-                "; a cell left with SystemExit"
-                if any(cell.error and cell.error[0] == "SystemExit" for cell in code)
-                else ""
-            )
-            return (
-                "failed",
-                f"{len(missing)} of {len(code)} code cells never ran{left}; the first is {first}",
-            )
-        if ended.exit_code:
-            return "failed", f"papermill ended with exit code {ended.exit_code}: {line}"
-        problem = problem_of_runs(executed.parent / RUNS_FOLDER, measures)
-        return ("failed", problem) if problem else ("passed", None)
-
-    status, reason = verdict()
-    return Outcome(status, reason, len(code) - len(missing), len(code), _tail(log))
+    if ended.ended_by is not None:
+        return ended.ended_by, f"{ended.because}, {at}"
+    dead = any("Kernel died before replying" in line for line in log)
+    if dead or ended.exit_code == DEAD_KERNEL_EXIT_CODE:
+        if ended.oom_kills:
+            return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
+        return "kernel died", f"the kernel was gone, {at}"
+    if (number := signal_of_exit_code(ended.exit_code)) is not None:
+        someone = "by someone or because memory ran out"
+        return "failed", f"papermill was killed by {number.name}, {someone}, {at}"
+    if error := _error_of(cells, ended.oom_kills):
+        return error
+    exit_code = f"papermill ended with exit code {ended.exit_code}"
+    if not cells:
+        return "failed", f"{exit_code} before anything ran: {line}"
+    if missing := [cell for cell in code if cell.execution_count is None]:
+        first = _where(cells, cells.index(missing[0]) + 1).removeprefix("in ")
+        left = any(cell.error and cell.error[0] == "SystemExit" for cell in code)
+        why = "; a cell left with SystemExit" if left else ""
+        ran = f"{len(missing)} of {len(code)} code cells never ran"
+        return "failed", f"{ran}{why}; the first is {first}"
+    return ("failed", f"{exit_code}: {line}") if ended.exit_code else ("passed", None)

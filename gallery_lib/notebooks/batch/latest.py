@@ -14,50 +14,117 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.measure.bench.result import OURS, Bench, read_bench
 from gallery_lib.measure.comparison.result import Comparison, read_comparison
 from gallery_lib.report import verdict
-from gallery_lib.report.speedups import HERE, Speedup
+from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
+if TYPE_CHECKING:
+    from gallery_lib.report.style import Chart
+
+HERE = "this machine"
+PUBLISHED = "epyc-zen5-2core"
+"""Machine whose figures README and the index show, by its folder."""
 _MOST_FILES = 500
 """Maximum number of comparisons to read, the newest first: a folder of runs may hold years."""
 _YOUR_MODEL = re.compile(rf"/cells/\w+/\w+/{re.escape(CELL_FILE)}:TASK$")
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """Speed-up of a notebook on one process, and where it was measured.
+
+    `ratio` is None where parity failed.
+    """
+
+    name: str  # of the notebook
+    title: str
+    ratio: Ratio | None
+    verdict: str
+    conditions: str  # precision and sizes
+    machine: str  # HERE, or the name of another machine
+    date: str  # ISO 8601
+    code: str | None = None  # version of the code that was measured; None: not recorded
+    busy: bool = False  # whether the machine had other work during the measurement
+
+    @property
+    def in_words(self) -> str:
+        """Return the speed-up with its interval, or the verdict without a ratio.
+
+        A verdict other than `faster` stands behind the interval.
+        """
+        if self.ratio is None:
+            return self.verdict
+        return f"{self.ratio}" + ("" if self.verdict == "faster" else f", {self.verdict}")
+
+
+def chart(speedups: Sequence[Speedup]) -> Chart:
+    """Return a bar per notebook with its interval, the longest first; the table has their links.
+
+    A bar is hatched where another machine was measured.
+    """
+    from gallery_lib.report import style
+
+    rows = [["notebook", "speed-up (interval)", "measured with", "measured on", "date"]]
+    rows += [
+        [f"[{s.title}]({s.name}.ipynb)", s.in_words, s.conditions, s.machine, s.date[:10]]
+        for s in speedups
+    ]
+    elsewhere = any(one.machine != HERE for one in speedups)
+    title = "Accelerated backend over PyTorch eager"
+    title += "; hatched: another machine" if elsewhere else ""
+    bars = [
+        style.Bar(one.title, one.ratio, one.verdict, "///" if one.machine != HERE else None)
+        for one in sorted(speedups, key=lambda one: -one.ratio.ratio if one.ratio else 0.0)
+    ]
+    return style.Chart(title, rows, lambda: style.ratio_bars(bars, title, "PyTorch eager")[0])
+
+
+def notes(speedups: Iterable[Speedup], here: str | None) -> list[str]:
+    """Return lines that name figures of another code than version `here`, or of a busy machine."""
+    lines, speedups = [], list(speedups)
+    by_code: dict[str, list[str]] = {}
+    for one in speedups:
+        by_code.setdefault(one.code or "not recorded", []).append(one.title)
+    if set(by_code) - {here}:
+        versions = "; ".join(f"{code}: {', '.join(titles)}" for code, titles in by_code.items())
+        lines.append(
+            f"Version of the code that was measured: {versions}. Here it is "
+            f"{here or 'not recorded'}."
+        )
+    if busy := [one.title for one in speedups if one.busy]:
+        lines.append(f"The machine was busy, so repeat when it is quiet: {', '.join(busy)}.")
+    return lines
+
+
 def notebook_of(task: str) -> str:
     """Return the notebook that trains `task`, which is named as in a comparison."""
-    return "your_model" if _YOUR_MODEL.search(task.replace("\\", "/")) else task
-
-
-def _is_here(environment: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Return whether two environments describe one machine, or machines of one kind."""
-    return all(
-        environment.get(name) == here.get(name) for name in ("cpu", "isa", "device", "cores")
-    )
+    return "your_model" if _YOUR_MODEL.search(task) else task
 
 
 def _speedup(
     comparison: Comparison, title: str, here: Mapping[str, Any], modified: float
 ) -> Speedup:
     run = comparison.baseline
-    machine = HERE if _is_here(run.environment, here) else hardware.machine_name(run.environment)
+    there = run.environment
+    is_here = all(there.get(name) == here.get(name) for name in ("cpu", "isa", "device", "cores"))
     return Speedup(
         name=notebook_of(comparison.task),
         title=title,
         ratio=comparison.speedup,
         verdict=comparison.verdict,
         conditions=f"{verdict.precision(run)}, {verdict.batch(run)}",
-        machine=machine,
+        machine=HERE if is_here else hardware.machine_name(there),
         date=time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(modified)),
-        code=run.environment.get("git"),
+        code=there.get("git"),
         busy=bool(verdict.busy_line(comparison)),
     )
 
@@ -71,11 +138,9 @@ def own_results(
     of another machine. An unreadable comparison is left out: one that another version wrote is no
     reason to show nothing.
     """
-    dated = sorted(
-        ((path.stat().st_mtime, path) for path in folder.rglob("comparison.json")), reverse=True
-    )
+    files = ((path.stat().st_mtime, path) for path in folder.rglob("comparison.json"))
     results: dict[str, Speedup] = {}
-    for modified, path in dated[:_MOST_FILES]:
+    for modified, path in sorted(files, reverse=True)[:_MOST_FILES]:
         try:
             comparison = read_comparison(path.parent)
         except InputError:
@@ -92,16 +157,6 @@ def own_results(
 # --------------------------------------------------------------------------------------------------
 # Committed results
 
-PUBLISHED = "epyc-zen5-2core"
-"""Machine whose figures README and the index show, by its folder."""
-
-
-def precision_words(amp_level: str, device: str) -> str:
-    """Return `fp32`, or `bf16 autocast`, which CPUs have under O1."""
-    if amp_level == "O0":
-        return "fp32"
-    return "bf16 autocast" if device == "cpu" else "autocast"
-
 
 @dataclass(frozen=True)
 class Committed:
@@ -117,8 +172,10 @@ class Committed:
 
     @property
     def precision(self) -> str:
-        """Return the precision of all variants in words."""
-        return precision_words(self.bench.amp_level, self.bench.environment["device"])
+        """Return the precision of all variants: `fp32`, or `bf16 autocast` for O1 on a CPU."""
+        if self.bench.amp_level == "O0":
+            return "fp32"
+        return "bf16 autocast" if self.bench.environment["device"] == "cpu" else "autocast"
 
     @property
     def described(self) -> str:
@@ -157,11 +214,8 @@ def committed(folder: Path, size: str = "small") -> Committed | None:
 
     def worth(one: Committed) -> tuple[int, int, str]:
         outcomes = one.bench.tasks.values()
-        return (
-            len(outcomes),
-            min(len(outcome.rows) for outcome in outcomes),
-            max(outcome.date for outcome in outcomes),
-        )
+        variants = min(len(outcome.rows) for outcome in outcomes)
+        return len(outcomes), variants, max(outcome.date for outcome in outcomes)
 
     files = sorted(folder.glob(f"bench-{size}*.json"))
     return max((Committed(path, read_bench(path)) for path in files), key=worth, default=None)
@@ -180,44 +234,14 @@ def nearest(results: Path, here: Mapping[str, Any]) -> Committed | None:
 
     def nearness(one: Committed) -> tuple[Any, ...]:
         there = one.bench.environment
-        kinds = [environment["device"] == "cpu" for environment in (there, here)]
-        precisions = [hardware.emulated_bf16(dict(environment)) for environment in (there, here)]
-        unlike = len(set(there["isa"]) ^ set(here["isa"]))
-        cores = abs(math.log2(there["cores"] / here["cores"]))
         return (
-            kinds[0] == kinds[1],
-            precisions[0] == precisions[1],
-            -unlike,
-            -cores,
+            (there["device"] == "cpu") == (here["device"] == "cpu"),
+            hardware.emulated_bf16(dict(there)) == hardware.emulated_bf16(dict(here)),
+            -len(set(there["isa"]) ^ set(here["isa"])),
+            -abs(math.log2(there["cores"] / here["cores"])),
             one.date,
             one.path.parent.name,
         )
 
     found = (committed(folder) for folder in sorted(results.glob("*/")))
     return max((one for one in found if one), key=nearness, default=None)
-
-
-# --------------------------------------------------------------------------------------------------
-# Notes for the reader
-
-
-def code_note(speedups: Iterable[Speedup], here: str | None) -> str:
-    """Return a line that names the versions of the code that were measured.
-
-    Returns '' if all are the version `here`.
-    """
-    by_code: dict[str, list[str]] = {}
-    for one in speedups:
-        by_code.setdefault(one.code or "not recorded", []).append(one.title)
-    if set(by_code) <= {here}:
-        return ""
-    versions = "; ".join(f"{code}: {', '.join(titles)}" for code, titles in by_code.items())
-    return (
-        f"Version of the code that was measured: {versions}. Here it is {here or 'not recorded'}."
-    )
-
-
-def busy_note(speedups: Iterable[Speedup]) -> str:
-    """Return a line that names the figures from a busy machine; '' for none."""
-    busy = [one.title for one in speedups if one.busy]
-    return f"The machine was busy, so repeat when it is quiet: {', '.join(busy)}." if busy else ""

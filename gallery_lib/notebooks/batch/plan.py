@@ -18,23 +18,21 @@ import yaml
 
 from gallery_lib.config import NotebookConfig, YourModelConfig
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.notebooks.batch import parameters
-from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
+from gallery_lib.notebooks.batch.notebook_file import (
+    NotebookFile,
+    check_names,
+    fitting,
+    options_class,
+    read_notebook,
+)
 from gallery_lib.system import paths
 from gallery_lib.system.version import library_version, version
 
 CPU_ONLY = ("communication", "performance_data")
 """Notebooks that use no GPU, even where there are some."""
 _LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "ipykernel",
-    "nbclient",
-    "papermill",
+    *("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy"),
+    *("ipykernel", "nbclient", "papermill"),
 )
 
 
@@ -72,17 +70,15 @@ def _found(names: Sequence[str]) -> list[Path]:
     """Return the paths of the notebooks called `names`; all of the gallery's if `names` is empty.
 
     A name is that of a gallery notebook, or the path of an `.ipynb` file.
-
-    Raises:
-        InputError: for an unknown name, and for two notebooks of the same name.
     """
     own: dict[str, Path] = {}
-    files: dict[str, Path] = {}
-    if not names or not all(name.endswith(".ipynb") and Path(name).is_file() for name in names):
+    given = {name: Path(name).resolve() for name in names if name.endswith(".ipynb")}
+    given = {name: path for name, path in given.items() if path.is_file()}
+    if not names or set(names) - set(given):
         own = {path.stem: path for path in notebooks_dir().glob("*.ipynb")}
+    files: dict[str, Path] = {}
     for name in names or sorted(own):
-        is_path = name.endswith(".ipynb") and Path(name).is_file()
-        path = Path(name).resolve() if is_path else own.get(name.removesuffix(".ipynb"))
+        path = given.get(name) or own.get(name.removesuffix(".ipynb"))
         if path is None:
             raise InputError(
                 f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: "
@@ -99,15 +95,13 @@ def _found(names: Sequence[str]) -> list[Path]:
 
 
 def profile_values(profile: str | None) -> dict[str, Any]:
-    """Return the parameters in `notebooks/profiles/PROFILE.yaml`; none without a profile.
+    """Return the parameters in `notebooks/profiles/PROFILE.yaml`, which `papermill -f` takes, too.
 
-    The file is a parameter file as `papermill -f` takes it.
+    Without a profile there are none.
     """
-    return (
-        yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text())
-        if profile
-        else {}
-    )
+    if not profile:
+        return {}
+    return yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text())
 
 
 def digest(path: Path, values: Mapping[str, Any]) -> str:
@@ -167,21 +161,19 @@ def plan(
             typed or out of range.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
-    classes = {
-        path: parameters.options_class(notebook, path) for path, notebook in notebooks.items()
-    }
-    parameters.check_names(given or {}, list(classes.values()))
+    classes = {path: options_class(notebook, path) for path, notebook in notebooks.items()}
+    check_names(given or {}, classes.values())
     values = {**profile_values(profile), **(given or {})}
-    parameters_of = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
+    parameters = {path: fitting(cls, values) for path, cls in classes.items()}
     _check_kernels(notebooks)
     return [
         Planned(
             name=path.stem,
             path=path,
-            parameters=parameters_of[path],
-            cells=_cells(notebook, bool(parameters_of[path])),
+            parameters=parameters[path],
+            cells=_cells(notebook, bool(parameters[path])),
             measures=classes[path] in (NotebookConfig, YourModelConfig),
-            digest=digest(path, parameters_of[path]),
+            digest=digest(path, parameters[path]),
         )
         for path, notebook in notebooks.items()
     ]

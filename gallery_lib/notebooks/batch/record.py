@@ -1,4 +1,4 @@
-"""Format of a batch's `report.json` (schema 1), and its atomic rewrite after every notebook.
+"""Format of a batch's `report.json`, and its atomic rewrite after every notebook.
 
 So the file exists and is true even if the runner was killed. `ended` is null then, and a notebook
 that had not run says so.
@@ -22,6 +22,20 @@ from gallery_lib.system.json_files import converted, having, read_json, write_js
 
 SCHEMA = 2
 REPORT_FILE = "report.json"
+COMPARED = having(
+    {
+        "comparisons": [
+            {
+                "processes": int,
+                "amp_level": str,
+                "verdict": str,
+                "speedup": Ratio | None,
+                "parity_passed": bool,
+            }
+        ]
+    }
+)
+"""What is read of the comparisons of a record."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +54,7 @@ class Record:
     cells_run: int = 0
     cells: int = 0
     log_tail: list[str] = field(default_factory=list)
-    # As `comparisons_in` returns them.
-    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[dict[str, Any]] = field(default_factory=list)  # see `reduced`
 
 
 @dataclass(frozen=True)
@@ -88,9 +101,8 @@ def comparisons_in(folder: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: for a damaged comparison.
     """
-    return [
-        reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
-    ]
+    files = sorted(folder.rglob("comparison.json"))
+    return [reduced(read_comparison(path.parent)) for path in files]
 
 
 def reduced(comparison: Comparison) -> dict[str, Any]:
@@ -113,22 +125,6 @@ def reduced(comparison: Comparison) -> dict[str, Any]:
 def write_report(folder: Path, report: Report) -> None:
     """Write `report.json` into the folder of the batch."""
     write_json(folder / REPORT_FILE, {"schema": SCHEMA, **dataclasses.asdict(report)})
-
-
-COMPARED = having(
-    {
-        "comparisons": [
-            {
-                "processes": int,
-                "amp_level": str,
-                "verdict": str,
-                "speedup": Ratio | None,
-                "parity_passed": bool,
-            }
-        ]
-    }
-)
-"""What is read of the comparisons of a record."""
 
 
 def _check(report: Report) -> None:

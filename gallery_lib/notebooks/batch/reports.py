@@ -1,4 +1,4 @@
-"""Reports of a batch: JSON for programs, JUnit XML for continuous integration, HTML for people.
+"""Reports of a batch: text for a terminal, JSON for programs, JUnit XML for CI, HTML for people.
 
 The HTML page is self-contained, without scripts, pictures or network access. In the XML, `failed`
 is a failure, `not run` is skipped, and everything else that did not pass is an error. Each executed
@@ -7,20 +7,29 @@ notebook gets a page for a browser, too.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jinja2
 
 from gallery_lib.console.progress import note
+from gallery_lib.console.table import duration, text_columns, text_table
 from gallery_lib.console.visible import visible
-from gallery_lib.notebooks.batch import summary
-from gallery_lib.notebooks.batch.record import REPORT_FILE, Report, write_report
+from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison.result import read_comparison
+from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER
+from gallery_lib.notebooks.batch.record import REPORT_FILE, Record, Report, write_report
+from gallery_lib.report import verdict
+from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
 JUNIT_FILE = "report.xml"
 PAGE_FILE = "report.html"
 _ELEMENTS = {"failed": "failure", "not run": "skipped"}
+_LOG_LINES_SHOWN = 6
 
 
 def write(folder: Path, report: Report) -> None:
@@ -32,21 +41,94 @@ def write(folder: Path, report: Report) -> None:
 
 def named(folder: Path) -> str:
     """Return a line that names the report files."""
-    return (
-        f"reports: {', '.join(str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))}"
+    files = (str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))
+    return f"reports: {', '.join(files)}"
+
+
+def speedup(comparison: Mapping[str, Any]) -> str:
+    """Return `1.47× (1.44 to 1.54)`, or the verdict where there is no speed-up."""
+    ratio = comparison["speedup"]
+    return str(Ratio(**ratio)) if ratio else str(comparison["verdict"])
+
+
+def speedups(record: Record) -> str:
+    """Return the comparisons of a notebook as one table cell."""
+    return "; ".join(f"{c['processes']}p {c['amp_level']} {speedup(c)}" for c in record.comparisons)
+
+
+def status(record: Record) -> str:
+    """Return the status, with notes on a kept result and repeated attempts."""
+    notes = ["kept"] if record.kept else []
+    notes += [f"attempt {record.attempts}"] if record.attempts > 1 else []
+    return record.status + (f" ({', '.join(notes)})" if notes else "")
+
+
+def totals(report: Report) -> str:
+    """Return the totals, such as `11 of 13 passed; 1 failed, 1 timeout, in 12 min 3 s`."""
+    others = ", ".join(
+        f"{n} {kind}"
+        for kind in ("failed", "timeout", "kernel died", "out of memory", "not run")
+        if (n := report.count(kind))
     )
+    interrupted = f", interrupted by {report.interrupted_by}" if report.interrupted_by else ""
+    passed = f"{report.count('passed')} of {len(report.notebooks)} passed"
+    return f"{passed}{'; ' + others if others else ''}{interrupted}, in {duration(report.seconds)}."
+
+
+def _failed(report: Report) -> dict[str, Record]:
+    """Return the notebooks that ran and did not pass."""
+    ended = ("passed", "not run")
+    return {name: one for name, one in report.notebooks.items() if one.status not in ended}
+
+
+def text(report: Report, folder: Path) -> str:
+    """Return the report of the batch in `folder` as text for a terminal."""
+    if len(report.notebooks) == 1:
+        ((name, record),) = report.notebooks.items()
+        return "\n".join(_one_notebook(name, record, folder / (record.folder or "")))
+    rows = [["notebook", "status", "duration", "cells", "speed-up"]]
+    for name, record in report.notebooks.items():
+        ran = [duration(record.seconds), f"{record.cells_run}/{record.cells}"]
+        rows.append([name, status(record), *(ran if record.date else ["", ""]), speedups(record)])
+    parts = [text_table(rows)]
+    for name, record in _failed(report).items():
+        parts += [f"{name}: {record.status}\n  {record.reason}", *_shown_log(record)]
+    return "\n".join([*parts, "", totals(report)])
+
+
+def _one_notebook(name: str, record: Record, folder: Path) -> list[str]:
+    """Return how the notebook ended, what it measured, and where to read more, a line each."""
+    ended = f"{name}: {status(record)}"
+    if record.date is not None:
+        ended += f", {record.cells_run} of {record.cells} code cells in {duration(record.seconds)}"
+    lines = [ended]
+    if record.status != "passed":
+        lines += [f"  {record.reason}", *_shown_log(record)]
+    for path in sorted((folder / RUNS_FOLDER).rglob("comparison.json")):
+        with contextlib.suppress(InputError):  # a damaged one is the reason above
+            lines += ["", *verdict.lines(read_comparison(path.parent))]
+    files = {
+        "notebook": folder / f"{name}.ipynb",
+        "as a page": folder / f"{name}.html",
+        "log": folder / LOG_FILE,
+    }
+    rows = [[f"{what}:", str(file)] for what, file in files.items() if file.exists()]
+    return [*lines, *([""] if rows else []), *text_columns(rows)]
+
+
+def _shown_log(record: Record) -> list[str]:
+    return [f"  | {line}" for line in record.log_tail[-_LOG_LINES_SHOWN:]]
 
 
 def junit(report: Report) -> bytes:
     """Return the report as JUnit XML in UTF-8, with a test case for each notebook."""
     failures, skipped = report.count("failed"), report.count("not run")
-    errors = len(report.notebooks) - report.count("passed") - failures - skipped
     attributes = {
         "name": "gallery",
         "time": f"{report.seconds:.1f}",
         "tests": str(len(report.notebooks)),
         "failures": str(failures),
-        "errors": str(errors),
+        "errors": str(len(_failed(report)) - failures),
         "skipped": str(skipped),
     }
     suites = ElementTree.Element("testsuites", attributes)
@@ -64,8 +146,8 @@ def junit(report: Report) -> bytes:
             )
             element.text = "\n".join(record.log_tail)
     ElementTree.indent(suites)
-    text = ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
-    return visible(text).encode()  # XML has no control characters
+    xml = ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
+    return visible(xml).encode()  # XML has no control characters
 
 
 def html(report: Report) -> str:
@@ -79,11 +161,15 @@ def html(report: Report) -> str:
     )
     # GPUs are known once a run has recorded them.
     devices = [c["device"] for record in report.notebooks.values() for c in record.comparisons]
-    machine = hardware.describe(
-        {**report.machine, "device": next(iter(devices), "GPUs not asked about")}
-    )
+    device = next(iter(devices), "GPUs not asked about")
     page = environment.get_template("report.html.jinja").render(
-        report=report, summary=summary, machine=machine
+        report=report,
+        machine=hardware.describe({**report.machine, "device": device}),
+        totals=totals(report),
+        failed=_failed(report),
+        status=status,
+        speedup=speedup,
+        duration=duration,
     )
     return visible(page)
 
@@ -98,8 +184,8 @@ def write_notebook_page(executed: Path) -> None:
 
     try:
         exporter = HTMLExporter(mathjax_url="", require_js_url="")
-        text, _ = exporter.from_filename(str(executed))
+        page, _ = exporter.from_filename(str(executed))
     except ValueError as error:
         note(f"{executed.name} gets no page for a browser: {str(error).splitlines()[0]}")
         return
-    executed.with_suffix(".html").write_text(text, encoding="utf-8")
+    executed.with_suffix(".html").write_text(page, encoding="utf-8")

@@ -14,23 +14,19 @@ from gallery_lib.config import (
     CommunicationNotebookConfig,
     ConvergenceConfig,
     StrategiesConfig,
-    options,
 )
-from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.display import NotMeasured, display_chart, display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
+from gallery_lib.notebooks.cells.display import (
+    NotMeasured,
+    display_chart,
+    display_markdown,
+    display_table,
+)
+from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
     from gallery_lib.measure.communication.convergence import Scores
     from gallery_lib.measure.communication.strategies import Effects
-
-
-UNKNOWN = (
-    "Run this notebook where a lab can be made, or compare on your own machines with "
-    "`benchmarks/network.py train`."
-)
-"""What to do where the techniques were not measured."""
 
 
 def settings(parameters: dict[str, Any] | None = None) -> CommunicationNotebookConfig:
@@ -41,19 +37,13 @@ def settings(parameters: dict[str, Any] | None = None) -> CommunicationNotebookC
     Raises:
         InputError: for an impossible value.
     """
-    config = options.from_mapping(
-        CommunicationNotebookConfig, kernel_parameters() if parameters is None else parameters
-    )
-    from gallery_lib import tasks  # imported only after the parameters are checked
+    config = checked(CommunicationNotebookConfig, parameters)
+    from gallery_lib import tasks
     from gallery_lib.cluster import link_rate
 
     link_rate.bits_per_second(config.rate)
     tasks.get(config.model)
-    display_markdown(
-        markdown_table(
-            [["setting", "value"], *([name, str(value)] for name, value in vars(config).items())]
-        )
-    )
+    display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(config).items())])
     return config
 
 
@@ -82,13 +72,8 @@ def show_bytes(settings: CommunicationNotebookConfig) -> None:
         for name, format in formats.items()
     }
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
-    counted = communication.BytesSent(
-        tasks.get(settings.model).title,
-        settings.hosts,
-        link_rate.bits_per_second(settings.rate),
-        sent,
-    )
-    display_chart(communication.bytes_sent(counted))
+    title, rate = tasks.get(settings.model).title, link_rate.bits_per_second(settings.rate)
+    display_chart(communication.bytes_sent(title, settings.hosts, rate, sent))
     display_markdown(
         f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of "
         f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
@@ -111,10 +96,8 @@ def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasu
     try:
         with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
             print(
-                (
-                    f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), "
-                    f"CPU shares: {lab.cpu_share}"
-                ),
+                f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), "
+                f"CPU shares: {lab.cpu_share}",
                 flush=True,
             )
             return strategies.Effects.of(
@@ -128,16 +111,17 @@ def show_effects(effects: Effects | NotMeasured) -> None:
     """Show the step times of each technique."""
     if isinstance(effects, NotMeasured):
         effects.show()
-        display_markdown(UNKNOWN)
+        display_markdown(
+            "Run this notebook where a lab can be made, or compare on your own machines with "
+            "`benchmarks/network.py train`."
+        )
         return
     from gallery_lib.report import communication
 
     display_chart(communication.step_times(effects))
     notes = [
-        (
-            f"{effects.parameters:,} parameters; {effects.hosts}, an "
-            f"{communication.EMULATED}. {hardware.describe(hardware.machine_facts())}."
-        )
+        f"{effects.parameters:,} parameters; {effects.hosts}, an "
+        f"{communication.EMULATED}. {hardware.describe(hardware.machine_facts())}."
     ]
     if effects.processes_on_each == 1:
         notes.append(
@@ -154,7 +138,7 @@ def show_parity(effects: Effects | NotMeasured) -> None:
         return
     from gallery_lib.report import communication
 
-    display_markdown(markdown_table(communication.parity_rows(effects)))
+    display_table(communication.parity_rows(effects))
 
 
 def show_buckets(effects: Effects | NotMeasured) -> None:

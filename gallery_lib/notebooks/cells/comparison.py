@@ -1,4 +1,8 @@
-"""Runs and comparisons of a task's notebook, in processes of their own, and their tables."""
+"""Runs and comparisons of a task's notebook, in processes of their own, and their tables.
+
+What was measured on this machine with this code, these options and these library versions is shown
+again, with its date: comparisons from the folder of runs, waterfalls from the cache folder.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,13 @@ from typing import TYPE_CHECKING
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.table import markdown_table, number
-from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import NotMeasured, display_chart, display_markdown
+from gallery_lib.errors import InputError, RunFailed, did_you_mean
+from gallery_lib.notebooks.cells.display import (
+    NotMeasured,
+    display_chart,
+    display_markdown,
+    display_table,
+)
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.report import tables
 from gallery_lib.system import hardware, paths
@@ -19,12 +28,16 @@ from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.train.results import busy_line
 
 if TYPE_CHECKING:
+    from gallery_lib.measure.bench.result import Bench
     from gallery_lib.measure.comparison.result import Comparison
     from gallery_lib.train.results import Results
 
 _KEY_FILE = "notebook.json"
 _STEPS = 6
 """Training steps of a run, unless others are asked for: enough to see that it trains."""
+ALL_OTHERS = "all others"
+_WATERFALL_ROUNDS = 4
+_AGAIN = "The parameter `measure_again=True` measures anew."
 
 
 def compare(settings: Settings, processes: int) -> Comparison:
@@ -37,14 +50,14 @@ def compare(settings: Settings, processes: int) -> Comparison:
     return _compare_or_find(train, launch, settings.compare, again=settings.measure_again)
 
 
-def batch_shared_by(settings: Settings, processes: int) -> TrainConfig:
+def per_process_config(settings: Settings, processes: int) -> TrainConfig:
     """Return the run's options with the batch size of one of several processes.
 
     Each GPU takes a whole batch. Processes that share the cores of one CPU share the batch as well.
     """
     from gallery_lib import tasks
 
-    if hardware.device_type() != "cpu":
+    if processes == 1 or hardware.device_type() != "cpu":
         return settings.train
     together = tasks.with_sizes(settings.train).batch_size or 1
     item = settings.task.samples_per_item
@@ -61,11 +74,12 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
 
     if settings.processes == 1:
         return NotMeasured("this machine has one device, so there is no run on several.")
-    train = dataclasses.replace(batch_shared_by(settings, settings.processes), evaluate=False)
+    train = dataclasses.replace(per_process_config(settings, settings.processes), evaluate=False)
+    turns = settings.compare
     fewer = dataclasses.replace(
-        settings.compare,
-        rounds=max(4, settings.compare.rounds // 2),
-        block_steps=min(settings.compare.block_steps, max(3, settings.compare.block_steps // 2)),
+        turns,
+        rounds=max(4, turns.rounds // 2),
+        block_steps=min(turns.block_steps, max(3, turns.block_steps // 2)),
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
     try:
@@ -78,8 +92,8 @@ def show_comparison(comparison: Comparison | NotMeasured) -> None:
     """Show the verdict, with the tables folded."""
     if isinstance(comparison, NotMeasured):
         comparison.show()
-        return
-    display_markdown(tables.comparison_markdown(comparison))
+    else:
+        display_markdown(tables.comparison_markdown(comparison))
 
 
 def show_throughput(comparison: Comparison) -> None:
@@ -109,54 +123,47 @@ def show_break_even(comparison: Comparison) -> None:
 
     if comparison.break_even_steps is None:
         display_markdown(verdict.break_even_line(comparison))
-        return
-    display_chart(plots.break_even(comparison))
+    else:
+        display_chart(plots.break_even(comparison))
 
 
 def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
     """Show one process beside several: total rates, and how well the rates add up."""
     if isinstance(several, NotMeasured):
         several.show()
-        return
-    display_markdown(tables.scaling_markdown(one, several))
+    else:
+        display_markdown(tables.scaling_markdown(one, several))
 
 
 def show_techniques(comparison: Comparison) -> None:
     """Show what the backend did in this run."""
-    display_markdown(markdown_table(tables.techniques_rows(comparison.candidate.techniques)))
+    display_table([["technique", "in this run"], *comparison.candidate.techniques.items()])
 
 
 def _compare_or_find(
     train: TrainConfig, launch: LaunchConfig, turns: CompareConfig, *, again: bool
 ) -> Comparison:
-    """Return the comparison of baseline and backend: the last one of the same kind, or a new one.
+    """Return the last comparison of the same code, parameters, versions and machine, or measure.
 
-    Beside a comparison stands a digest of what it depends on: code, parameters, versions and
-    machine. With `again` it is measured anew in any case.
+    With `again` it is measured in any case.
     """
+    from gallery_lib.measure.bench.bench import versions
     from gallery_lib.measure.comparison.compare import compare_backend
+    from gallery_lib.measure.comparison.untimed import measured_key
 
-    key = _key(train, launch, turns)
+    data = Path(train.data_dir).stat().st_mtime if train.data_dir else None
+    asked = [options.to_mapping(one) for one in (train, launch, turns)]
+    key = measured_key(train, *asked, versions(), data)
     if not again and (found := _newest(key)) is not None:
         moment = time.localtime((Path(found.folder) / _KEY_FILE).stat().st_mtime)
         display_markdown(
             f"Measured on {time.strftime('%Y-%m-%d at %H:%M', moment)} on this machine, with this "
-            "code and these parameters, and shown again. The parameter `measure_again=True` "
-            "measures anew."
+            f"code and these parameters, and shown again. {_AGAIN}"
         )
         return found
     comparison = compare_backend(train, launch, turns)
     write_json(Path(comparison.folder) / _KEY_FILE, {"key": key})
     return comparison
-
-
-def _key(train: TrainConfig, launch: LaunchConfig, turns: CompareConfig) -> str:
-    from gallery_lib.measure.bench.bench import versions
-    from gallery_lib.measure.comparison.untimed import measured_key
-
-    data = Path(train.data_dir).stat().st_mtime if train.data_dir else None
-    asked = [options.to_mapping(one) for one in (train, launch, turns)]
-    return measured_key(train, *asked, versions(), data)
 
 
 def _newest(key: str) -> Comparison | None:
@@ -192,7 +199,7 @@ def launch(
     from gallery_lib.launcher.job import launch as launch_job
 
     train = dataclasses.replace(
-        batch_shared_by(settings, processes) if processes > 1 else settings.train,
+        per_process_config(settings, processes),
         compiler_opt=compiler_opt,
         evaluate=False,
         max_steps=steps or _STEPS,
@@ -204,13 +211,7 @@ def launch(
 
 
 def show_runs(runs: Sequence[Results]) -> None:
-    """Show a table of runs that followed one another: what they trained, and that they learned.
-
-    Raises:
-        InputError: without a run.
-    """
-    if not runs:
-        raise InputError("there is no run to show: run the cell above.", parameter="runs")
+    """Show a table of the runs that `launch` returned: their processes, losses and start-up."""
     rows = [["processes", "--compiler-opt", "steps", "loss, first → last", "start-up"]]
     for run in runs:
         losses = [run.loss[name] for name in ("first", "last")]
@@ -225,3 +226,86 @@ def show_runs(runs: Sequence[Results]) -> None:
         )
     busy = dict.fromkeys(filter(None, map(busy_line, runs)))
     display_markdown("\n\n".join([markdown_table(rows), *busy]))
+
+
+# --------------------------------------------------------------------------------------------------
+# The techniques that matter for a model, one after another
+
+
+def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
+    """Return the task's steps with one technique after another, measured in turns, or kept.
+
+    Returns None where the notebook's parameter `waterfall` says that nothing be measured. What was
+    measured while other processes were at work is shown with a remark, and not kept.
+
+    Args:
+        settings: the notebook's settings.
+        *techniques: the techniques, in the order in which they are added. All others follow as one.
+
+    Raises:
+        InputError: for an unknown technique.
+        RunFailed: when nothing could be measured.
+    """
+    from gallery_lib.measure.bench import bench, task
+    from gallery_lib.measure.bench.plan import waterfall_of
+    from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
+    from gallery_lib.measure.variants.recipes import TECHNIQUES
+    from gallery_lib.memory import allocator
+    from gallery_lib.system import machine_load
+
+    if unknown := [name for name in techniques if name not in TECHNIQUES]:
+        raise InputError(
+            f"`{unknown[0]}` is no technique of the backend."
+            f"{did_you_mean(unknown[0], TECHNIQUES)} Known: {', '.join(TECHNIQUES)}.",
+            parameter="techniques",
+        )
+    if not settings.waterfall:
+        return None
+    added = {name: [name] for name in techniques}
+    if others := [name for name in TECHNIQUES if name not in techniques]:
+        added[ALL_OTHERS] = others
+    rounds = min(settings.compare.rounds, _WATERFALL_ROUNDS)
+    compare = dataclasses.replace(settings.compare, rounds=rounds)
+    plan = waterfall_of(dataclasses.replace(settings.train, evaluate=False), compare, added)
+    digest = bench.digest_of(plan, None)
+    kept, name = paths.cache_dir() / "waterfalls" / f"{digest}.json", settings.name
+    if kept.is_file() and not settings.measure_again:
+        result = read_bench(kept)
+        display_markdown(
+            f"Measured on {next(iter(result.tasks.values())).date[:10]} on this machine, with this "
+            f"code and these options. {_AGAIN}"
+        )
+        return result
+    allocator.trim()  # what follows trains in other processes
+    before = machine_load.look()
+    outcome = task.measure(plan, None, digest, paths.new_run_dir(f"waterfall-{name}"))
+    if outcome.reason is not None:
+        raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
+    result = Bench(
+        kind="waterfall",
+        command=f"gallery bench --waterfall {name}",
+        options=dict(outcome.sizes),
+        environment=hardware.machine_facts(),
+        versions=bench.versions(),
+        tasks={name: outcome},
+    )
+    load = machine_load.others_between([before, machine_load.look()], with_hidden=False)
+    if load is not None and load.cores > machine_load.OTHER_CORES:
+        display_markdown(
+            f"The machine was busy: other processes took {load.cores:.1f} of {hardware.cores()} "
+            "cores. Run this cell again when it is quiet; these figures are not kept."
+        )
+    elif all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_bench(kept, result)
+    return result
+
+
+def show_techniques_added(bench: Bench | None) -> None:
+    """Show what each technique adds to what `measure_techniques` returned, as figure and table."""
+    from gallery_lib.report.bench import chart
+
+    if bench is None:
+        NotMeasured("the parameter `waterfall` is False.").show()
+    else:
+        display_chart(chart(bench), fold=False)

@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import markdown_table, number
+from gallery_lib.console.table import number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import (
     display_chart,
     display_markdown,
+    display_table,
     outputs_of,
     show_outputs,
 )
@@ -55,7 +56,7 @@ def show_examples(content: Examples) -> None:
     if isinstance(content, Pictures | Matrices):
         display_chart(examples.chart(content))
     else:
-        display_markdown(markdown_table(examples.table_rows(content)))
+        display_table(examples.table_rows(content))
 
 
 def show_data(settings: Settings) -> None:
@@ -99,12 +100,6 @@ def show_learned(settings: Settings, comparison: Comparison) -> None:
     rows = [["held-out metric", "guessing", *comparison.variants]]
     for name, value in comparison.baseline.metrics.items():
         guessing = number(comparison.chance[name]) if name in comparison.chance else ""
-        rows.append(
-            [
-                name,
-                guessing,
-                number(value),
-                number(comparison.candidate.metrics.get(name, math.nan)),
-            ]
-        )
-    display_markdown(markdown_table(rows))
+        after = number(comparison.candidate.metrics.get(name, math.nan))
+        rows.append([name, guessing, number(value), after])
+    display_table(rows)

@@ -11,25 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import DataParallelNotebookConfig, options
-from gallery_lib.console.table import markdown_table, rate
+from gallery_lib.config import DataParallelNotebookConfig
+from gallery_lib.console.table import rate
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_chart, display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
+from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.script_turns import LoggedLine, Script, ScriptTurns
 
-_ON_A_GPU = {
-    "images": 6400,
-    "image_size": 224,
-    "batch_size": 64,
-    "log_steps": 5,
-    "block_steps": 10,
-}
-_ON_A_CPU = {"images": 16, "image_size": 48, "batch_size": 4, "log_steps": 1, "block_steps": 1}
+_SIZES = ("images", "image_size", "batch_size", "log_steps", "block_steps")
+_ON_A_GPU, _ON_A_CPU = (6400, 224, 64, 5, 10), (16, 48, 4, 1, 1)
 """Sizes that are not given, by device. On two cores they keep the notebook below three minutes."""
 _IMAGE_BYTES = 2**30
 """Memory that the images of a script may take in the comparison in turns."""
@@ -78,14 +72,12 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
     Raises:
         InputError: for an impossible value.
     """
-    config = options.from_mapping(
-        DataParallelNotebookConfig, kernel_parameters() if parameters is None else parameters
-    )
+    config = checked(DataParallelNotebookConfig, parameters)
     gpus = hardware.gpu_count()
     devices = gpus or hardware.cores()
     processes = config.processes or min(devices, 8)
-    defaults = _ON_A_GPU if gpus else _ON_A_CPU
-    sizes = {name: getattr(config, name) or value for name, value in defaults.items()}
+    defaults = zip(_SIZES, _ON_A_GPU if gpus else _ON_A_CPU, strict=True)
+    sizes = {name: getattr(config, name) or value for name, value in defaults}
     if config.images is None:  # two lines of the log for each process
         least = 2 * sizes["log_steps"] * sizes["batch_size"] * processes
         sizes["images"] = max(sizes["images"], least)
@@ -103,11 +95,7 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
             "would be logged. Use more images or smaller steps.",
             parameter="images",
         )
-    display_markdown(
-        markdown_table(
-            [["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]
-        )
-    )
+    display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(result).items())])
     return result
 
 
@@ -151,23 +139,15 @@ def run(name: str, settings: WalkSettings, processes: int | None = None) -> Scri
 
 def show_table(*runs: ScriptRun) -> None:
     """Show the first and last logged line of every run, and the last step of an epoch."""
-    rows = [
-        [
-            "script",
-            "processes",
-            "last step logged in an epoch",
-            "first line",
-            "last line",
-            "loss, first → last",
-        ]
-    ]
+    header = ["script", "processes", "last step logged in an epoch", "first line", "last line"]
+    rows = [[*header, "loss, first → last"]]
     for run in runs:
         first, last = run.lines[0], run.lines[-1]
         steps = max(line.step for line in run.lines)
         rates = [rate(line.samples_per_second) for line in (first, last)]
         losses = f"{first.loss:.2f} → {last.loss:.2f}"
         rows.append([run.title, str(run.processes), str(steps), *rates, losses])
-    display_markdown(markdown_table(rows))
+    display_table(rows)
 
 
 def _images_in_turns(settings: WalkSettings) -> int:
@@ -190,7 +170,7 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
     from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
     from gallery_lib.measure.comparison.script_turns import Command, Script
 
-    several = settings.processes
+    several, same = settings.processes, LOSS_TOLERANCE["O0"]
     arguments = [
         f"--images={_images_in_turns(settings)}",
         f"--image_size={settings.image_size}",
@@ -198,35 +178,23 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
         "--epochs=1000000",  # until it is ended
         "--log_steps=1",
     ]
-
-    def script(
-        name: str,
-        conditions: str,
-        processes: int | None,
-        starts_like: str | None = None,
-        tolerance: float = 0.0,
-    ) -> Script:
-        command = Command(_script(name), arguments, processes)
-        return Script(command, conditions, starts_like, tolerance)
-
     low = "fp16" if hardware.gpu_count() else "bf16"
     share = f"other batches: each of {several} processes takes its share"
     batches, like = (share, None) if several > 1 else ("same batches", "native")
-    alone = script("mixed_precision", f"{low}; same batches", None, "native", _OTHER_PRECISION)
-    together = f"several ({several})"
-    result = {
-        "native": script("native", "PyTorch eager in fp32", None),
-        "accelerated": script(
-            "accelerated", "fp32; same batches", None, "native", LOSS_TOLERANCE["O0"]
-        ),
-        together: script("several", f"fp32; {batches}", several, like, LOSS_TOLERANCE["O0"]),
-        "mixed_precision (1)": alone,
+    together, alone = f"several ({several})", "mixed_precision (1)"
+    table: dict[str, tuple[str, str, int | None, str | None, float]] = {
+        "native": ("native", "PyTorch eager in fp32", None, None, 0.0),
+        "accelerated": ("accelerated", "fp32; same batches", None, "native", same),
+        together: ("several", f"fp32; {batches}", several, like, same),
+        alone: ("mixed_precision", f"{low}; same batches", None, "native", _OTHER_PRECISION),
     }
     if several > 1:
-        result[f"mixed_precision ({several})"] = script(
-            "mixed_precision", f"{low}; {batches}", several, together, _OTHER_PRECISION
-        )
-    return result
+        mixed = ("mixed_precision", f"{low}; {batches}", several, together, _OTHER_PRECISION)
+        table[f"mixed_precision ({several})"] = mixed
+    return {
+        name: Script(Command(_script(script), arguments, processes), conditions, starts_like, limit)
+        for name, (script, conditions, processes, starts_like, limit) in table.items()
+    }
 
 
 def compare_in_turns(settings: WalkSettings) -> ScriptTurns:
@@ -244,11 +212,11 @@ def compare_in_turns(settings: WalkSettings) -> ScriptTurns:
 
 def show_turns(turns: ScriptTurns) -> None:
     """Show how many times as fast as `native` each script is: a figure, a table and notes."""
-    from gallery_lib.report import script_turns_chart
+    from gallery_lib.report import plots
 
-    display_chart(script_turns_chart.chart(turns), fold=False)
+    display_chart(plots.script_turns(turns), fold=False)
     notes = [
-        *script_turns_chart.notes(turns),
+        *plots.script_notes(turns),
         "`native` is PyTorch eager in fp32. In brackets stands the number of processes.",
         "Mixed precision is not the precision of `native`: part of its gain is the precision.",
     ]

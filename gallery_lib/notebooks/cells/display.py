@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import markdown_table
-from gallery_lib.report.folded import folded, unfolded
+from gallery_lib.console.table import Rows, markdown_table
+from gallery_lib.report.tables import folded, unfolded
 
 if TYPE_CHECKING:
-    from gallery_lib.report.chart import Chart
+    from gallery_lib.report.style import Chart
 
 
 def display_markdown(text: str) -> None:
@@ -23,6 +23,11 @@ def display_markdown(text: str) -> None:
     from IPython.display import display
 
     display({"text/markdown": text, "text/plain": unfolded(text)}, raw=True)
+
+
+def display_table(rows: Rows) -> None:
+    """Show rows as a table."""
+    display_markdown(markdown_table(rows))
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,7 @@ def display_chart(chart: Chart, *, fold: bool = True) -> None:
     """Show a chart as PNG with alternative text, and its title and table as text below it.
 
     JupyterLab leaves out the alternative text of an image, so readers who need it have title and
-    table as text.
-
-    Args:
-        chart: the chart.
-        fold: whether a reader has to open the text below the figure.
+    table as text; with `fold` a reader has to open it.
     """
     from IPython.display import display
 
@@ -63,7 +64,7 @@ def display_chart(chart: Chart, *, fold: bool = True) -> None:
 
 
 def outputs_of(show: Callable[[], None]) -> list[dict[str, Any]]:
-    """Return what `show` displays, as plain values, instead of displaying it.
+    """Return what `show` displays, as plain values for `show_outputs`, instead of displaying it.
 
     Outside a kernel it is displayed, and the list is empty.
     """

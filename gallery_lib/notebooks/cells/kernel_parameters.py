@@ -3,62 +3,42 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+import re
+from typing import Any, TypeVar
+
+from gallery_lib.config import options
+
+Config = TypeVar("Config")
 
 
-def _assigned_names(source: str) -> list[str] | None:
-    """Return the names that a cell assigns, if it holds only assignments of literals.
-
-    Returns None for any other cell.
-    """
-    try:
-        statements = ast.parse(source).body
-    except SyntaxError:
-        return None
-    names = []
-    for statement in statements:
-        targets = (
-            statement.targets
-            if isinstance(statement, ast.Assign)
-            else [statement.target]
-            if isinstance(statement, ast.AnnAssign)
-            else None
-        )
-        if (
-            targets is None
-            or statement.value is None  # type: ignore[attr-defined]
-            or not all(isinstance(t, ast.Name) for t in targets)
-        ):
-            return None
-        try:
-            ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-        except ValueError:
-            return None
-        names += [t.id for t in targets if isinstance(t, ast.Name)]
-    return names or None
-
-
-def binds(source: str, name: str) -> bool:
-    """Return whether a cell assigns the name at its top level, alone or in a tuple."""
-    try:
-        statements = ast.parse(source).body
-    except SyntaxError:
-        return False
-    return any(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-        for statement in statements
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        for node in ast.walk(statement)
-    )
-
-
-def cell_that_assigns(name: str) -> str | None:
-    """Return the source of the newest cell of this kernel that assigns `name`, or None."""
+def _namespace() -> dict[str, Any]:
     from IPython import get_ipython
 
     shell = get_ipython()  # type: ignore[no-untyped-call]
-    cells = shell.user_ns.get("In", []) if shell else []
-    return next((source for source in reversed(cells) if binds(source, name)), None)
+    return shell.user_ns if shell else {}
+
+
+def _literals_assigned(source: str) -> list[str]:
+    """Return the names that a cell assigns which holds assignments of literals alone."""
+    names: list[str] = []
+    try:
+        for statement in ast.parse(source).body:
+            if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+                return []
+            ast.literal_eval(statement.value)
+            if isinstance(statement, ast.AnnAssign):
+                names.append(ast.unparse(statement.target))
+            else:
+                names += map(ast.unparse, statement.targets)
+    except (SyntaxError, ValueError):
+        return []
+    return names
+
+
+def cell_that_assigns(name: str) -> str | None:
+    """Return the source of the newest cell of this kernel that begins a line with `name =`."""
+    assignment = re.compile(rf"^{name}\b[\w\s,:]*=(?!=)", re.MULTILINE)
+    return next(filter(assignment.search, reversed(_namespace().get("In", []))), None)
 
 
 def kernel_parameters() -> dict[str, Any]:
@@ -66,12 +46,15 @@ def kernel_parameters() -> dict[str, Any]:
 
     The parameters cell assigns them, and so does the cell that papermill inserts behind it.
     """
-    from IPython import get_ipython
+    names = _namespace()
+    assigned = (name for source in names.get("In", []) for name in _literals_assigned(source))
+    return {name: names[name] for name in assigned if name in names}
 
-    shell = get_ipython()  # type: ignore[no-untyped-call]
-    if shell is None:
-        return {}
-    names = [
-        name for source in shell.user_ns.get("In", []) for name in _assigned_names(source) or []
-    ]
-    return {name: shell.user_ns[name] for name in dict.fromkeys(names) if name in shell.user_ns}
+
+def checked(cls: type[Config], parameters: dict[str, Any] | None) -> Config:
+    """Return `parameters`, or those of this kernel, as options of the class.
+
+    Raises:
+        InputError: for an unknown parameter, a wrong type or an impossible value.
+    """
+    return options.from_mapping(cls, kernel_parameters() if parameters is None else parameters)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gallery_lib.console.table import markdown_table, number
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
-from gallery_lib.report.folded import folded
+from gallery_lib.report.tables import folded
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
 
@@ -21,25 +21,17 @@ def show_machine() -> None:
     memory = f"{number(facts['memory_bytes'] / 2**30)} GiB"
     about = {**facts, "memory": memory, "isa": ", ".join(facts["isa"])}
     del about["memory_bytes"], about["hostname_hash"]
-    rows = [
-        ["this machine", ""],
-        *([name, str(value)] for name, value in about.items() if value not in (None, "")),
-    ]
-    lines = [
-        f"**Machine**: {hardware.describe(facts)}, {memory} of memory.",
-        f"**Software**: {_software()}.",
-        f"**To know**: {' '.join(_notes(facts))}",
-    ]
-    listed = "\n".join(f"- {line}" for line in lines)
-    display_markdown(f"{listed}\n\n{folded('All facts', markdown_table(rows))}")
-
-
-def _software() -> str:
+    shown = ([name, str(value)] for name, value in about.items() if value not in (None, ""))
     versions = {name: library_version(name) for name in _LIBRARIES}
-    python = f"Python {platform.python_version()}"
-    return ", ".join(
-        [python, *(f"{name} {version}" for name, version in versions.items() if version)]
-    )
+    software = [f"Python {platform.python_version()}"]
+    software += [f"{name} {version}" for name, version in versions.items() if version]
+    lines = [
+        f"- **Machine**: {hardware.describe(facts)}, {memory} of memory.",
+        f"- **Software**: {', '.join(software)}.",
+        f"- **To know**: {' '.join(_notes(facts))}",
+    ]
+    table = markdown_table([["this machine", ""], *shown])
+    display_markdown("\n".join(lines) + f"\n\n{folded('All facts', table)}")
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
@@ -67,40 +59,30 @@ def show_results() -> None:
     """
     from gallery_lib import tasks
     from gallery_lib.notebooks.batch import latest
-    from gallery_lib.report import speedups
 
-    titles = {
-        **{name: tasks.get(name).title for name in tasks.names()},
-        "your_model": "Your own model",
-    }
+    titles = {name: tasks.get(name).title for name in tasks.names()}
+    titles["your_model"] = "Your own model"
     here = hardware.machine_facts()
     own = latest.own_results(paths.runs_dir(), titles, here)
     root = paths.checkout()
     committed = latest.nearest(root / "benchmarks" / "results", here) if root else None
-    others = (
-        {n: s for n, s in committed.speedups(titles).items() if n not in own} if committed else {}
-    )
-    results = [{**others, **own}[name] for name in titles if name in own or name in others]
+    everyones = {**(committed.speedups(titles) if committed else {}), **own}
+    results = [everyones[name] for name in titles if name in everyones]
     if not results:
         display_markdown(
             "Nothing has been measured yet: run a notebook, or all of them with `gallery run`."
         )
         return
-    display_chart(speedups.chart(results), fold=False)
-    measured_here = sum(result.machine == speedups.HERE for result in results)
+    display_chart(latest.chart(results), fold=False)
+    measured_here = sum(result.machine == latest.HERE for result in results)
     notes = [
         f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run "
         "one, then this cell again."
     ]
-    notes += [latest.code_note(own.values(), here["git"]), latest.busy_note(results)]
-    if committed and others:
-        which = (
-            "All figures here"
-            if len(others) == len(results)
-            else f"Those of the other {len(others)}"
-        )
+    notes += latest.notes(own.values(), here["git"])
+    if committed and set(everyones) - set(own):
         notes.append(
-            f"{which} were {committed.described}: the machine nearest to this one in the "
+            f"The others were {committed.described}: the machine nearest to this one in the "
             "repository."
         )
-    display_markdown("\n\n".join(filter(None, notes)))
+    display_markdown("\n\n".join(notes))

@@ -9,11 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import PerformanceDataConfig, options
-from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.display import display_chart, display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
-from gallery_lib.report.folded import folded
+from gallery_lib.config import PerformanceDataConfig
+from gallery_lib.notebooks.cells.display import (
+    NotMeasured,
+    display_chart,
+    display_markdown,
+    display_table,
+)
+from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:
@@ -28,10 +31,9 @@ python3 benchmarks/network.py sweep timelines/*.json --ranks 2 --rate 10gbit --s
 --out runs/sweep
 ```
 
-The first line is repeated for each model; `--batch_size` and `--image_size` are those of its \
-quick profile unless given. Then run this
-notebook with the parameter `sweep="runs/sweep"`."""
-NONE = "**Not measured**: no sweep was read above."
+The first line is repeated for each model. Then run this notebook with the parameter
+`sweep="runs/sweep"`."""
+NONE = NotMeasured("no sweep was read above.")
 
 
 def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
@@ -42,27 +44,13 @@ def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
     Raises:
         InputError: for an impossible value.
     """
-    return options.from_mapping(
-        PerformanceDataConfig, kernel_parameters() if parameters is None else parameters
-    )
-
-
-def _place(path: str | None) -> Path:
-    """Return the path where the sweep's table is looked for.
-
-    A relative path starts at the working directory or, if nothing is there, at the checkout.
-    Without a path, it is `benchmarks/results` in the checkout.
-    """
-    root = paths.checkout() or Path.cwd()
-    if path is None:
-        return root / "benchmarks" / "results"
-    here = Path(path).expanduser()
-    return here if here.exists() else root / here
+    return checked(PerformanceDataConfig, parameters)
 
 
 def read(settings: PerformanceDataConfig) -> Sweep | None:
     """Return the sweep to show, and show the conditions of its figures.
 
+    A relative path starts at the working directory or, if nothing is there, at the checkout.
     Returns None where nothing has been measured.
 
     Raises:
@@ -70,10 +58,12 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
     """
     from gallery_lib.measure.replay.sweep import find_sweep
 
-    place = _place(settings.sweep)
-    sweep = None if settings.sweep is None and not place.exists() else find_sweep(place)
+    given = settings.sweep or "benchmarks/results"
+    here = Path(given).expanduser()
+    place = here if settings.sweep and here.exists() else (paths.checkout() or Path.cwd()) / here
+    sweep = find_sweep(place) if settings.sweep or place.exists() else None
     if sweep is None:
-        display_markdown(HOW.format(place=f"`{settings.sweep or 'benchmarks/results'}`"))
+        display_markdown(HOW.format(place=f"`{given}`"))
         return None
     recordings = [cells[0] for model in sweep.models for cells in sweep.recordings(model)]
     recorded = sum(cell.is_recorded for cell in recordings)
@@ -96,25 +86,23 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
         ["command", f"`{sweep.command}`"],
         ["table", f"`{sweep.path.parent.name}/{sweep.path.name}`"],
     ]
-    display_markdown(markdown_table([["condition", ""], *rows]))
+    display_table([["condition", ""], *rows])
     return sweep
 
 
 def show_scatter(sweep: Sweep | None) -> None:
     """Show all models: the gain over plain DDP against how well DDP scales."""
     if sweep is None:
-        display_markdown(NONE)
+        NONE.show()
         return
     from gallery_lib import tasks
     from gallery_lib.report import replay
 
     missing = sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models]))
-    every = markdown_table(replay.cell_rows(sweep, missing))
-    if not sweep.cells:
-        display_markdown(every)
-        return
-    display_chart(replay.scatter(sweep), fold=False)
-    display_markdown(folded("Every measurement", every))
+    if sweep.cells:
+        display_chart(replay.scatter(sweep, missing))
+    else:
+        display_table(replay.cell_rows(sweep, missing))
 
 
 def show_model(sweep: Sweep | None, model: str) -> None:
@@ -123,7 +111,7 @@ def show_model(sweep: Sweep | None, model: str) -> None:
     There is a table and a figure for each timeline of the model.
     """
     if sweep is None:
-        display_markdown(NONE)
+        NONE.show()
         return
     from gallery_lib.report import replay
 
@@ -131,11 +119,10 @@ def show_model(sweep: Sweep | None, model: str) -> None:
     recordings = sweep.recordings(model)
     if not recordings:
         reasons = "; ".join(dict.fromkeys(missing.values()))
-        display_markdown(
-            f"**Not measured**: {model} on {', '.join(map(str, sweep.hosts))} hosts ({reasons})."
-        )
+        hosts = ", ".join(map(str, sweep.hosts))
+        NotMeasured(f"{model} on {hosts} hosts ({reasons}).").show()
     for cells in recordings:
-        display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
+        display_table([["setting", "value"], *_settings_of(cells[0])])
         display_chart(replay.throughput(cells, sweep.hosts, missing))
 
 
@@ -146,29 +133,28 @@ def show_other_models(sweep: Sweep | None) -> None:
     others = [model for model in sweep.models if model not in tasks.names()] if sweep else []
     for model in others:
         show_model(sweep, model)
-    if not others:
-        display_markdown("There are none in this sweep." if sweep else NONE)
+    if not sweep:
+        NONE.show()
+    elif not others:
+        display_markdown("There are none in this sweep.")
 
 
 def show_advice(sweep: Sweep | None) -> None:
     """Show for which models more hosts pay with plain DDP, and where the tuner gains."""
     if sweep is None:
-        display_markdown(NONE)
+        NONE.show()
         return
     from gallery_lib.report import replay
 
-    display_markdown(markdown_table(replay.model_rows(sweep)))
+    display_table(replay.model_rows(sweep))
 
 
 def _settings_of(cell: Cell) -> list[list[str]]:
     from gallery_lib import tasks
 
     task = tasks.get(cell.model) if cell.model in tasks.names() else None
-    own = (
-        f" (the task's own: {task.batch_size})"
-        if task and task.batch_size != cell.batch_size
-        else ""
-    )
+    differs = task and task.batch_size != cell.batch_size
+    own = f" (the task's own: {task.batch_size})" if task and differs else ""
     return [
         ["model", f"{cell.model}: {task.title}" if task else cell.model],
         ["domain", task.domain if task else "not one of the gallery's"],
@@ -178,9 +164,7 @@ def _settings_of(cell: Cell) -> list[list[str]]:
         ["gradients", f"{cell.gradient_bytes / 1e6:.1f} MB"],
         [
             "timeline",
-            (
-                f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step "
-                "without communication"
-            ),
+            f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step "
+            "without communication",
         ],
     ]

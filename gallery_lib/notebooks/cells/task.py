@@ -5,8 +5,7 @@
 
 `settings` checks the parameters and completes them; `with_your_code` takes what the cells define.
 `compare` measures. The `show_…` functions display a table as Markdown and a figure as PNG with
-alternative text (display.py). Details that not every reader needs are folded (report/folded.py).
-Modules that import torch are imported inside functions, after the parameters are checked.
+alternative text (display.py); details that not every reader needs are folded.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from gallery_lib.notebooks.cells.comparison import (
     compare,
     compare_on_several,
     launch,
+    measure_techniques,
     show_break_even,
     show_comparison,
     show_losses,
@@ -22,20 +22,23 @@ from gallery_lib.notebooks.cells.comparison import (
     show_scaling,
     show_step_times,
     show_techniques,
+    show_techniques_added,
     show_throughput,
 )
 from gallery_lib.notebooks.cells.data import make_data, show_data, show_examples, show_learned
 from gallery_lib.notebooks.cells.machine import show_machine, show_results
-from gallery_lib.notebooks.cells.model import profile, show_model, show_profile, show_source
-from gallery_lib.notebooks.cells.task_settings import (
-    Settings,
-    part,
-    settings,
-    with_your_code,
-    your_settings,
+from gallery_lib.notebooks.cells.task_settings import Settings, part, settings
+from gallery_lib.notebooks.cells.training import (
+    loader,
+    on_device,
+    profile,
+    show_diff,
+    show_model,
+    show_profile,
+    show_source,
+    show_training,
 )
-from gallery_lib.notebooks.cells.training import loader, on_device, show_diff, show_training
-from gallery_lib.notebooks.cells.waterfall import measure_techniques, show_techniques_added
+from gallery_lib.notebooks.cells.your_code import with_your_code, your_settings
 
 __all__ = [
     "Settings",

@@ -1,17 +1,11 @@
-"""Settings of a task's notebook: its parameters, checked and completed.
-
-Modules that import torch are imported inside functions. The import takes seconds, and a wrong
-parameter must be refused before that.
-"""
+"""Settings of a task's notebook: its parameters, checked and completed."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import (
@@ -23,12 +17,10 @@ from gallery_lib.config import (
     backend_config,
     options,
 )
-from gallery_lib.console.table import markdown_table
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells import own_cell
-from gallery_lib.notebooks.cells.display import display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
-from gallery_lib.system import hardware, paths
+from gallery_lib.notebooks.cells.display import display_markdown, display_table
+from gallery_lib.notebooks.cells.kernel_parameters import checked
+from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +29,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("rounds", "starts", "block_steps")
 """Parameters that decide how long the comparison is."""
-_SHARES = (0.05, 0.25, 0.02, 0.18, 0.30, 0.20, 0.0)
-"""Share of the notebook's time of each of its parts."""
+_PARTS = 7
 
 
 @dataclass(frozen=True)
@@ -98,126 +89,21 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
         InputError: for an unknown parameter, a wrong type or an impossible value; it stops the
             notebook.
     """
-    values = kernel_parameters() if parameters is None else parameters
-    return _completed(task_name, options.from_mapping(NotebookConfig, values))
+    return completed(task_name, checked(NotebookConfig, parameters))
 
 
-def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Settings:
-    """Return the settings for what the cells of this notebook define.
-
-    As shipped, the cells are the gallery's own task, and the settings stay as they are. What was
-    changed is tried in this kernel, and trained and measured by what follows. Which it is, is
-    shown.
-
-    Args:
-        settings: the notebook's settings.
-        **functions: `build_model`, `loss`, `build_optimizer`, and the loop `train`.
-
-    Raises:
-        InputError: with the cell's line, for a mistake in the functions.
-    """
-    from gallery_lib import tasks
-    from gallery_lib.measure.comparison import first_pass
-    from gallery_lib.memory import allocator
-    from gallery_lib.notebooks.cells import visible_code
-
-    allocator.trim()  # what follows trains in other processes
-    name = settings.task.name
-    own = visible_code.changed_names(tasks.get(name), functions)
-    notes = []
-    if "train" in own:
-        notes.append(
-            "**The loop is yours, and stays in this notebook**: the launcher and the comparison "
-            "below train with the gallery's loop."
-        )
-        own.remove("train")
-    if not own:
-        notes.append(f"Model, loss and optimizer are those of the gallery's task `{name}`.")
-        display_markdown("\n\n".join(notes))
-        return dataclasses.replace(
-            settings,
-            task=tasks.get(name),
-            train=dataclasses.replace(settings.train, model=name),
-        )
-    functions.pop("train", None)
-    model = visible_code.write_task(name, functions.values(), own)
-    train = dataclasses.replace(settings.train, model=model)
-    task = tasks.get(model)
-    first_pass.try_once(train, settings.device)
-    notes.append(
-        f"**Yours: {', '.join(f'`{one}`' for one in own)}.** What follows trains and measures "
-        f"that, with {task.optimizer.in_words}. `{train.model}` holds your cells."
-    )
-    display_markdown("\n\n".join(notes))
-    return dataclasses.replace(settings, task=task, train=train)
-
-
-def your_settings(
-    build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None
-) -> Settings:
-    """Make a task of the reader's cell, try the task, and return the settings for it.
-
-    The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file, which
-    the training processes import. One forward and backward pass runs in this kernel.
-
-    Raises:
-        InputError: with the cell's line, for a mistake in the functions; the file is removed then.
-    """
-    values = kernel_parameters() if parameters is None else parameters
-    source = own_cell.source_of(build_model)
-    known = {f.name for f in dataclasses.fields(YourModelConfig)}
-    own_cell.refuse_names_of_other_cells(source, [name for name in values if name not in known])
-    size = batch_size if values.get("batch_size") is None else values["batch_size"]
-    config = options.from_mapping(YourModelConfig, {**values, "batch_size": size})
-    file = own_cell.write_task(source, config.batch_size, config.optimizer, config.learning_rate)
-    try:
-        return _tried(file, config)
-    except BaseException:
-        file.unlink()
-        raise
-
-
-def _tried(file: Path, config: YourModelConfig) -> Settings:
-    """Try one pass of the task and return its settings.
-
-    The settings are shown together with the optimizer, the learning rate and the first loss.
-    """
-    import torch
-
-    from gallery_lib import tasks
-    from gallery_lib.measure.comparison import first_pass
-    from gallery_lib.train import precision
-
-    device = hardware.device_type()
-    level = precision.chosen_level(config.amp_level, device)
-    train = TrainConfig(
-        model=f"{file}:TASK", amp_level=level, amp_dtype=config.amp_dtype, seed=config.seed
-    )
-    loss, model_class = first_pass.try_once(train, torch.device(device))
-    task_name = own_cell.named_after(file, model_class)
-    optimizer = tasks.get(task_name).optimizer
-    arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
-    optimizer_rows = [
-        ["optimizer", f"{optimizer.name}{arguments}"],
-        ["learning_rate", f"{optimizer.lr:g}"],
-    ]
-    loss_row = ["loss of the first batch", f"{loss:.4g}"]
-    return _completed(task_name, config, [*optimizer_rows, loss_row])
-
-
-def _completed(
+def completed(
     task_name: str,
     config: NotebookConfig | YourModelConfig,
     more_rows: Sequence[Sequence[str]] = (),
 ) -> Settings:
     """Return the settings that follow from checked parameters, and show them with `more_rows`."""
-    from gallery_lib import tasks  # imported only after the parameters are checked
+    from gallery_lib import tasks
     from gallery_lib.train import precision
 
     # It warns of a CUDA toolkit without a GPU whenever something is compiled.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    task = tasks.get(task_name)
-    device = hardware.device_type()
+    task, device = tasks.get(task_name), hardware.device_type()
     devices = hardware.gpu_count() or hardware.cores()
     profile = config.profile
     if profile == "auto":
@@ -231,67 +117,36 @@ def _completed(
     same = {name: getattr(config, name, None) for name in ("amp_dtype", "data_dir", "seed")}
     same["amp_level"] = precision.chosen_level(config.amp_level, device)
     train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
-    processes = (config.processes or min(devices, 8)) if isinstance(config, NotebookConfig) else 1
+    compare = options.from_mapping(CompareConfig, compare_values)
+    processes, waterfall = 1, False
+    if isinstance(config, NotebookConfig):
+        processes, waterfall = config.processes or min(devices, 8), config.waterfall
     if processes > devices:
         raise InputError(
             f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
-    compare = options.from_mapping(CompareConfig, compare_values)
-    waterfall = isinstance(config, NotebookConfig) and config.waterfall
     result = Settings(task, profile, train, compare, processes, waterfall, config.measure_again)
-    display_markdown(markdown_table([*_rows(result, sizes), *more_rows]))
+    display_table([*_rows(result, sizes), *more_rows])
     return result
 
 
 def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
     """Return the table of the settings; those that are None are left out."""
-    processes = settings.processes
-    rows = [
-        ["setting", "value"],
-        ["profile", settings.profile],
-        ["processes", f"1 and {processes}" if processes > 1 else "1"],
-    ]
-    values = {**options.to_mapping(settings.train), **options.to_mapping(settings.compare)}
-    units = {
-        f.name: f.metadata["unit"]
-        for cls in (TrainConfig, CompareConfig)
-        for f in dataclasses.fields(cls)
-    }
+    processes = f"1 and {settings.processes}" if settings.processes > 1 else "1"
+    rows = [["setting", "value"], ["profile", settings.profile], ["processes", processes]]
+    configs = (settings.train, settings.compare)
+    values = {name: value for one in configs for name, value in options.to_mapping(one).items()}
+    units = {f.name: f.metadata["unit"] for one in configs for f in dataclasses.fields(one)}
     for name in ("amp_level", *sizes, "data_dir", "seed"):
         if values.get(name) is None:
             continue
+        shown = f"{values[name]} {units[name]}".rstrip()
         if name in ("image_size", "sequence_length"):
-            rows.append([name, settings.task.input_size(settings.train)])
-        else:
-            rows.append([name, f"{values[name]} {units[name]}".rstrip()])
+            shown = settings.task.input_size(settings.train)
+        rows.append([name, shown])
     return rows
 
 
 def part(settings: Settings, number: int) -> None:
-    """Show that a part begins, counted from 1, and about how much time the rest takes.
-
-    The whole takes what the notebook took in the newest batch in the repository. Where the sizes
-    are others, no time is shown.
-    """
-    left = sum(_SHARES[number - 1 :]) * _seconds_of_all(settings)
-    time = "" if not left else f", {_in_words(left)} left, and less where a result is kept"
-    display_markdown(f"*Part {number} of {len(_SHARES)}{time}.*")
-
-
-def _seconds_of_all(settings: Settings) -> float:
-    """Return how long the whole notebook takes; 0.0 where nobody knows."""
-    root = paths.checkout()
-    if root is None:
-        return 0.0
-    files = root.glob("benchmarks/results/*/gallery.json")
-    batches: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
-    batches.sort(key=lambda batch: str(batch["date"]))
-    if not batches or batches[-1]["parameters"].get("profile") != settings.profile:
-        return 0.0
-    return float(batches[-1]["notebooks"].get(settings.name, {}).get("seconds", 0.0))
-
-
-def _in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(10, round(seconds, -1)):.0f} s"
-    return f"about {seconds / 60:.0f} minutes"
+    """Show that a part of the notebook begins, counted from 1."""
+    display_markdown(f"*Part {number} of {_PARTS}.*")

@@ -1,11 +1,14 @@
-"""Training in the notebook's own kernel: plain batches, loss curves, and the diff of two cells."""
+"""The model in the notebook's own kernel: its size and source, plain training, where time goes."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gallery_lib.console.table import markdown_table, number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import cell_that_assigns
@@ -13,7 +16,14 @@ from gallery_lib.notebooks.cells.task_settings import Settings
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from torch.utils.data import DataLoader
+
+    from gallery_lib.measure.profile.step_profile import StepProfile
+
+_LISTED = 8
+"""Parts of a model that its table lists."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 class ReadyBatches:
@@ -95,13 +105,13 @@ def show_training(**curves: Sequence[float]) -> None:
     Raises:
         InputError: for a curve without losses.
     """
-    from gallery_lib.report import training_charts
+    from gallery_lib.report import plots
 
     if empty := [name for name, losses in curves.items() if not losses]:
         raise InputError(f"{empty[0]} has no losses: does `train` return them?", parameter=empty[0])
-    chart = training_charts.losses(curves)
+    chart = plots.training(curves)
     display_chart(chart)
-    if not all(map(training_charts.fell, curves.values())):
+    if not all(map(plots.fell, curves.values())):
         display_markdown(
             f"**{chart.title}.** Look at the loss, the optimizer and the loop above before you go "
             "on: what does not learn here does not learn below either."
@@ -118,19 +128,94 @@ def show_diff(before: str, after: str) -> None:
     Raises:
         InputError: where no cell that has run assigns such a name.
     """
-    old, new = (_lines_of_cell(name) for name in (before, after))
+    cells = []
+    for name in (before, after):
+        source = cell_that_assigns(name)
+        if source is None:
+            raise InputError(
+                f"no cell that has run assigns `{name}`. Run the cells above.", parameter=name
+            )
+        cells.append(source.strip().splitlines())
+    old, new = cells
     lines = list(difflib.unified_diff(old, new, lineterm="", n=len(old)))[3:]
-    if not lines:
-        display_markdown("The two cells are the same.")
-        return
-    text = "\n".join(lines)
-    display_markdown(f"```diff\n{text}\n```")
+    difference = "\n".join(["```diff", *lines, "```"])
+    display_markdown(difference if lines else "The two cells are the same.")
 
 
-def _lines_of_cell(name: str) -> list[str]:
-    source = cell_that_assigns(name)
-    if source is None:
-        raise InputError(
-            f"no cell that has run assigns `{name}`. Run the cells above.", parameter=name
-        )
-    return source.strip().splitlines()
+def show_source(code: Any) -> None:
+    """Show the source of a class or function: a library's, or the gallery's own."""
+    source = textwrap.dedent(inspect.getsource(code)).rstrip()
+    name = f"{code.__module__}.{code.__qualname__}"
+    display_markdown(f"`{name}`\n\n```python\n{source}\n```")
+
+
+def show_model(
+    settings: Settings, model: nn.Module, loss: Callable[[nn.Module, Any], torch.Tensor]
+) -> None:
+    """Show the parameters of the model by part, and the operations of a step.
+
+    A parameter that two parts share counts for the first. Operations are those of matrix products,
+    convolutions and attention, forward and backward, as torch counts them on one batch.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from gallery_lib import tasks
+
+    batch = next(iter(loader(settings)))
+    with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+        loss(model, batch).backward()
+    model.zero_grad(set_to_none=True)
+    flops = counter.get_total_flops() / (tasks.with_sizes(settings.train).batch_size or 1)
+    total = sum(p.numel() for p in model.parameters())
+    recurrent = any(type(module).__name__ in _RECURRENT for module in model.modules())
+    without = " The recurrent layers are not in it: torch does not count them." if recurrent else ""
+    display_markdown(
+        f"{markdown_table(_parts(model, total))}\n\n{number(total / 1e6)} million parameters. One "
+        f"sample takes {number(flops / 1e9)} GFLOP, forward and backward.{without}"
+    )
+
+
+def _parts(model: nn.Module, total: int) -> list[list[str]]:
+    """Return the table of the model's largest parts, in their own order."""
+    seen: set[int] = set()
+    counts = {}
+    for name, part in model.named_children():
+        own = {id(p): p.numel() for p in part.parameters() if id(p) not in seen}
+        seen |= own.keys()
+        if own:
+            counts[name] = sum(own.values())
+    largest = sorted(counts, key=lambda name: -counts[name])[:_LISTED]
+    rows = [["part", "kind", "parameters", "share"]]
+    for name, part in model.named_children():
+        if name in largest:
+            kind, count = type(part).__name__, counts[name]
+            rows.append([f"`{name}`", kind, f"{count:,}", f"{count / total:.0%}"])
+    rest = total - sum(counts[name] for name in largest)
+    if rest > 0:
+        rows.append(["all others", "", f"{rest:,}", f"{rest / total:.0%}"])
+    return [*rows, ["**all**", type(model).__name__, f"{total:,}", ""]]
+
+
+def profile(
+    train: Callable[..., Any], model: Any, batches: Sequence[Any], optimizer: Any
+) -> StepProfile:
+    """Train on the last two of `batches` under torch's profiler, and return where the time went.
+
+    It costs two more training steps.
+    """
+    from gallery_lib.measure.profile.step_profile import profile_steps
+
+    last = list(batches)[-2:]
+    return profile_steps(lambda: train(model, last, optimizer), len(last))
+
+
+def show_profile(**profiles: StepProfile) -> None:
+    """Show the ten largest groups of operators of a step, or of two steps side by side.
+
+    Args:
+        **profiles: by name, in order; the groups are those of the first.
+    """
+    from gallery_lib.report import plots
+
+    display_chart(plots.profile(profiles))

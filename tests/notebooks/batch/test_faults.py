@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +41,6 @@ class Faults:
     left: list[psutil.Process]
     out: Path
     notebooks: Path
-
-    def metadata(self, name: str) -> list[str]:
-        """Return papermill's status of each cell, as it stands in the executed notebook."""
-        cells = json.loads((self.out / name / f"{name}.ipynb").read_text())["cells"]
-        return [cell["metadata"]["papermill"]["status"] for cell in cells]
 
 
 @pytest.fixture(scope="module")
@@ -109,41 +100,3 @@ def test_the_other_reports_say_the_same(faults: Faults) -> None:
     ]
     assert "1 of 6 passed; 2 failed, 1 timeout, 1 kernel died, 1 out of memory" in faults.output
     assert "ValueError: planted" in (faults.out / "report.html").read_text()
-
-
-def papermill(
-    faults: Faults, name: str, environment: dict[str, str], *words: str
-) -> tuple[int, list[str]]:
-    """Return exit code and cell statuses when papermill runs the notebook by itself."""
-    out = faults.out / f"{name}-by-papermill.ipynb"
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(faults.notebooks / f"{name}.ipynb"),
-        str(out),
-        *words,
-    ]
-    code = subprocess.run(
-        command, capture_output=True, timeout=120, env={**os.environ, **environment}
-    ).returncode
-    return code, [
-        cell["metadata"]["papermill"]["status"]
-        for cell in json.loads(out.read_text())["cells"]
-        if "source" in cell
-    ]
-
-
-def test_papermills_own_metadata_calls_dead_and_never_run_cells_completed(
-    faults: Faults, kernel: dict[str, str]
-) -> None:
-    assert faults.metadata("dies") == ["completed"] * 3
-    write_notebook(faults.notebooks, "waits", "1", "import time\ntime.sleep(30)", "print('never')")
-    _, statuses = papermill(faults, "waits", kernel, "--execution-timeout", "2")
-    assert statuses == ["completed"] * 3
-
-
-def test_papermills_exit_code_is_0_for_a_notebook_that_left_half_way(
-    faults: Faults, kernel: dict[str, str]
-) -> None:
-    assert papermill(faults, "leaves", kernel)[0] == 0

@@ -74,10 +74,7 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
     code, output = runner.run(out, *paths)
     assert (code, "Add --resume to go on with it" in output) == (2, True)
     # The notebook changed while it ran, so what passed was another notebook.
-    for folder in (
-        "second-2",
-        "second-3",
-    ):
+    for folder in ("second-2", "second-3"):
         code, output = runner.run(out, *paths, "--resume")
         assert code == 0, output
         records = read(out)["notebooks"]
