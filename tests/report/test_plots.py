@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from gallery_lib.measure.bench.result import Bench, Outcome, Row
 from gallery_lib.measure.comparison.script_turns import Command, Script, ScriptTurns
-from gallery_lib.measure.profile.step_profile import OUTSIDE
-from gallery_lib.measure.profile.step_profile import StepProfile
+from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report import bench, plots, style
 from gallery_lib.report.style import Chart
 from gallery_lib.system.machine_load import MachineLoad, Others
