@@ -32,13 +32,10 @@ from gallery_lib.data.speech.features import (
     ALIGNMENT,
     Cut,
     Utterance,
-    list_utterances,
     load,
     read_alignment,
-    refuse_missing_files,
-    shape,
+    read_folder,
     statistics,
-    with_frames,
 )
 from gallery_lib.errors import InputError
 
@@ -134,22 +131,14 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         train: SpeechFolder | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
-        refuse_missing_files(self.folder, utterances)
-        utterances = with_frames(utterances)
-        if (width := shape(utterances[0])[1]) != FILTERS:
-            problem = f"{width} values a frame; the model takes {FILTERS} log filter-bank values."
-            raise unfit_file(utterances[0].path, problem)
-        self.characters: Characters = (
-            train.characters
-            if train
-            else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
-        )
-        self.mean: np.ndarray  # [80], as is the deviation
-        self.deviation: np.ndarray
-        self.mean, self.deviation = (
-            (train.mean, train.deviation) if train else statistics(utterances)
-        )
+        utterances = read_folder(self.folder, "text", MAKE_COMMAND, FILTERS)
+        if train is None:
+            labels = (tidy(utterance.label) for utterance in utterances)
+            self.characters = Characters.of(labels, vocabulary_size, self.folder)
+            self.mean, self.deviation = statistics(utterances)  # [80] each
+        else:
+            self.characters = train.characters
+            self.mean, self.deviation = train.mean, train.deviation
         self.pieces = _pieces(self.folder, utterances, sequence_length)
         self.notices = _notices(
             self.folder, utterances, self.pieces, self.characters, sequence_length
