@@ -142,10 +142,7 @@ def _damage(*paths: Path) -> list[str]:
 
 
 def examine(path: str | os.PathLike[str]) -> str | None:
-    """Decode all of the image file `path` and return its damage, or None.
-
-    Damage makes an image unreadable or changes its pixels.
-    """
+    """Decode all of an image file and return damage that changes its pixels, or None."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -172,10 +169,7 @@ def _reason(error: Exception) -> str:
 
 
 def _jpeg_warning(data: bytes) -> str | None:
-    """Return the warning with which libjpeg goes on decoding, or None.
-
-    It is unknown where simplejpeg is not installed; that is announced.
-    """
+    """Return the warning with which libjpeg goes on decoding; None also without simplejpeg."""
     simplejpeg = jpeg.simplejpeg
     if simplejpeg is None:
         jpeg.announce()

@@ -72,11 +72,7 @@ class Progress:
         random_states.restore(now)
 
     def _skipping(self, resumed: dict[str, Any]) -> SkipFirst | ShardedSampler | None:
-        """Return the sampler that leaves out what the pass has had; None: there is no order.
-
-        Raises:
-            InputError: for a loader without an order of indices, among another number of ranks.
-        """
+        """Return the sampler that leaves out what the pass has had; None: there is no order."""
         before, now = resumed["world_size"], process_group.world_size()
         items = resumed["taken"] * before * (resumed["batch_size"] or 1)
         loader = self.share.loader

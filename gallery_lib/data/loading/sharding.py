@@ -155,11 +155,7 @@ def _unchanged(item: Any) -> Any:
 
 
 def _agreed(own: _Facts, rank: int, world_size: int) -> list[_Facts]:
-    """Return the facts of all ranks about their loaders.
-
-    Raises:
-        InputError: if the loaders are of different kinds, or made for other ranks than the run's.
-    """
+    """Return all ranks' facts; refuse loaders of different kinds, or made for other ranks."""
     facts: list[_Facts] = process_group.all_ranks(own)
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
         kinds = ", ".join(
@@ -322,8 +318,6 @@ def share_of(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
 
 
 class _Reading:
-    """First base of the class of what `_reading` returns, before the user's class."""
-
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep the class from the user's `__init_subclass__`, a registry for instance."""
 
@@ -364,10 +358,7 @@ def _reading(dataset: Any, read: Callable[[Iterator[Any]], Iterator[Any]], parts
 
 
 class _ShardedBatches:
-    """Every `world_size`-th batch of an iterable of batches; attributes are those of the iterable.
-
-    Its length, if it has one, is that of a rank's share.
-    """
+    """Every `world_size`-th batch of an iterable of batches; attributes are the iterable's."""
 
     def __init__(self, base: Any, rank: int, world_size: int) -> None:
         vars(self).update(base=base, _place=(rank, world_size))

@@ -67,10 +67,7 @@ def collate(items: Sequence[Any]) -> Any:
 
 
 def _fits(items: Sequence[Any]) -> bool:
-    """Return whether all items are tuples or lists of as many parts that can share a block.
-
-    Each part is a number in all items, or a plain tensor of the same dtype and shape in all items.
-    """
+    """Return whether all items are sequences of as many numbers and plain tensors of one shape."""
     first = items[0]
     if type(first) not in (tuple, list) or len({len(item) for item in items}) > 1:
         return False
@@ -122,10 +119,7 @@ class _Worker:
         return _Message((self.name, self.pid, states, number, sent, layout, numbers))
 
     def _free(self, size: int) -> int | None:
-        """Return the number of a free block of at least `size` bytes, or None if all are out.
-
-        The first free block that is large enough is taken, otherwise a new one in a free place.
-        """
+        """Return the number of a free block of at least `size` bytes, or None if all are out."""
         free = [number for number, state in enumerate(self.states.tolist()) if state != _OUT]
         number = next((n for n in free if n in self.blocks and len(self.blocks[n]) >= size), None)
         if number is None and free:

@@ -35,10 +35,7 @@ LOOK_AFTER = 16
 MOST_WAITING = 0.5
 """Share of the time that the training may wait for batches before the cause is examined."""
 LEAST_RUNNING = 0.5
-"""Cores' worth of time that the loading processes should have had while the training waited.
-
-With less, other programs had the cores, or the processes waited for a disk.
-"""
+"""Cores' worth of time that loading should have had meanwhile: with less, others had the cores."""
 _LOOKS = 16
 """Number of looks within the limit; the standstill is said after a quarter of them."""
 _LEAST_SECONDS = 0.015
@@ -58,10 +55,7 @@ class Background:
         self.niceness, self.given_back, self.clock = niceness, False, clock
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Return the batches of a DataLoader's iterator, loaded at low priority.
-
-        An iterator without processes of its own comes back as it is.
-        """
+        """Return the batches of a DataLoader's iterator, its processes, if any, at low priority."""
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
         if not processes or not self.niceness or self.given_back:
             return iterator
@@ -71,9 +65,8 @@ class Background:
     def look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
         """Give the priority back if the training waits and the processes get little CPU time.
 
-        `seconds` have passed, `waited` of them were spent waiting for batches, and the processes
-        `ran` for that many seconds of CPU time. The priority stays if these processes could not be
-        sooner by themselves. Warns if this user may not take the priority back.
+        Of `seconds`, `waited` were spent waiting for batches; the processes `ran` for that many
+        seconds of CPU time. Warns if this user may not take the priority back.
         """
         if self.given_back or waited <= MOST_WAITING * seconds or ran >= LEAST_RUNNING * waited:
             return
@@ -158,10 +151,7 @@ def _send_error(queue: Any, error: Exception, batch: Any) -> None:
 
 
 def _end_without_files(kind: Any, error: BaseException, frames: Any) -> None:
-    """End this process where its thread that hands over files can open no more.
-
-    The thread would try forever, while the training waits for its answer. The exit code tells why.
-    """
+    # The thread that hands over files would try forever, while the training waits for its answer.
     sys.__excepthook__(kind, error, frames)
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         os._exit(errno.EMFILE)
@@ -170,11 +160,8 @@ def _end_without_files(kind: Any, error: BaseException, frames: Any) -> None:
 class LoaderWatch:
     """Watch over the time in which a rank waits for batches, in a thread until `stop`.
 
-    Args:
-        limit_seconds: the longest standstill.
-        rank: the rank, for messages.
-        say: gets a line, once.
-        end: gets the reason and the processes below this one when the limit is over.
+    `say` gets a line, once. After a standstill of `limit_seconds`, `end` gets the reason and the
+    processes below this one.
     """
 
     def __init__(

@@ -41,17 +41,9 @@ def _short(
 class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     """Map-style data set: item i is (features float32 [2, T, dims] of one speaker, speaker number).
 
-    `notices` has lines on the utterances that are too short.
-
-    Args:
-        root: the folder with train/ and val/ in it.
-        split: `train` or `val`, the subfolder to read.
-        frames: T, frames of each utterance.
-        dims: values a frame that the model takes.
-        train: if True, one item per speaker, with random utterances and frames. If False, one item
-            per pair of a speaker's utterances, always the same.
-        seed: of the random choices in training.
-        statistics: mean and standard deviation for normalising; by default those of this split.
+    T is `frames`. With `train` there is one item per speaker, with random utterances and frames;
+    otherwise one per pair of a speaker's utterances, always the same. `statistics` for normalising
+    are by default those of this split. `notices` has lines on utterances that are too short.
 
     Raises:
         InputError: for a folder that cannot be used, for features with another number of values a

@@ -174,10 +174,7 @@ def _notices(
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
-    """Return the utterances of at most twice `sequence_length`, and pieces of the longer ones.
-
-    A longer utterance without an alignment is left out.
-    """
+    """Return utterances of at most twice `sequence_length`, and pieces of longer aligned ones."""
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
     for number, utterance in enumerate(utterances):
@@ -211,11 +208,7 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
 def _cut(
     whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator
 ) -> Iterator[Piece]:
-    """Yield the pieces of `whole`, cut at some of `cuts`.
-
-    The wanted length of each piece is drawn uniformly from 0.5 to 1.5 times `frames`. Each piece
-    ends at the cut that is nearest to its wanted length; the last ends with the utterance.
-    """
+    """Yield the pieces of `whole`, cut where a length of 0.5 to 1.5 × `frames` is nearest."""
     begin = (0, 0)
     wanted = rng.uniform(0.5, 1.5) * frames
     end = (len(whole.transcript), whole.stop)
