@@ -311,9 +311,8 @@ def _in_processes(
     However this ends, the workers have ended. Each file is atomic, so they may be terminated.
     """
     others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker
-    )
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),))
     try:
         for future in as_completed([pool.submit(_write_chunk, chunk, write) for chunk in chunks]):
             show(future.result())
@@ -327,7 +326,9 @@ def _in_processes(
         pool.shutdown()
 
 
-def _start_worker() -> None:
+def _start_worker(parent: int) -> None:
     """Prepare a worker: leave Ctrl-C to the parent, and end when the parent ends in any way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    if os.getppid() != parent:  # it ended while this process imported
+        os._exit(1)
