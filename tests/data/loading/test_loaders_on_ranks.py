@@ -285,5 +285,6 @@ def test_lengths_are_those_of_a_ranks_share(two: Ranks) -> None:
             two.call("loaders.lengths", kind)
 
 
+@pytest.mark.thorough
 def test_workers_may_be_spawned(two: Ranks) -> None:
     assert seen(of_ranks(two, "stream", num_workers=1, multiprocessing_context="spawn")) == ALL
