@@ -38,22 +38,18 @@ TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
 }
 
 
-def main() -> int:
-    """Check the folder and return the exit code."""
-
-    def summary(args: argparse.Namespace) -> object:
-        labels, dims, make, vocabulary = TASKS[args.task]
-        make = f"{make} --out {printable(args.folder)}"
-        return check_features(
-            *(args.folder, labels, args.dims or dims, make),
-            full=args.full,
-            vocabulary_size=vocabulary,
-        )
-
-    task = {"choices": list(TASKS), "required": True, "help": "what is to be trained on it"}
-    dims = {"type": int, "help": "values a frame, instead of what the task's own model takes"}
-    return check("Check folders of acoustic features.", summary, ("--task", task), ("--dims", dims))
+def _summary(args: argparse.Namespace) -> object:
+    labels, dims, make, vocabulary = TASKS[args.task]
+    make = f"{make} --out {printable(args.folder)}"
+    return check_features(
+        *(args.folder, labels, args.dims or dims, make),
+        full=args.full,
+        vocabulary_size=vocabulary,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    task = {"choices": list(TASKS), "required": True, "help": "what is to be trained on it"}
+    dims = {"type": int, "help": "values a frame, instead of what the task's own model takes"}
+    options = (("--task", task), ("--dims", dims))
+    sys.exit(check("Check folders of acoustic features.", _summary, *options))

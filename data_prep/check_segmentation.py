@@ -27,14 +27,10 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import check
 from gallery_lib.data.images.check import check_segmentation_folder
 
-
-def main() -> int:
-    """Check the folder and return the exit code."""
-    return check(
-        "Check a folder of images and masks.",
-        lambda args: check_segmentation_folder(args.folder, args.full),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        check(
+            "Check a folder of images and masks.",
+            lambda args: check_segmentation_folder(args.folder, args.full),
+        )
+    )

@@ -36,12 +36,6 @@ OPTIONS = {
     "seed": "seed of all images",
 }
 
-
-def main() -> int:
-    """Make or verify the data, and return the exit code."""
-    description = "Make mock ImageNet, or verify what was made."
-    return make(description, "imagenet", PRESETS, OPTIONS, generate)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    description = "Make mock ImageNet, or verify what was made."
+    sys.exit(make(description, "imagenet", PRESETS, OPTIONS, generate))

@@ -25,18 +25,9 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 
-OPTIONS = {
-    "train": "training images",
-    "val": "held-out images",
-    "seed": "seed of all images",
-}
-
-
-def main() -> int:
-    """Make the data and return the exit code."""
-    presets = {"small": SegmentationSpec()}
-    return make("Make a mock segmentation data set.", "segmentation", presets, OPTIONS, generate)
-
+PRESETS = {"small": SegmentationSpec()}
+OPTIONS = {"train": "training images", "val": "held-out images", "seed": "seed of all images"}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    description = "Make a mock segmentation data set."
+    sys.exit(make(description, "segmentation", PRESETS, OPTIONS, generate))

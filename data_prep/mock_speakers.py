@@ -26,6 +26,7 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 
+PRESETS = {"small": SpeakerSpec()}
 OPTIONS = {
     "train": "speakers to train on",
     "val": "other speakers, held out",
@@ -33,12 +34,6 @@ OPTIONS = {
     "seed": "seed of everything",
 }
 
-
-def main() -> int:
-    """Make the data and return the exit code."""
-    description, presets = "Make mock features for speaker verification.", {"small": SpeakerSpec()}
-    return make(description, "speakers", presets, OPTIONS, generate)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    description = "Make mock features for speaker verification."
+    sys.exit(make(description, "speakers", PRESETS, OPTIONS, generate))

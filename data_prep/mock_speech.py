@@ -26,6 +26,7 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 
+PRESETS = {"small": SpeechSpec()}
 OPTIONS = {
     "characters": "characters of the language, 2 to 4230",
     "words": "words of the language",
@@ -34,11 +35,5 @@ OPTIONS = {
     "seed": "seed of language and utterances",
 }
 
-
-def main() -> int:
-    """Make the data and return the exit code."""
-    return make("Make mock speech.", "speech", {"small": SpeechSpec()}, OPTIONS, generate)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(make("Make mock speech.", "speech", PRESETS, OPTIONS, generate))

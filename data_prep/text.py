@@ -32,9 +32,7 @@ from gallery_lib.console.progress import busy
 from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 
-
-def main() -> int:
-    """Parse the command line, make the text, and return the exit code."""
+if __name__ == "__main__":
     parser = Parser(description="Make tokenised text for the language models.")
     parser.add_argument(
         "--data_dir",
@@ -47,12 +45,8 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    def body() -> object:
+    def _body() -> object:
         with busy("reading the text and making its vocabulary", patience=1.0):
             return prepare(args.data_dir, args.out)
 
-    return run(body, "interrupted; run it again to go on")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(_body, "interrupted; run it again to go on"))

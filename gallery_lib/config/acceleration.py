@@ -188,7 +188,7 @@ class Loader(Settable):
     shard: Literal["auto", "always", "never"] = option(
         "auto",
         "Whether each process takes its share of the batches (always), or all that its loader "
-        "yields (never). auto: its share, unless the loader is divided already.",
+        "yields (never). auto: its share, unless the loader has a DistributedSampler.",
     )
 
 

@@ -51,13 +51,9 @@ def make(
 ) -> int:
     """Make mock data of a spec whose fields are options, and return the exit code.
 
-    Args:
-        description: of the command.
-        kind: of the data; it names the folder in the gallery's cache.
-        presets: specs by name, `small` being the default. Data with several may take hours, so the
-            command also takes --workers and --verify.
-        texts: help for each field of the spec that is an option.
-        generate: writes the data.
+    `kind` names the folder in the gallery's cache. `presets` are specs by name, `small` being the
+    default. Data with several may take hours, so the command also takes --workers and --verify.
+    `texts` has the help for each field of the spec that is an option.
     """
     parser = Parser(description=description)
     parser.add_argument(

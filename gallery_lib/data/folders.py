@@ -1,9 +1,9 @@
 """Read a folder of the user's: its files, its text, what is left out, and all that is wrong.
 
-`walk` lists a folder and its subfolders in the order of torchvision's ImageFolder. Like
-ImageFolder, `walk` follows links. Unlike ImageFolder, `walk` leaves out what cannot be an item:
-hidden and empty files, broken links, pipes and devices. `walk` also leaves out links that lead back
-to a folder above them. Nothing is left out silently: `LeftOut` counts each reason with an example.
+`walk` lists a folder and its subfolders in the order of torchvision's ImageFolder, and follows
+links as that does. Unlike ImageFolder it leaves out what cannot be an item: hidden and empty files,
+broken links, pipes, devices, and links that lead back to a folder above them. Nothing is left out
+silently: `LeftOut` counts each reason with an example.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from pathlib import Path
 
 from gallery_lib.errors import InputError
 
-OTHER_ENDING = "with another ending"
 HIDDEN = "hidden"
-EMPTY = "empty"
-BROKEN_LINK = "a broken link"
-NO_FILE = "a pipe, socket or device"
-LOOP = "a link to a folder above it"
-
 _SHOWN = 5
 _FAULTS_SHOWN = 20
 
@@ -68,8 +62,13 @@ class LeftOut:
         for reason, count in other.counts.items():
             self.add(reason, f"{below}{other.examples[reason]}", count)
 
-    def __bool__(self) -> bool:
-        return bool(self.counts)
+    def notice(self, folder: Path) -> tuple[str, ...]:
+        """Return the line about what is left out of `folder`, or none."""
+        return (f"left out of {printable(folder)}: {self}",) if self.counts else ()
+
+    def held(self, otherwise: str = "") -> str:
+        """Return what a folder without any fit file holds, after a space."""
+        return f" It holds {self}." if self.counts else otherwise
 
     def __str__(self) -> str:
         return ", ".join(
@@ -81,9 +80,8 @@ class LeftOut:
 def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftOut]:
     """Return the files below `folder` that end with one of `endings`, and what is left out.
 
-    Endings match in upper and lower case. Paths are relative to `folder`. The walk does not follow
-    a link back to a folder above it, so the walk always ends. InputError names a folder that cannot
-    be listed.
+    Endings match in upper and lower case. Paths are relative to `folder`. The walk always ends: a
+    link back to a folder above it is not followed. InputError names a folder that cannot be listed.
     """
     start, left_out = os.fspath(folder), LeftOut()
     # (folder relative to `folder`, with a leading slash; names of its files)
@@ -98,18 +96,15 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
             if entry.name.startswith("."):
                 left_out.add(HIDDEN, path)
             elif is_folder(entry):
-                real = (
-                    os.path.realpath(entry.path)
-                    if entry.is_symlink()
-                    else f"{above[-1]}/{entry.name}"
-                )
+                linked = entry.is_symlink()
+                real = os.path.realpath(entry.path) if linked else f"{above[-1]}/{entry.name}"
                 if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
-                    left_out.add(LOOP, path)
+                    left_out.add("a link to a folder above it", path)
                 else:
                     folders.append((f"{below}/{entry.name}", (*above, real)))
             elif not entry.name.lower().endswith(endings):
-                left_out.add(OTHER_ENDING, path)
-            elif reason := unfit(entry):
+                left_out.add("with another ending", path)
+            elif reason := _unfit(entry):
                 left_out.add(reason, path)
             else:
                 names.append(entry.name)
@@ -142,15 +137,15 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def unfit(entry: os.DirEntry[str] | Path) -> str | None:
+def _unfit(entry: os.DirEntry[str]) -> str | None:
     """Return why `entry` cannot be read as a file with content, or None if it can."""
     try:
         status = entry.stat()
     except OSError:
-        return BROKEN_LINK
+        return "a broken link"
     if not stat.S_ISREG(status.st_mode):
-        return NO_FILE
-    return None if status.st_size else EMPTY
+        return "a pipe, socket or device"
+    return None if status.st_size else "empty"
 
 
 def existing(folder: Path | str, what: str, hint: str, part: str = "", expected: str = "") -> Path:

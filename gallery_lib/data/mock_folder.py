@@ -83,7 +83,7 @@ def make(
         jobs: arguments of `write` by the path below `root` of the file that it writes last.
         write: called as `write(path, *arguments)`; writes one or more files, `path` last and
             atomically. It must be picklable.
-        workers: processes; by default one per core. Few jobs need one alone.
+        workers: processes; by default one per core.
         job_bytes: typical size of what a job writes, by which a full disk is noticed early.
         progress: whether to show progress.
 
@@ -112,9 +112,7 @@ def make(
             missing = {name: arguments for name, arguments in jobs.items() if name not in there}
             _check_space(root, len(missing) * job_bytes)
             _write(partial, missing, write, workers or len(os.sched_getaffinity(0)), progress)
-            with (
-                busy("digests of mock data", patience=1.0) if progress else contextlib.nullcontext()
-            ):
+            with _busy("digests of mock data", progress):
                 files = _finish(root, partial, record)
     except (OSError, BrokenProcessPool) as error:
         raise RunFailed(
@@ -122,6 +120,10 @@ def make(
             "folder; run it again to go on from there."
         ) from error
     return Made(root, files, True, time.perf_counter() - started)
+
+
+def _busy(what: str, progress: bool) -> contextlib.AbstractContextManager[Any]:
+    return busy(what, patience=1.0) if progress else contextlib.nullcontext()
 
 
 def is_made(root: Path) -> bool:
@@ -148,7 +150,6 @@ def verify(root: Path | str) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return the record in `path`; None if it is missing or is none."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) and "made" in content else None
@@ -223,7 +224,6 @@ def _begin(partial: Path, record: dict[str, Any]) -> set[str]:
 
 
 def _finish(root: Path, partial: Path, record: dict[str, Any]) -> int:
-    """Write the record, move everything from `partial` up, the record last; return the files."""
     sizes = _files(partial)
     content = {
         "made": record,
@@ -240,7 +240,6 @@ def _finish(root: Path, partial: Path, record: dict[str, Any]) -> int:
 
 
 def _files(root: Path) -> dict[str, int]:
-    """Return the size of each file below `root` except the record, by path below it."""
     return {
         path.relative_to(root).as_posix(): path.stat().st_size
         for folder, _, names in os.walk(root)
@@ -250,8 +249,6 @@ def _files(root: Path) -> dict[str, int]:
 
 
 def _digests(root: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each name with the SHA-256 digest of its file."""
-
     def digest(name: str) -> tuple[str, str]:
         with (root / name).open("rb") as file:
             return name, hashlib.file_digest(file, "sha256").hexdigest()
@@ -263,7 +260,6 @@ def _digests(root: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _differences(root: Path, digests: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return a line for each file that is missing, extra or altered."""
     there = set(names)
     altered = (
         name for name, digest in _digests(root, there & digests.keys()) if digest != digests[name]
@@ -278,11 +274,10 @@ def _differences(root: Path, digests: Mapping[str, str], names: Iterable[str]) -
 def _write(
     folder: Path, jobs: Mapping[str, tuple[Any, ...]], write: Write, workers: int, progress: bool
 ) -> None:
-    """Do the jobs, in processes if there are many."""
     work = [(folder / name, arguments) for name, arguments in jobs.items()]
     chunks = [work[start : start + _CHUNK] for start in range(0, len(work), _CHUNK)]
     if len(chunks) <= 1:
-        with busy("making mock data", patience=1.0) if progress else contextlib.nullcontext():
+        with _busy("making mock data", progress):
             _write_chunk(work, write)
         return
     with Progress(enabled=progress) as shown:
@@ -316,9 +311,8 @@ def _in_processes(
     However this ends, the workers have ended. Each file is atomic, so they may be terminated.
     """
     others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker
-    )
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),))
     try:
         for future in as_completed([pool.submit(_write_chunk, chunk, write) for chunk in chunks]):
             show(future.result())
@@ -332,7 +326,9 @@ def _in_processes(
         pool.shutdown()
 
 
-def _start_worker() -> None:
+def _start_worker(parent: int) -> None:
     """Prepare a worker: leave Ctrl-C to the parent, and end when the parent ends in any way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    if os.getppid() != parent:  # it ended while this process imported
+        os._exit(1)

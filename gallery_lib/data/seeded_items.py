@@ -6,6 +6,7 @@ So an item is the same in any worker, in any order and in a resumed run.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 T = TypeVar("T")
 
 
-class SeededItems(Dataset[T]):
+class SeededItems(Dataset[T], ABC):
     """Map-style data set of items that `_item(index)` makes with random numbers of `rng(index)`.
 
     In training each epoch has other numbers: call `set_epoch` before it. Held-out items always have
@@ -26,11 +27,11 @@ class SeededItems(Dataset[T]):
         self.train, self.seed = train, seed if train else 0
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    def _item(self, index: int) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def _item(self, index: int) -> T: ...
 
     def __getitem__(self, index: int) -> T:
         if not -len(self) <= index < len(self):

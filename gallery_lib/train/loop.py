@@ -28,7 +28,7 @@ from gallery_lib.compiler import notices
 from gallery_lib.config import TrainConfig, options, switches
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
-from gallery_lib.data.loading import waiting
+from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed
 from gallery_lib.kernels.runtime import operators, usage
@@ -330,7 +330,7 @@ def _evaluation_batches(session: Session) -> DeviceLoader:
         sampler=range(process_group.rank(), len(data), process_group.world_size()),
         num_workers=session.config.workers,
         collate_fn=getattr(data, "collate", None),
-        worker_init_fn=waiting.begin,
+        worker_init_fn=workers.begin,
     )
     return DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
 

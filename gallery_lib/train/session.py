@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from gallery_lib import optim, tasks
 from gallery_lib.comm import process_group
 from gallery_lib.console.phases import DATA, MODEL, PhaseLog
-from gallery_lib.data.loading import waiting
+from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.early_start import EarlyWorkers
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
+from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
 from gallery_lib.optim.updates import Updates
@@ -54,7 +54,7 @@ class Session:
     log: RunLog
     phases: PhaseLog
     clock: StepClock
-    watch: waiting.LoaderWatch
+    watch: workers.LoaderWatch
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
     started_from: pretrained.Fit | None = None  # weights of a file; None: drawn ones
@@ -169,7 +169,7 @@ def open_session(
         log=log,
         phases=phases,
         clock=StepClock(ready.loader.device.type),
-        watch=waiting.LoaderWatch(
+        watch=workers.LoaderWatch(
             config.rank_timeout,
             rank,
             functools.partial(log.say, of_any_rank=True),
@@ -212,7 +212,7 @@ def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
         collate_fn=getattr(splits.train, "collate", None),
         pin_memory=torch.cuda.is_available(),
         generator=generator,
-        worker_init_fn=waiting.begin,
+        worker_init_fn=workers.begin,
     )
 
 

@@ -54,20 +54,15 @@ def valid(case: Case) -> bool:
             case.config != "inductor" or not several,
             case.call in product.CALLS or (several and _by_user(case)),
             case.comm == "default" or several,
-            not (several and case.loader == "stream_by_rank") or _in_step(case),
+            not (several and case.loader == "stream_by_rank") or _even(case),
         )
     )
 
 
-def _in_step(case: Case) -> bool:
-    """Return whether ranks that have divided a stream themselves take the same number of steps.
-
-    The product sees to that where each batch of its own loader is a step, and plain PyTorch never.
-    In `gan` the oracle averages the second network's gradients alone, which must then be alike.
-    """
-    helped = case.call in product.CALLS and case.loop not in ("accumulate", "gan")
+def _even(case: Case) -> bool:
+    """Return whether ranks that divide a stream themselves have as many batches."""
     ranks = launches.LAUNCHES[case.launch].world
-    return helped or case.samples % (ranks * max(1, case.workers) * case.batch_size) == 0
+    return case.samples % (ranks * max(1, case.workers) * case.batch_size) == 0
 
 
 def _by_user(case: Case) -> bool:

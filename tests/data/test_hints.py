@@ -18,7 +18,9 @@ def message_for(task: str, folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize(
+    "task", ["resnet18", "pytorch_unet", "hf_Bert", "speech_transformer", "tts_angular"]
+)
 @pytest.mark.parametrize("contents", ["missing", "empty", "of other files", "with empty parts"])
 def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(
     task: str, contents: str, tmp_path: Path

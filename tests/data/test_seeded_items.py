@@ -81,14 +81,9 @@ def test_items_are_the_same_for_any_number_of_workers_and_others_in_another_epoc
     assert not torch.equal(first, inputs(DataLoader(make(4), 5)))
 
 
-@pytest.mark.parametrize(
-    "start", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.thorough])]
-)
-def test_set_epoch_reaches_persistent_workers(make: MakeData, start: str) -> None:
+def test_set_epoch_reaches_persistent_workers(make: MakeData) -> None:
     data = make(3)
-    loader = DataLoader(
-        data, 5, num_workers=2, persistent_workers=True, multiprocessing_context=start
-    )
+    loader = DataLoader(data, 5, num_workers=2, persistent_workers=True)
     seen = []
     for epoch in (0, 1, 0):
         data.set_epoch(epoch)

@@ -39,7 +39,7 @@ class Fault:
     tests: tuple[str, ...]
 
 
-LOADING = "data/loading/to_device.py"
+LOADING = "data/loading/device_loader.py"
 LAUNCH, CHANNEL, COUNT = "kernels/runtime/launch.py", "comm/channel.py", "optim/device_count.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free_step.py"
 CAPTURED = "compiler/backend.py"

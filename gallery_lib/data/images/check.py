@@ -2,9 +2,8 @@
 
 A run reports and refuses the same findings of the listing. The check adds that files can be read: a
 few, or every one to its end with `full`. Training is less strict: it takes what torchvision's
-loader takes, also pixels that libjpeg or Pillow make up for damaged data. Changed bytes show only
-where a format has redundancy. BMP, PPM and uncompressed TIFF have none, so only their truncation is
-found. The check changes nothing.
+loader takes, also pixels that libjpeg or Pillow make up for damaged data. Of BMP, PPM and
+uncompressed TIFF, which have no redundancy, only truncation is found. The check changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ T = TypeVar("T")
 _SAMPLES_PER_CLASS = 2
 _SAMPLES_PER_SPLIT = 32
 _SHOWN = 5
-_PATIENCE_SECONDS = 1.0
 # files examined before the next ones are submitted: memory does not grow with the folder
 _CHUNK = 1024
 
@@ -47,7 +45,7 @@ def check_image_folder(
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
     faults = Faults()
-    with busy("listing the folder", _PATIENCE_SECONDS) if progress else contextlib.nullcontext():
+    with busy("listing the folder", 1.0) if progress else contextlib.nullcontext():
         for name in SPLITS if split is None else (split,):
             train = listings.get("train")
             with faults.noted():
@@ -65,7 +63,6 @@ def check_image_folder(
 
 
 def _chosen(listing: Listing, full: bool) -> list[Path]:
-    """Return the files of the split that the check decodes."""
     paths = []
     for name, files in zip(listing.classes, listing.images, strict=True):
         step = 1 if full else max(1, len(files) // _SAMPLES_PER_CLASS)
@@ -82,15 +79,10 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Summary:
     all with `full`. InputError names what is missing, unfit or damaged.
     """
     # here, since it imports torch, which takes seconds
-    from gallery_lib.data.images.segmentation_folder import (
-        Pairs,
-        list_pairs,
-        load_pair,
-        read_mask,
-    )
+    from gallery_lib.data.images.segmentation_folder import list_pairs, load_pair, read_mask
 
     faults, root = Faults(), Path(root)
-    listed: dict[str, Pairs] = {}
+    listed = {}
     for split in SPLITS:
         with faults.noted():
             listed[split] = list_pairs(root, split, faults)
@@ -103,7 +95,7 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Summary:
             """Read a pair as training does, then find what training would not notice."""
             try:
                 load_pair(*pair, (1, 1))
-                shows_object.append(bool((read_mask(pair[1]) != 0).any()))
+                shows_object.append(bool(read_mask(pair[1])[0].any()))
             except InputError as error:
                 return [str(error)]
             return _damage(*pair)
@@ -129,7 +121,6 @@ def _look_at(
     full: bool,
     progress: bool = False,
 ) -> None:
-    """Look at each item in a thread pool; note what is damaged in `folder` as one fault."""
     damaged: list[str] = []
     with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(items) > _CHUNK) as bar:
         for start in range(0, len(items), _CHUNK):
@@ -151,10 +142,7 @@ def _damage(*paths: Path) -> list[str]:
 
 
 def examine(path: str | os.PathLike[str]) -> str | None:
-    """Decode all of the image file `path` and return its damage, or None.
-
-    Damage makes an image unreadable or changes its pixels.
-    """
+    """Decode all of an image file and return damage that changes its pixels, or None."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -181,10 +169,7 @@ def _reason(error: Exception) -> str:
 
 
 def _jpeg_warning(data: bytes) -> str | None:
-    """Return the warning with which libjpeg goes on decoding, or None.
-
-    It is unknown where simplejpeg is not installed; that is announced.
-    """
+    """Return the warning with which libjpeg goes on decoding; None also without simplejpeg."""
     simplejpeg = jpeg.simplejpeg
     if simplejpeg is None:
         jpeg.announce()

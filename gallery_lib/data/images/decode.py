@@ -4,19 +4,16 @@ The random resized crop is the usual one of ImageNet training (Szegedy et al., "
 Convolutions", 2014), with the distribution of torchvision's RandomResizedCrop. The centre crop is
 torchvision's Resize(size · 256/224) + CenterCrop(size), taken from the full image in one step.
 
-simplejpeg (libjpeg-turbo) decodes. Decoding of an entropy-coded JPEG must start at the top, but can
-stop early. In the buffered copy of the file, the image height in the header is lowered to the
-crop's last row. So rows below it are never decoded. That is exact, and saves a tenth of the
-decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4) is deliberately not used. With
-ImageNet's sizes and qualities Huffman decoding dominates, and scaled decoding measured slower. The
-resize is torch's antialiased bilinear one on uint8, about three times as fast as Pillow's. No float
-image exists here. Each thread reuses its buffers for file, pixels and crop. Fresh memory for every
-image would cost page faults worth 5 % of the decoding time.
+simplejpeg (libjpeg-turbo) decodes. Decoding must start at the top, but can stop early: in the
+buffered copy of the file, the image height in the header is lowered to the crop's last row. That is
+exact, and saves a tenth of the decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4)
+measured slower, since Huffman decoding dominates. The resize is torch's antialiased bilinear one on
+uint8, about three times as fast as Pillow's. Each thread reuses its buffers for file, pixels and
+crop: fresh memory would cost page faults worth 5 % of the decoding time.
 
-Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. It reads all
-images where simplejpeg is not installed. A file that Pillow refuses raises InputError with its
-name. Warnings that Pillow ignores are ignored here too. As in torchvision's loader, the first frame
-is taken, converted to RGB, and not rotated as EXIF says.
+Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files, or all where
+simplejpeg is not installed. Warnings that Pillow ignores are ignored here too. As in torchvision's
+loader, the first frame is taken, converted to RGB, and not rotated as EXIF says.
 """
 
 from __future__ import annotations
@@ -220,7 +217,6 @@ def _height_position(data: memoryview) -> int | None:
 
 
 def _resize(crop: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resize uint8 [h, w, 3] to uint8 [*size, 3], contiguous, antialiased bilinear."""
     # [None] before permute gives exactly the strides of channels_last, so that torch resizes
     # interleaved pixels and leaves them interleaved
     planes = F.interpolate(crop[None].permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)

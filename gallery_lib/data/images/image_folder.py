@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import os
+import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from gallery_lib.data.images import buffer_pool
 from gallery_lib.data.images.decode import Box, centre_crop, load, random_resized_crop
 from gallery_lib.data.images.listing import list_split
 from gallery_lib.data.loading import shared_memory
@@ -33,8 +36,42 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 
 
+_free: deque[NDArray[np.float32]] = deque(maxlen=4)
+"""Blocks of host memory without a user, which later batches take.
+
+The C library maps a fresh block for a batch, and every page costs a first-touch page fault. That
+can cost as much as filling the block; the block of an earlier batch is mapped already.
+"""
+
+
+def empty(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return an uninitialised, contiguous float32 tensor of `shape` on the CPU.
+
+    Its memory is used again once no tensor, view or graph refers to it.
+    """
+    count = math.prod(shape)
+    block = _taken(count)
+    if block is None:
+        block = torch.empty(count).numpy()  # torch allocates: aligned for its kernels
+    lent = block.view()  # lives as long as the tensor's storage, which refers to it
+    weakref.finalize(lent, _free.append, block).atexit = False
+    return torch.from_numpy(lent).view(shape)
+
+
+def _taken(count: int) -> NDArray[np.float32] | None:
+    for _ in range(len(_free)):
+        try:
+            block = _free.popleft()  # atomic: two threads never get the same block
+        except IndexError:
+            return None
+        if block.size == count:
+            return block
+        _free.append(block)
+    return None
+
+
 def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return buffer_pool.empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
+    return empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
 
 
 def _in_parts(result: torch.Tensor, images: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
@@ -61,11 +98,8 @@ def finish_batch(
             images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=dtype
         ), labels
     scale, shift = (torch.tensor(values) for values in scale_and_shift(MEAN, STANDARD_DEVIATION))
-    if images.device.type != "cpu":  # no synchronisation: the stream orders the copies
-        scale, shift = (
-            scale.to(images.device, non_blocking=True),
-            shift.to(images.device, non_blocking=True),
-        )
+    # no synchronisation on a GPU: the stream orders the copies
+    scale, shift = (values.to(images.device, non_blocking=True) for values in (scale, shift))
     if memory_format == torch.contiguous_format:
         planes = _empty((images.shape[0], 3, *images.shape[1:3]), images.device)  # [N, 3, S, S]
         for plane, image in _in_parts(planes, images):

@@ -40,9 +40,7 @@ class Listing:
 
     def notices(self) -> tuple[str, ...]:
         """Return what a user should know about the split, one line each."""
-        lines = []
-        if self.left_out:
-            lines.append(f"left out of {printable(self.folder)}: {self.left_out}")
+        lines = list(self.left_out.notice(self.folder))
         if self.missing:
             lines.append(
                 f"{printable(self.folder)} has no folder for {len(self.missing)} of the "
@@ -62,6 +60,15 @@ def list_classes(root: Path | str, split: str) -> list[str]:
     return _class_folders(root, split)[0]
 
 
+def nothing_there(folder: Path, lacks: str, left_out: LeftOut, make_command: str) -> InputError:
+    """Return the error about a folder without what a data set reads, and how mock data are made."""
+    return InputError(
+        f"{printable(folder)} {lacks}.{left_out.held()} Mock data, in a folder of its own: "
+        f"{make_command}",
+        parameter="data_dir",
+    )
+
+
 def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
     hint = f"Give a folder with train/ and val/ in it. {make}"
@@ -75,12 +82,8 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
         else:
             left_out.add("in no class folder", entry.name)
     if not classes:
-        holds = f" It holds {left_out}." if left_out else ""
-        raise InputError(
-            f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} "
-            f"{make}",
-            parameter="data_dir",
-        )
+        lacks = f"has no class folders; expected {split}/CLASS/*.JPEG"
+        raise nothing_there(folder, lacks, left_out, MAKE_COMMAND)
     return classes, left_out
 
 
@@ -120,7 +123,7 @@ def list_split(
                 instead.update(unread, f"{name}/")
         images.append(files)
     if empty:
-        holds = f" They hold {instead}." if instead else ""
+        holds = f" They hold {instead}." if instead.counts else ""
         noted.add(
             f"{len(empty)} class folders of {printable(folder)} hold no images "
             f"({', '.join(EXTENSIONS)}): {some(empty)}.{holds} Fill them, or move them out of the "

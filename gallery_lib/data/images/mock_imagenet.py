@@ -63,15 +63,8 @@ class MockSpec:
 
     def __post_init__(self) -> None:
         images = (1, 1_000_000)
-        check_whole_numbers(
-            self,
-            {
-                "classes": (2, MAX_CLASSES),
-                "train_per_class": images,
-                "val_per_class": images,
-                "seed": (0, 2**63 - 1),
-            },
-        )
+        bounds = {"classes": (2, MAX_CLASSES), "seed": (0, 2**63 - 1)}
+        check_whole_numbers(self, {**bounds, "train_per_class": images, "val_per_class": images})
 
     def per_class(self, split: str) -> int:
         """Return the number of images per class in `split`."""
@@ -80,11 +73,6 @@ class MockSpec:
     def count(self, split: str) -> int:
         """Return the number of images in `split`; indices run from 0 to this, class after class."""
         return self.classes * self.per_class(split)
-
-    @property
-    def total(self) -> int:
-        """Return the number of images in both splits."""
-        return self.count("train") + self.count("val")
 
     def label(self, split: str, index: int) -> int:
         """Return the class number of image `index`."""
@@ -113,10 +101,7 @@ def class_id(label: int) -> str:
 
 
 def class_in_words(wnid: str) -> str:
-    """Return what a class of mock ImageNet looks like: `red discs, striped across`.
-
-    The id of any other class comes back as it is.
-    """
+    """Return what a class of mock ImageNet looks like: `red discs, striped across`; others' id."""
     match = re.fullmatch(r"n(\d{8})", wnid)
     label = int(match[1]) - 1 if match else -1
     if not 0 <= label < MAX_CLASSES:
@@ -138,12 +123,7 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
     rng = np.random.Generator(np.random.Philox(seed))
     hue, outline, texture = look(spec.label(split, index))
 
-    height, width = _size(rng)
-    noise = ground(spec.seed, rng, height, width)
-    canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
-    # nearly grey: colour identifies the class
-    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
-    light_from_a_side(canvas, rng)
+    canvas, noise = grey_ground(spec.seed, rng, *_size(rng), (50, 72))
     for _ in range(rng.integers(4, 8)):
         draw(canvas, noise, rng, hue, outline, texture)
     np.clip(canvas, 0, 255, out=canvas)
@@ -151,10 +131,7 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
 
 
 def encode(image: NDArray[np.uint8]) -> bytes:
-    """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes.
-
-    Quality and chroma subsampling are those of the data set.
-    """
+    """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes of the data set's quality."""
     return jpeg.encode(image, JPEG_QUALITY, JPEG_SUBSAMPLING)
 
 
@@ -162,18 +139,23 @@ def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
     return np.float32(rng.uniform(low, high))
 
 
-def light_from_a_side(canvas: NDArray[np.float32], rng: np.random.Generator) -> None:
-    """Brighten `canvas` [H, W, 3] in place along a random direction."""
-    height, width = canvas.shape[:2]
+def grey_ground(
+    seed: int, rng: np.random.Generator, height: int, width: int, contrast: tuple[int, int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return a canvas lit from a random side, and its noise, float32 [height, width, 3] each.
+
+    The canvas is nearly grey, because colour identifies the class.
+    """
+    noise = _noise(seed, rng, height, width)
+    canvas = np.multiply(noise, _uniform(rng, *contrast), order="C")
+    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
     canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)
     canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
+    return canvas, noise
 
 
 def _size(rng: np.random.Generator) -> tuple[int, int]:
-    """Draw the height and width of an image in pixels.
-
-    Most images are 500 × 375 or 500 × 333, a quarter of them upright; some are smaller or larger.
-    """
+    """Draw an image's size: 500 × 375 or 500 × 333 for most, a quarter of them upright."""
     long = 500 if rng.random() < 0.7 else int(rng.integers(360, 641))
     short = round(long * rng.choice([0.75, 0.667, 0.8, 1.0], p=[0.6, 0.22, 0.1, 0.08]))
     return (long, short) if rng.random() < 0.25 else (short, long)
@@ -181,10 +163,7 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _tiles(seed: int) -> NDArray[np.float32]:
-    """Return periodic coloured noise, float32 [_TILES, side, side, 3], with amplitude ∝ 1/f^1.5.
-
-    The brightness has unit variance.
-    """
+    """Return periodic noise of amplitude ∝ 1/f^1.5 and unit variance, [_TILES, side, side, 3]."""
     n = _TILE_SIDE
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None, :])
     frequency[0, 0] = np.inf
@@ -200,11 +179,7 @@ def _tiles(seed: int) -> NDArray[np.float32]:
     return np.stack([plane[..., None] + chroma for plane in planes[:_TILES]])
 
 
-def ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """Return a random crop of a noise tile, float32 [height, width, 3].
-
-    The crop is mirrored and transposed at random, and its channels are permuted at random.
-    """
+def _noise(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
     tile = _tiles(seed)[rng.integers(_TILES)]
     if rng.random() < 0.5:
         tile = tile.transpose(1, 0, 2)
@@ -252,8 +227,7 @@ def draw(
 ) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
     """Paint one shape into `canvas` in place; some of the ground's noise shines through.
 
-    Returns the region of the shape, and how much of each pixel of the region the shape covers, from
-    0 to 1.
+    Returns the region of the shape, and the share of each of its pixels that the shape covers.
     """
     height, width = canvas.shape[:2]
     radius = min(height, width) * rng.uniform(0.16, 0.34)
@@ -276,17 +250,13 @@ def draw(
         2 * np.pi / (rng.uniform(0.9, 1.1) * (14 if texture % 2 else 34) * min(height, width) / 375)
     )
     phase = _uniform(rng, 0, 6.28)
-    kind = texture // 2
-    if kind == 0:  # horizontal stripes
-        pattern = np.sin(wave * y + phase)
-    elif kind == 1:  # vertical stripes
-        pattern = np.sin(wave * x + phase)
-    elif kind == 2:  # chequers
-        pattern = np.sin(wave * x + phase) * np.sin(wave * y + phase)
-    elif kind == 3:  # chequers turned by 45°
-        pattern = (np.cos(wave * x) - np.cos(wave * y)) / 2
-    else:  # rings
-        pattern = np.sin(wave * distance + phase)
+    pattern = (
+        lambda: np.sin(wave * y + phase),  # horizontal stripes
+        lambda: np.sin(wave * x + phase),  # vertical stripes
+        lambda: np.sin(wave * x + phase) * np.sin(wave * y + phase),  # chequers
+        lambda: (np.cos(wave * x) - np.cos(wave * y)) / 2,  # chequers turned by 45°
+        lambda: np.sin(wave * distance + phase),  # rings
+    )[texture // 2]()
 
     shade = colorsys.hsv_to_rgb(
         (hue + rng.uniform(-0.35, 0.35)) / 10 % 1, rng.uniform(0.6, 0.95), rng.uniform(0.65, 1.0)
@@ -304,10 +274,7 @@ def draw(
 def generate(
     root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True
 ) -> mock_folder.Made:
-    """Make the data set `spec` in `root`, as `mock_folder.make` does.
-
-    The files are ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG.
-    """
+    """Make ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG, as `mock_folder.make`."""
     return mock_folder.make(
         root,
         {"kind": "mock-imagenet", "style": STYLE, "spec": asdict(spec)},

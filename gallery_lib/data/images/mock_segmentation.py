@@ -20,7 +20,7 @@ from PIL import Image
 
 from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data import mock_folder
-from gallery_lib.data.images.mock_imagenet import SPLITS, draw, encode, ground, light_from_a_side
+from gallery_lib.data.images.mock_imagenet import SPLITS, draw, encode, grey_ground
 from gallery_lib.system.files import atomic_write
 
 HEIGHT, WIDTH = 640, 959
@@ -39,9 +39,8 @@ class SegmentationSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole_numbers(
-            self, {"train": (1, 1_000_000), "val": (1, 1_000_000), "seed": (0, 2**63 - 1)}
-        )
+        images = (1, 1_000_000)
+        check_whole_numbers(self, {"train": images, "val": images, "seed": (0, 2**63 - 1)})
 
 
 def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -49,13 +48,9 @@ def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArra
 
     The image is RGB, uint8 [640, 959, 3]; the mask is uint8 [640, 959].
     """
-    rng = np.random.Generator(
-        np.random.Philox(np.random.SeedSequence((seed, SPLITS.index(split), index, 1)))
-    )
-    noise = ground(seed, rng, HEIGHT, WIDTH)
-    canvas = np.multiply(noise, np.float32(rng.uniform(40, 60)), order="C")
-    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
-    light_from_a_side(canvas, rng)
+    sequence = np.random.SeedSequence((seed, SPLITS.index(split), index, 1))
+    rng = np.random.Generator(np.random.Philox(sequence))
+    canvas, noise = grey_ground(seed, rng, HEIGHT, WIDTH, (40, 60))
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
 
     def shape(hues: tuple[int, ...]) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
@@ -72,10 +67,7 @@ def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArra
 
 
 def generate(root: Path | str, spec: SegmentationSpec, progress: bool = True) -> mock_folder.Made:
-    """Make the data set `spec` in `root`, as `mock_folder.make` does.
-
-    The files are ROOT/train/images/*.jpg and ROOT/train/masks/*.png, and the same in val/.
-    """
+    """Make ROOT/train/images/*.jpg, ROOT/train/masks/*.png and the same in val/."""
     return mock_folder.make(
         root,
         {"kind": "mock segmentation", "style": STYLE, **dataclasses.asdict(spec)},

@@ -4,8 +4,7 @@ The layout is `ROOT/train/images/NAME.jpg` (or another usual ending) with
 `ROOT/train/masks/NAME.png`, and the same in `val/`; NAME may lie in a folder below. A mask
 has the size of its image and one channel: 0 for the background, one other value for the object. A
 worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the
-device. Flips depend on (seed, epoch, index) alone. The whole image is resized, and nothing is
-cropped.
+device. Flips depend on (seed, epoch, index) alone. The whole image is resized, nothing is cropped.
 """
 
 from __future__ import annotations
@@ -19,21 +18,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from gallery_lib.data.folders import (
-    Faults,
-    LeftOut,
-    existing,
-    printable,
-    some,
-    unfit_file,
-    walk,
-)
+from gallery_lib.data.folders import Faults, LeftOut, existing, printable, some, unfit_file, walk
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
-from gallery_lib.data.images.listing import EXTENSIONS
+from gallery_lib.data.images.listing import EXTENSIONS, nothing_there
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.seeded_items import SeededItems
-from gallery_lib.errors import InputError
 
 MASK_EXTENSION = ".png"
 MAKE_COMMAND = "python3 data_prep/mock_segmentation.py"
@@ -60,7 +50,7 @@ class Pairs:
 
     def notices(self) -> tuple[str, ...]:
         """Return what a user should know about the split, one line each."""
-        return (f"left out of {printable(self.folder)}: {self.left_out}",) if self.left_out else ()
+        return self.left_out.notice(self.folder)
 
 
 def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pairs:
@@ -77,14 +67,12 @@ def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pa
     for kind in ("images", "masks"):
         folder = existing(root, "data folder", hint, f"{split}/{kind}", expected).parent
     left_out = LeftOut()
-    files = {"images": EXTENSIONS, "masks": (MASK_EXTENSION,)}
     by_stem: dict[str, dict[str, str]] = {}
     noted = Faults() if faults is None else faults
-    for kind, endings in files.items():
+    for kind, endings in {"images": EXTENSIONS, "masks": (MASK_EXTENSION,)}.items():
         names, unread = walk(folder / kind, endings)
         left_out.update(unread, f"{kind}/")
-        stems: dict[str, str] = {}
-        by_stem[kind] = stems
+        stems = by_stem.setdefault(kind, {})
         for name in names:
             other = stems.setdefault(str(Path(name).with_suffix("")), name)
             if other != name:
@@ -94,12 +82,8 @@ def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pa
                 )
     images, masks = by_stem["images"], by_stem["masks"]
     if not images:
-        holds = f" It holds {left_out}." if left_out else ""
-        raise InputError(
-            f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} "
-            f"{make}",
-            parameter="data_dir",
-        )
+        lacks = f"holds no images ({', '.join(EXTENSIONS)})"
+        raise nothing_there(folder / "images", lacks, left_out, MAKE_COMMAND)
     for stem in masks.keys() - images.keys():
         left_out.add("a mask without an image", f"masks/{masks[stem]}")
     if lacking := [stem for stem in images if stem not in masks]:
@@ -120,11 +104,11 @@ def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pa
     return Pairs(folder, pairs, left_out)
 
 
-def read_mask(path: Path) -> NDArray[np.generic]:
-    """Return the mask's own values [H, W], which are 0 and at most one other; refuse others."""
+def read_mask(path: Path) -> tuple[NDArray[np.bool_], int]:
+    """Return where the mask's object is [H, W], and its EXIF orientation; refuse other values."""
     try:
         with Image.open(path) as image:
-            channels, values = image.getbands(), np.asarray(image)
+            channels, values, orientation = image.getbands(), np.asarray(image), _turn(image)
     except Exception as error:  # Pillow raises many types on damaged files
         problem = f"no mask: {error}. Replace it, or move it and its image out of the folder."
         raise unfit_file(path, problem) from error
@@ -135,13 +119,12 @@ def read_mask(path: Path) -> NDArray[np.generic]:
         shown = some(str(value) for value in np.unique(values))
         problem = f"the values {shown}; a mask must have 0 for the background and one other value."
         raise unfit_file(path, problem)
-    return values
+    return values != 0, orientation
 
 
-def _exif_orientation(path: Path) -> int:
+def _turn(image: Image.Image) -> int:
     """Return how a viewer is to turn or mirror the stored pixels; 1 is not at all."""
-    with Image.open(path) as image:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return orientation if orientation in range(2, 9) else 1
 
 
@@ -162,19 +145,21 @@ def load_pair(
         return 0, 0, height, width
 
     pixels = load(image, whole, size, fast=fast)
-    values = (read_mask(mask) != 0).astype(np.uint8)
-    turns = _exif_orientation(image), _exif_orientation(mask)
-    if turns[0] != turns[1]:
+    shows, turn = read_mask(mask)
+    with Image.open(image) as opened:
+        turn_of_image = _turn(opened)
+    if turn != turn_of_image:
         raise unfit_file(
             mask,
-            f"EXIF orientation {turns[1]}, and {turns[0]} for its image {printable(image)}. Pixels "
-            "are read as they are stored, so the two do not lie on each other. Turn the pixels "
-            "themselves (PIL.ImageOps.exif_transpose), or remove the orientation.",
+            f"EXIF orientation {turn}, and {turn_of_image} for its image {printable(image)}. "
+            "Pixels are read as they are stored, so the two do not lie on each other. Turn the "
+            "pixels themselves (PIL.ImageOps.exif_transpose), or remove the orientation.",
         )
-    if values.shape != original[-1]:
-        size_of_mask, size_of_image = ("×".join(map(str, s)) for s in (values.shape, original[-1]))
+    if shows.shape != original[-1]:
+        size_of_mask, size_of_image = ("×".join(map(str, s)) for s in (shows.shape, original[-1]))
         problem = f"{size_of_mask} pixels, and its image {printable(image)} has {size_of_image}."
         raise unfit_file(mask, problem)
+    values = shows.astype(np.uint8)
     if values.shape != size:
         values = np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST))
     return pixels, torch.from_numpy(values)

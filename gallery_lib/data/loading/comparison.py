@@ -1,8 +1,7 @@
 """Let the ranks find out whether they have the same data, without sending it.
 
-They exchange digests. A stream's first items, or a sampler's order, are looked at in a forked
-process, whose side effects end with it. So nothing is taken away from the training: files are read,
-generators drawn from and iterators used up in the other process.
+They exchange digests. A stream's first items, or a sampler's order, are read in a forked process,
+so that nothing is taken away from the training: its side effects end with it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import hashlib
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,34 +24,45 @@ from gallery_lib.data.loading.nesting import members
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import die_with_parent
 
-T = TypeVar("T")
-
-_PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic)
+_PLAIN = (str, bytes, bool, int, float, complex, type(None))
+_STORES = (list, tuple, range, np.ndarray, Tensor)
 _LONGEST_SECONDS = 60.0
 
 
-def try_on_all_ranks(
-    what: str, look: Callable[[], T], view: Callable[[T], Any]
-) -> tuple[T, list[Any]]:
-    """Return what `look()` finds on this rank, and the `view` of it on each. A collective call.
+def refuse_unlike(views: list[Any], what: str, hint: str = "give every rank the same") -> None:
+    """Raise InputError, on every rank, unless all ranks' views of `what` are alike."""
+    if len(set(views)) > 1:
+        groups = "; ".join(
+            f"rank {', '.join(str(rank) for rank, other in enumerate(views) if other == view)}"
+            for view in dict.fromkeys(views)
+        )
+        raise InputError(
+            f"{what} differs from rank to rank ({groups}), so that it cannot be divided among "
+            "them. If each rank has its own share, set config.loader.shard = 'never'; to have it "
+            f"divided all the same, 'always'; otherwise {hint}.",
+            parameter="loader",
+        )
+
+
+def try_on_all_ranks(what: str, look: Callable[[], Any]) -> list[Any]:
+    """Return what `look()` finds on each rank, in a forked process. A collective call.
 
     Raises:
         InputError: on every rank, where `look` fails on one of them; `what` is looked at.
     """
-    found, reason = _in_child(look)
-    views = process_group.all_ranks((reason, None if reason else view(found)))
-    if failed := [rank for rank, (reason, _) in enumerate(views) if reason]:
+    views = process_group.all_ranks(_in_child(look))
+    if failed := [rank for rank, (_, reason) in enumerate(views) if reason]:
         raise InputError(
             f"{what} could not be tried on rank {', '.join(map(str, failed))} "
-            f"({views[failed[0]][0]}), so it is not known whether it divides itself by rank. Set "
+            f"({views[failed[0]][1]}), so it is not known whether it divides itself by rank. Set "
             "config.loader.shard = 'always' to have it divided, or 'never' if it does.",
             parameter="loader",
         )
-    return found, [seen for _, seen in views]
+    return [seen for seen, _ in views]
 
 
 def _in_child(work: Callable[[], Any]) -> tuple[Any, str]:
-    """Return (result, "") of `work()`, run in a forked process, or (None, why there is none)."""
+    """Return (result, "") of `work()`, or (None, why there is none)."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(work, sender))
     try:
@@ -84,42 +94,8 @@ def _answer(work: Callable[[], Any], sender: Connection) -> None:
     try:
         answer = (work(), "")
     except BaseException as error:
-        message = " ".join(str(error).split())[:200]
-        answer = (None, f"{type(error).__name__}: {message}")
+        answer = (None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     sender.send(answer)
-
-
-def differ_on_all_ranks(views: Sequence[Any], what: str) -> bool:
-    """Return True if no two ranks have the same data, False if all have the same.
-
-    `views` has a digest of each rank's data, or None where a rank has none at all.
-
-    Raises:
-        InputError: on every rank when neither is so.
-    """
-    if len(set(views)) == 1:
-        return False
-    if None in views:
-        empty = ", ".join(str(rank) for rank, view in enumerate(views) if view is None)
-        raise InputError(
-            f"{what} has nothing at all for rank {empty}, and something for others. Give every "
-            "rank a share, or the whole and config.loader.shard = 'always'.",
-            parameter="loader",
-        )
-    if len(set(views)) == len(views):
-        return True
-    ranks_by_view: dict[Any, list[str]] = {}
-    for rank, view in enumerate(views):
-        ranks_by_view.setdefault(view, []).append(str(rank))
-    groups = "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" for ranks in ranks_by_view.values()
-    )
-    raise InputError(
-        f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same "
-        "and config.loader.shard = 'always', or each rank its own share and config.loader.shard = "
-        "'never'.",
-        parameter="loader",
-    )
 
 
 def length_of(data: Any) -> int | None:
@@ -136,52 +112,34 @@ def digest(value: Any) -> bytes:
     Of other objects the type counts, with their bytes (`tobytes`, as images have it) or attributes.
     """
     result = hashlib.blake2b(digest_size=32)
-    _feed(result.update, value, 0)
+    for part in _parts(value, 0):
+        result.update(part)
     return result.digest()
 
 
-def _feed(update: Callable[[bytes], None], value: Any, depth: int) -> None:
-    update(type(value).__name__.encode())
-    if isinstance(value, list) and (numbers := _numbers(value)) is not None:
-        update(numbers.tobytes())
-    elif isinstance(value, Tensor):
-        update(f"{tuple(value.shape)} {value.dtype}".encode())
-        update(_bytes_of(value))
-    elif isinstance(value, np.ndarray):
-        update(f"{value.shape} {value.dtype}".encode())
-        update(value.tobytes() if value.dtype != object else repr(value.tolist()).encode())
+def _parts(value: Any, depth: int) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if isinstance(value, Tensor):
+        yield f"{tuple(value.shape)} {value.dtype}".encode()
+        if not (value.is_nested or value.is_meta):
+            plain = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+            yield plain.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield f"{value.shape} {value.dtype}".encode()
+        yield repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
     elif isinstance(value, _PLAIN):
-        update(repr(value).encode())
+        yield repr(value).encode()
     elif isinstance(value, PurePath):
-        update(str(value).encode())
+        yield str(value).encode()
     elif isinstance(value, (set, frozenset)):
-        for one in sorted(digest(item) for item in value):
-            update(one)
-    elif depth < 8 and (inside := members(value)) is not None:
-        for key, item in inside.items():
-            update(repr(key).encode())
-            _feed(update, item, depth + 1)
-    elif callable(tobytes := getattr(type(value), "tobytes", None)):
-        update(tobytes(value))
+        yield from sorted(map(digest, value))
     elif depth < 8:
-        for name, item in getattr(value, "__dict__", {}).items():
-            update(name.encode())
-            _feed(update, item, depth + 1)
-
-
-def _numbers(values: list[Any]) -> Any:
-    """Return a list of plain integers as an array, which is read many times faster; else None."""
-    try:
-        return np.asarray(values, np.int64) if all(type(v) is int for v in values) else None
-    except OverflowError:
-        return None
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    plain = tensor.detach()
-    if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
-        return b"" if plain.is_meta or plain.is_nested else _bytes_of(plain.to_dense())
-    return plain.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        inside = members(value)
+        if inside is None and callable(tobytes := getattr(type(value), "tobytes", None)):
+            inside = {"": tobytes(value)}
+        for key, item in (getattr(value, "__dict__", {}) if inside is None else inside).items():
+            yield repr(key).encode()
+            yield from _parts(item, depth + 1)
 
 
 def of_data(dataset: Any) -> bytes:
@@ -196,25 +154,15 @@ def of_data(dataset: Any) -> bytes:
 
 def _sample(data: Any, depth: int) -> Any:
     length = length_of(data)
-    if isinstance(data, (list, tuple, range, np.ndarray, Tensor)):
-        return [
-            length,
-            [_named(data[place]) for place in sorted({0, length // 2, length - 1})]
-            if length
-            else [],
-        ]
+    if isinstance(data, _STORES):
+        places = sorted({0, length // 2, length - 1}) if length else []
+        return [length, [_named(data[place]) for place in places]]
     parts: list[Any] = [type(data).__name__, length]
-    if depth > 4:
-        return parts
-    for name, value in sorted(getattr(data, "__dict__", {}).items()):
+    for name, value in sorted(getattr(data, "__dict__", {}).items()) if depth < 5 else ():
         if name in ("dataset", "datasets", "tensors"):
             inner = list(value)[:64] if isinstance(value, (list, tuple)) else [value]
             parts += [name, [_sample(one, depth + 1) for one in inner]]
-        elif (
-            isinstance(value, (list, tuple, range, np.ndarray, Tensor))
-            and length
-            and length_of(value) == length
-        ):
+        elif isinstance(value, _STORES) and length and length_of(value) == length:
             parts += [name, _sample(value, depth + 1)]
     return parts
 
@@ -223,10 +171,9 @@ def _named(value: Any, depth: int = 0) -> Any:
     """Return what counts of one element: its type if the value means nothing elsewhere."""
     if isinstance(value, (str, PurePath)):
         return str(value).rsplit("/", 1)[-1]
-    if isinstance(value, (*_PLAIN, Tensor, np.ndarray)):
+    if isinstance(value, (*_PLAIN, Tensor, np.ndarray, np.generic)):
         return value
-    if isinstance(value, (list, tuple)) and depth < 3:
-        return [_named(item, depth + 1) for item in value[:16]]
-    if isinstance(value, dict) and depth < 3:
-        return [[str(key), _named(item, depth + 1)] for key, item in list(value.items())[:16]]
+    if isinstance(value, (list, tuple, dict)) and depth < 3:
+        items = list(value.items() if isinstance(value, dict) else value)[:16]
+        return [_named(item, depth + 1) for item in items]
     return type(value).__name__

@@ -4,27 +4,29 @@ A DeviceLoader stands in for the caller's loader: attributes, length and passes 
 (`sharding.py` says what a rank's share is). A data set may offer `finish_batch(batch,
 memory_format)`, which is called on the device. It turns what crossed the bus into what the model
 takes. `set_epoch` of data sets and samplers is the caller's to call, as in plain PyTorch. On CUDA
-the next batches are copied on a stream of their own while the model computes.
+the next batches are copied on a stream of their own while the model computes (`CopiedAhead`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.length_buckets import pad_to_bucket
-from gallery_lib.data.loading.nesting import own_copy
+from gallery_lib.data.loading.nesting import map_tensors, own_copy, tensors_in
 from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.samplers import chain
 from gallery_lib.data.loading.sharding import Share, may_refill, sharded
-from gallery_lib.data.loading.to_device import CopiedAhead, to_device
-from gallery_lib.data.loading.worker_priority import Background
+from gallery_lib.data.loading.workers import Background
 from gallery_lib.errors import InputError
 from gallery_lib.system.sockets import shorten_loaders_paths
 
@@ -61,30 +63,9 @@ class DeviceLoader:
         *,
         shard: bool = True,
     ) -> None:
-        if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
-            raise TypeError(
-                f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable "
-                "of batches."
-            )
-        kinds = (DataLoader, DeviceLoader)
-        if isinstance(loader, (list, tuple)) and any(isinstance(one, kinds) for one in loader):
-            raise InputError(
-                f"the loader is a {type(loader).__name__} of loaders: give each as an argument of "
-                "its own, accelerate(model, train_loader, validation_loader, …).",
-                parameter="loader",
-            )
         options = options or Loader(nice=0)
-        if bool(options.buckets) != bool(options.pad_values):
-            option, missing = (
-                ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
-            )
-            raise InputError(
-                f"config.loader.{option} is set and config.loader.{missing} is not, so that "
-                "nothing would be padded: set both.",
-                parameter=missing,
-            )
+        _check(loader, options)
         world_size = process_group.world_size()
-        share: Share
         if isinstance(loader, DeviceLoader):  # wrapped before, so divided already
             share, loader = loader._share, loader._caller
         elif shard and world_size > 1:
@@ -185,18 +166,177 @@ class DeviceLoader:
     def __iter__(self) -> Iterator[Any]:
         # Maps: an error in one batch would end a generator, but does not end a loader's iterator.
         with self._progress.beginning():
-            batches = self._share.begin(self._background.batches)
-        ahead_of_use = self.device.type == "cuda" and self._options.prefetch
+            self._share.follow_caller()
+            batches = self._background.batches(iter(self.loader))
+        options = self._options
+        ahead_of_use = self.device.type == "cuda" and options.prefetch
         if ahead_of_use and may_refill(self.loader):
             batches = map(own_copy, batches)
-        if self._options.buckets:
-            pad = functools.partial(
-                pad_to_bucket, buckets=self._options.buckets, pad_values=self._options.pad_values
+        if options.buckets:
+            batches = map(
+                functools.partial(
+                    pad_to_bucket, buckets=options.buckets, pad_values=options.pad_values
+                ),
+                batches,
             )
-            batches = map(pad, batches)
         if ahead_of_use:
-            batches = CopiedAhead(batches, self.device, self._options.prefetch)
+            batches = CopiedAhead(batches, self.device, options.prefetch)
         else:
             batches = map(functools.partial(to_device, device=self.device), batches)
         finishes = hasattr(getattr(self._caller, "dataset", None), "finish_batch")
         return self._progress.counted(map(self._finished, batches) if finishes else batches)
+
+
+def _check(loader: Any, options: Loader) -> None:
+    kind = type(loader)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(
+            f"the loader is a {kind.__name__}: give a DataLoader, or another iterable of batches."
+        )
+    if isinstance(loader, (list, tuple)) and any(
+        isinstance(one, (DataLoader, DeviceLoader)) for one in loader
+    ):
+        raise InputError(
+            f"the loader is a {kind.__name__} of loaders: give each as an argument of its own, "
+            "accelerate(model, train_loader, validation_loader, …).",
+            parameter="loader",
+        )
+    if bool(options.buckets) != bool(options.pad_values):
+        names = ("buckets", "pad_values")
+        option, missing = names if options.buckets else names[::-1]
+        raise InputError(
+            f"config.loader.{option} is set and config.loader.{missing} is not, so that nothing "
+            "would be padded: set both.",
+            parameter=missing,
+        )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return `batch`, any nesting of tensors and objects with a `to`, on `device`.
+
+    What is on `device` already is not copied: the same object comes back.
+    """
+    return map_tensors(
+        lambda tensor: tensor.to(device, non_blocking=True),
+        batch,
+        functools.partial(_moved_by_itself, device=device),
+    )
+
+
+def _moved_by_itself(batch: Any, device: torch.device) -> Any:
+    tensors = list(tensors_in(batch))
+    if tensors and all(tensor.device == device for tensor in tensors):
+        return batch
+    try:
+        return (
+            batch.to(device, non_blocking=True)
+            if _takes_non_blocking(type(batch).to)
+            else batch.to(device)
+        )
+    except (TypeError, ValueError, AttributeError):
+        if tensors:
+            raise
+        return batch  # the `to` of a quantity or a date means something else
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_non_blocking(to: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(to).parameters
+    except (TypeError, ValueError):
+        return False
+    return "non_blocking" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+_BY_ROWS, _BY_COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: (*_BY_ROWS, "values"),
+    torch.sparse_bsr: (*_BY_ROWS, "values"),
+    torch.sparse_csc: (*_BY_COLUMNS, "values"),
+    torch.sparse_bsc: (*_BY_COLUMNS, "values"),
+}
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Return `tensor` in pinned memory if possible; only from there a copy is asynchronous."""
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_pinned()
+    ):
+        return tensor
+    return tensor.pin_memory()
+
+
+def _pinned_by_itself(batch: Any) -> Any:
+    pin = getattr(type(batch), "pin_memory", None)
+    return batch if pin is None or all(_pinned(t) is t for t in tensors_in(batch)) else pin(batch)
+
+
+def _used_on_current_stream(tensor: Tensor) -> Tensor:
+    """Keep the memory of `tensor` from being reused on the copy stream while the model reads it."""
+    if hasattr(tensor, "__tensor_flatten__"):  # a subclass made of tensors, as nested ones are
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    else:
+        names = ("values",) if tensor.is_nested else _PARTS.get(tensor.layout, ())
+        parts = [getattr(tensor, name)() for name in names]
+    for part in parts:
+        _used_on_current_stream(part)
+    if not parts and tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
+
+
+def _used_by_itself(batch: Any) -> Any:
+    if callable(record := getattr(type(batch), "record_stream", None)):
+        record(batch, torch.cuda.current_stream())
+    else:
+        for tensor in tensors_in(batch):
+            _used_on_current_stream(tensor)
+    return batch
+
+
+class CopiedAhead:
+    """Iterator over `batches` on the CUDA `device`, up to `depth` of them copied before their use.
+
+    An error of the loader is raised when its batch would have come.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: torch.device, depth: int) -> None:
+        self._batches, self._device, self._depth = batches, device, depth
+        self._stream = torch.cuda.Stream(device)
+        self._waiting: deque[tuple[Any, Any, Exception | None]] = deque()
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._waiting or (len(self._waiting) < self._depth and not self._ended):
+            if self._ended:
+                raise StopIteration
+            self._fetch()
+        batch, copied, error = self._waiting.popleft()
+        if error is None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+            map_tensors(_used_on_current_stream, batch, _used_by_itself)
+        if not self._ended:
+            self._fetch()
+        if error is not None:
+            raise error
+        return batch
+
+    def _fetch(self) -> None:
+        try:
+            batch = next(self._batches)
+            with torch.cuda.stream(self._stream):
+                pinned = map_tensors(_pinned, batch, _pinned_by_itself)
+                self._waiting.append(
+                    (to_device(pinned, self._device), self._stream.record_event(), None)
+                )
+        except StopIteration:
+            self._ended = True
+        except Exception as error:
+            self._waiting.append((None, None, error))

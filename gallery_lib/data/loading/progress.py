@@ -38,6 +38,7 @@ class Progress:
         """Batches taken in the pass under way; None between two passes."""
         self._start: dict[str, Any] | None = None
         self._resumed: dict[str, Any] | None = None
+        self._to_drop = 0
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
@@ -45,8 +46,9 @@ class Progress:
         if self.taken is not None:  # the last pass was broken off
             self.passes += 1
         resumed, self._resumed = self._resumed, None
+        self._to_drop = 0
         if resumed is None:
-            self.taken = self._to_drop = 0
+            self.taken = 0
             self._start = self._states()
             if self.share.part is not None:
                 self.share.part.order = self._start["order"]
@@ -54,7 +56,7 @@ class Progress:
             return
         now = random_states.captured(devices=False)
         start, self.taken = resumed["start"], resumed["taken"]
-        self._start, self._to_drop = start, 0
+        self._start = start
         drawn_from = self._go_to(start)
         skipping = self._skipping(resumed)
         if skipping is None:
@@ -70,11 +72,7 @@ class Progress:
         random_states.restore(now)
 
     def _skipping(self, resumed: dict[str, Any]) -> SkipFirst | ShardedSampler | None:
-        """Return the sampler that leaves out what the pass has had; None: there is no order.
-
-        Raises:
-            InputError: for a loader without an order of indices, among another number of ranks.
-        """
+        """Return the sampler that leaves out what the pass has had; None: there is no order."""
         before, now = resumed["world_size"], process_group.world_size()
         items = resumed["taken"] * before * (resumed["batch_size"] or 1)
         loader = self.share.loader
@@ -101,9 +99,8 @@ class Progress:
         return _Counted(self, batches)
 
     def _states(self) -> dict[str, Any]:
-        """Return what decides the order of a pass that begins now."""
         share = self.share
-        states = getattr(share.loader, "early_start", None) or states_of(share.loader)
+        states = getattr(share.loader, "early_start", None) or _states_of(share.loader)
         return {**states, "order": None if share.part is None else share.part.next_order()}
 
     def _go_to(self, start: dict[str, Any]) -> DrawnFrom:
@@ -131,13 +128,11 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as tensors and plain values."""
-        part = self.share.part
+        loader, part = self.share.loader, self.share.part
         return {
             "passes": self.passes,
             "taken": self.taken,
-            "batch_size": loader.batch_size
-            if _plain_batches(loader := self.share.loader)
-            else None,
+            "batch_size": loader.batch_size if _plain_batches(loader) else None,
             "world_size": process_group.world_size(),
             "start": self._start if self.taken is not None else self._states(),
             "order": None if part is None else (part.seed, part.steps_before + averages.count()),
@@ -154,8 +149,7 @@ class Progress:
         self._resumed = {**state, "taken": state["taken"] or 0}
 
 
-def states_of(loader: Any) -> dict[str, Any]:
-    """Return the random states that decide the order of the next pass of a loader."""
+def _states_of(loader: Any) -> dict[str, Any]:
     return {
         "global": random_states.captured(devices=False),
         "generators": [generator.get_state() for generator in _generators(loader)],
@@ -166,7 +160,6 @@ def states_of(loader: Any) -> dict[str, Any]:
 
 
 def _owners(loader: Any) -> list[Any]:
-    """Return the loader and its samplers, each once."""
     chain = samplers.chain(loader)
     owners = [loader, *chain, *(getattr(sampler, "base", None) for sampler in chain)]
     return list({id(owner): owner for owner in owners}.values())
@@ -261,15 +254,33 @@ def _plain_batches(loader: Any) -> bool:
 
 
 def _skip_first(loader: DataLoader[Any]) -> SkipFirst:
-    """Return the sampler that skips, put in front of the loader's own where it is not there yet."""
-    if _plain_batches(loader):
-        batches: Any = loader.batch_sampler
-        if not isinstance(batches.sampler, SkipFirst):
-            batches.sampler = SkipFirst(batches.sampler)
-        return batches.sampler
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    present = getattr(loader, name)
+    plain = _plain_batches(loader)
+    owner: Any = loader.batch_sampler if plain else loader
+    name = "sampler" if plain or loader.batch_sampler is None else "batch_sampler"
+    present = getattr(owner, name)
     if not isinstance(present, SkipFirst):
-        present = SkipFirst(present)
-        vars(loader)[name] = present  # DataLoader refuses an assignment
+        present = vars(owner)[name] = SkipFirst(present)  # DataLoader refuses an assignment
     return present
+
+
+class EarlyWorkers(DataLoader[Any]):
+    """DataLoader whose `begin` starts the workers of its first pass, before the model is built.
+
+    Forking a worker makes the memory of this process copy-on-write: the first steps of a model that
+    was built before would copy its weights, page by page. The workers also load batches meanwhile.
+    The first pass has the same batches as without `begin`, if nobody else draws from `generator`.
+    """
+
+    _early: Any = None
+    early_start: dict[str, Any] | None = None
+    """Random states at the beginning of a pass whose workers have started early."""
+
+    def begin(self) -> None:
+        """Start the workers of the first pass."""
+        if self._early is None:
+            self.early_start = _states_of(self)
+            self._early = super().__iter__()
+
+    def __iter__(self) -> Any:
+        early, self._early, self.early_start = self._early, None, None
+        return super().__iter__() if early is None else early

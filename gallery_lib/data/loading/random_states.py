@@ -69,7 +69,6 @@ def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
 
 
 def _seeded_state(generator: Any, seed: int) -> Any:
-    """Return the state of a generator of this kind that `seed` gives; None for anything else."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device).manual_seed(seed).get_state()
     if isinstance(generator, random.Random):

@@ -1,8 +1,8 @@
 """Find the samplers of a loader, and divide the order that they draw among the ranks.
 
-Some samplers know ranks: they divide the data themselves, as DistributedSampler does, or yield a
-part on each rank. Of all others, every world_size-th index belongs to a rank (`ShardedSampler`). So
-the union of one step's batches is what a single process with the same global batch would see.
+Some samplers know ranks: they divide the data themselves, as DistributedSampler does. Of all
+others, every world_size-th index belongs to a rank (`ShardedSampler`). So the union of one step's
+batches is what a single process with the same global batch would see.
 
 All ranks draw the same order without a message: `accelerate()` agrees on a seed, and each pass is
 drawn from it and from the place in the training (`comm/averages.py`), or from the epoch that the
@@ -14,27 +14,24 @@ their number instead. A sampler without an end, or without a length, is read ahe
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
-from gallery_lib.comm import averages, process_group
+from gallery_lib.comm import averages
 from gallery_lib.data.loading import random_states
-from gallery_lib.data.loading.comparison import digest, length_of, try_on_all_ranks
+from gallery_lib.data.loading.comparison import digest, length_of, refuse_unlike, try_on_all_ranks
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
-from gallery_lib.errors import InputError
 
 _REPLICAS = ("num_replicas", "world_size", "_num_replicas", "_world_size")
 _RANK = ("rank", "_rank")
 _DEEPEST = 4
 """Maximum depth of the search for samplers in samplers in batch samplers."""
-_FIRST_ROUNDS = 256
-"""Rounds read ahead first of a sampler without a length; then twice as many each time."""
+_ROUNDS = 512
+"""Rounds that are read ahead at a time of a sampler without a length."""
 _MOST_AHEAD = 2**22
 """Maximum number of items read ahead."""
 
@@ -81,7 +78,7 @@ def _place(sampler: Any) -> Place | None:
     return Place(type(sampler).__name__, rank, replicas)
 
 
-def place_of(samplers: Iterator[Any] | list[Any]) -> Place | None:
+def place_of(samplers: Iterable[Any]) -> Place | None:
     """Return for which rank the first of `samplers` that knows ranks is made, or None."""
     return next((place for sampler in samplers if (place := _place(sampler))), None)
 
@@ -159,7 +156,12 @@ class ShardedSampler(Sampler[Any]):
         source: Any = None
         start: list[Any] = []
         waiting: list[Any] = []  # fill no whole round yet
-        for size in self._chunk_sizes():
+        ended = False
+        length = length_of(self.base)
+        # With a length, the first chunk is larger than the sampler unless _MOST_AHEAD limits it.
+        rounds = _ROUNDS if length is None else length // self.world_size + 1
+        size = max(1, min(rounds, _MOST_AHEAD // self.world_size)) * self.world_size
+        while not ended:
             with random_states.at(states):
                 source = iter(self.base) if source is None else source
                 items = list(itertools.islice(source, size))
@@ -170,29 +172,12 @@ class ShardedSampler(Sampler[Any]):
             waiting += items[skip:]
             skip = max(0, skip - len(items))
             whole = len(waiting) - len(waiting) % self.world_size
-            round_items = self._completed(waiting, start) if ended else waiting[:whole]
-            yield from round_items[self.rank :: self.world_size]
-            if ended:
-                return
+            if ended and not self.drop_last and whole < len(waiting):
+                missing = whole + self.world_size - len(waiting)
+                waiting += itertools.islice(itertools.cycle(start), missing)
+                whole = len(waiting)
+            yield from waiting[self.rank : whole : self.world_size]
             waiting = waiting[whole:]
-
-    def _chunk_sizes(self) -> Iterator[int]:
-        """Yield how many items to read next, in whole rounds of at most _MOST_AHEAD items.
-
-        With a length, the first chunk is larger than the sampler unless _MOST_AHEAD limits it.
-        """
-        length = length_of(self.base)
-        rounds = _FIRST_ROUNDS if length is None else length // self.world_size + 1
-        while True:
-            yield max(1, min(rounds, _MOST_AHEAD // self.world_size)) * self.world_size
-            rounds *= 2
-
-    def _completed(self, items: list[Any], start: list[Any]) -> list[Any]:
-        if not (over := len(items) % self.world_size):
-            return items
-        if self.drop_last:
-            return items[:-over]
-        return items + list(itertools.islice(itertools.cycle(start), self.world_size - over))
 
 
 def drawn_from(sampler: Any, order: int) -> DrawnFrom:
@@ -200,53 +185,16 @@ def drawn_from(sampler: Any, order: int) -> DrawnFrom:
     return random_states.seeded(order, list(below(sampler)))
 
 
-def divided_already(sampler: Any, samples: int | None, order: int) -> bool:
-    """Return whether each rank's `sampler` yields a part of its own of a data set of `samples`.
-
-    The ranks compare what their samplers yield from the same seed. A collective call.
-
-    Raises:
-        InputError: on every rank where the orders can neither be divided nor are divided.
-    """
+def check_order(sampler: Any, order: int) -> None:
+    """Raise InputError unless all ranks' samplers yield the same from one seed. Collective."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(inner) in (SequentialSampler, RandomSampler, LengthBucketSampler):
-        return False
+        return
+
+    def first_items() -> bytes:
+        with random_states.at(drawn_from(sampler, order)):
+            return digest(list(itertools.islice(sampler, 2 * _ROUNDS)))
+
     what = f"the sampler ({type(sampler).__name__})"
-    items, views = try_on_all_ranks(what, lambda: _first_items(sampler, order), digest)
-    if len(set(views)) == 1:
-        return False
-    if _parts_of_all(items, samples):
-        return True
-    raise InputError(
-        f"{what} yields another order on every rank, even from one seed, and not a part of the "
-        "data for each. If each yields its rank's share, set config.loader.shard = 'never'; "
-        "otherwise draw from torch's, Python's or numpy's global generator, or from one in an "
-        "attribute.",
-        parameter="loader",
-    )
-
-
-def _first_items(sampler: Any, order: int) -> list[Any]:
-    length = length_of(sampler)
-    most = 2 * _FIRST_ROUNDS if length is None else min(length + 1, _MOST_AHEAD)
-    with random_states.at(drawn_from(sampler, order)):
-        return list(itertools.islice(sampler, most))
-
-
-def _parts_of_all(items: list[Any], samples: int | None) -> bool:
-    """Return whether the ranks' items are parts that together are the data set.
-
-    An item is an index or a batch of indices. Parts may be filled up to the same length.
-    """
-    batches = [item if isinstance(item, (list, tuple)) else (item,) for item in items]
-    try:
-        indices = [operator.index(index) for batch in batches for index in batch]
-    except TypeError:  # keys of another kind
-        indices = [-1]
-    parts = process_group.all_ranks((indices, max(map(len, batches), default=1)))
-    seen = [index for part, _ in parts for index in set(part)]
-    if not samples or min(seen, default=-1) < 0 or max(seen) >= samples:
-        return False
-    padding = len(parts) * max(longest for _, longest in parts)
-    whole = bool((np.bincount(seen, minlength=samples) > 0).all())
-    return whole and sum(len(part) for part, _ in parts) < samples + padding
+    hint = "draw from torch's, Python's or numpy's global generator, or from one in an attribute"
+    refuse_unlike(try_on_all_ranks(what, first_items), f"the order of {what}", hint)

@@ -6,13 +6,11 @@ A rank's share depends on the loader:
 - with a batch_sampler, or batch_size=None: every world_size-th batch (item), whole; same tail
 - list or tuple of batches: every world_size-th batch; same tail
 - stream, other iterable of batches: every world_size-th item (batch); the tail is left out
-- divided already: all that it yields
+- with a sampler that knows ranks (DistributedSampler): all that it yields
 
-So all ranks take the same number of steps. For data that is divided already, a training takes that
-of the rank with the most batches (`in_step.py`). With `drop_last` tails are left out everywhere. A
-loader counts as divided already if its sampler knows ranks (DistributedSampler), or if its data or
-order differs from rank to rank. `config.loader.shard` overrides this. Everything else about the
-loader stays.
+So all ranks take the same number of steps. With `drop_last` tails are left out everywhere. Data,
+orders and streams that differ from rank to rank are refused by name: a share of a share would lose
+samples. `config.loader.shard` overrides this. Everything else about the loader stays.
 
 The ranks agree when the loader is given to `accelerate()`, which is a collective call. A pass is
 none: no rank waits for another in it, so that one may iterate alone.
@@ -26,7 +24,7 @@ import functools
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +34,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterData
 from gallery_lib.comm import process_group
 from gallery_lib.data.loading import samplers
 from gallery_lib.data.loading.comparison import (
-    differ_on_all_ranks,
     digest,
     length_of,
     of_data,
+    refuse_unlike,
     try_on_all_ranks,
 )
-from gallery_lib.data.loading.in_step import InStep
-from gallery_lib.data.loading.nesting import slots_of, with_attributes
+from gallery_lib.data.loading.nesting import attributes_of, own_copy, with_attributes
 from gallery_lib.data.loading.samplers import Place, ShardedSampler
-from gallery_lib.data.loading.streams import ShardedBatches, reading, share_of
 from gallery_lib.errors import InputError
 
 
@@ -53,20 +49,12 @@ from gallery_lib.errors import InputError
 class Share:
     """Share of one rank: the loader to iterate over, made of the caller's.
 
-    `part` is the sampler in it that divides an order, if any. `in_step` names a loader that is
-    divided already by something that does not know how many batches other ranks have.
+    `part` is the sampler in it that divides an order, if any.
     """
 
     loader: Any
     caller: Any = None
     part: ShardedSampler | None = None
-    in_step: str = ""
-
-    def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Return the batches of one pass; `watched` wraps the loader's own iterator."""
-        self.follow_caller()
-        batches = watched(iter(self.loader))
-        return InStep(batches, self.in_step, may_refill(self.loader)) if self.in_step else batches
 
     def follow_caller(self) -> None:
         """Take over what the caller has changed at the samplers since the last pass.
@@ -105,15 +93,12 @@ class Share:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts about a loader that the ranks exchange when their loaders are made."""
-
     kind: str
     place: Place | None = None
     length: int | None = None
     data: bytes = b""
     order: int = 0
     seed: int = dataclasses.field(default_factory=torch.initial_seed)
-    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
@@ -130,48 +115,38 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
         batches: Any = loader
         loader = DataLoader(batches, batch_size=None, collate_fn=_unchanged)
     if not isinstance(loader, DataLoader):
-        facts = process_group.all_ranks(_Facts("iterable"))
-        _divided_by_samplers(facts, rank, world_size)
-        if check and _divides_itself(loader, loader, facts):
-            return Share(loader, in_step=str(facts[0].number))
-        return Share(ShardedBatches(loader, rank, world_size))
+        _agreed(_Facts("iterable"), rank, world_size)
+        if check:
+            _check_stream(loader, loader, world_size)
+        return Share(_ShardedBatches(loader, rank, world_size))
     is_stream = isinstance(loader.dataset, IterableDataset)
     sampler = samplers.outermost(loader)
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     names = list(dict.fromkeys(type(one).__name__ for one in (sampler, inner)))
-    facts = process_group.all_ranks(
+    facts = _agreed(
         _Facts(
             "stream" if is_stream else f"map-style data, {' of '.join(names)}",
             samplers.place_of(samplers.chain(loader)) if check else None,
             length_of(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
             0 if is_stream else samplers.new_seed(sampler),
-        )
+        ),
+        rank,
+        world_size,
     )
-    if _divided_by_samplers(facts, rank, world_size):
+    if facts[0].place is not None:
         return Share(loader)
-    name = str(facts[0].number)
     if is_stream:
-        if check and _divided_by_torch(loader.dataset):
-            return Share(loader)
-        if check and _divides_itself(loader, loader.dataset, facts):
-            return Share(loader, in_step=name)
+        if check:
+            _check_stream(loader, loader.dataset, world_size)
         share = functools.partial(share_of, rank=rank, world_size=world_size)
-        return Share(_copied(loader, dataset=reading(loader.dataset, share, world_size)))
-    if len({fact.length for fact in facts}) > 1:
-        lengths = ", ".join(f"rank {number}: {fact.length}" for number, fact in enumerate(facts))
-        raise InputError(
-            f"the ranks' data sets differ in length ({lengths}). Give every rank the whole data "
-            "set; accelerate() divides it among them. If each has its own share, set "
-            "config.loader.shard = 'never'.",
-            parameter="loader",
-        )
-    if check and _differs_by_rank(loader, facts):
-        return Share(loader, in_step=name)
+        return Share(_copied(loader, dataset=_reading(loader.dataset, share, world_size)))
+    data = f"the data set ({type(loader.dataset).__name__})"
+    at_random = check and _drawn_at_random(loader, facts, data)
+    refuse_unlike([(fact.length, b"" if at_random else fact.data) for fact in facts], data)
     part = _part(loader, rank, world_size, facts[0].order)
-    if check and samplers.divided_already(part.base, facts[0].length, part.next_order() or 0):
-        _announce_own_division(f"what the sampler ({type(part.base).__name__}) yields")
-        return Share(loader, in_step=name)
+    if check:
+        samplers.check_order(part.base, part.next_order() or 0)
     return _with_part(loader, part)
 
 
@@ -179,13 +154,9 @@ def _unchanged(item: Any) -> Any:
     return item
 
 
-def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
-    """Return whether the loader's samplers know ranks.
-
-    Raises:
-        InputError: if they are made for other ranks than the run's, or if the ranks' loaders are of
-            different kinds.
-    """
+def _agreed(own: _Facts, rank: int, world_size: int) -> list[_Facts]:
+    """Return all ranks' facts; refuse loaders of different kinds, or made for other ranks."""
+    facts: list[_Facts] = process_group.all_ranks(own)
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
         kinds = ", ".join(
             f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}"
@@ -204,62 +175,47 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
                 "config.loader.shard = 'never'.",
                 parameter="loader",
             )
-    return facts[0].place is not None
+    return facts
 
 
-def _divided_by_torch(dataset: Any) -> bool:
-    """Return whether a data pipe has a sharding filter, by which DataLoader divides it over ranks.
-
-    Raises:
-        InputError: for a data pipe without a sharding filter.
-    """
-    if not isinstance(dataset, IterDataPipe):
+def _drawn_at_random(loader: DataLoader[Any], facts: list[_Facts], what: str) -> bool:
+    ranks = len(facts)
+    if type(loader.dataset) is not TensorDataset or ranks == 1:
         return False
-    from torch.utils.data import graph, graph_settings
+    if len({fact.data for fact in facts}) < ranks or len({fact.seed for fact in facts}) < ranks:
+        return False
+    if process_group.rank() == 0:
+        warnings.warn(
+            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it "
+            "counts as drawn at random: each rank takes its part of the indices. If the ranks hold "
+            "shares of one data set, set config.loader.shard = 'never'.",
+            stacklevel=2,
+        )
+    return True
 
-    pipes = graph_settings.get_all_graph_pipes(graph.traverse_dps(dataset))
-    if any(hasattr(pipe, "apply_sharding") for pipe in pipes):
-        return True
-    raise InputError(
-        "the loader's data pipe has no sharding_filter(), so that it is not divided over the "
-        "ranks: add one, or set config.loader.shard = 'never'.",
-        parameter="loader",
-    )
 
+def _check_stream(loader: Any, stream: Any, count: int) -> None:
+    """Refuse a stream that is not the same on all ranks, by its length and first `count` items.
 
-def _divides_itself(loader: Any, stream: Any, facts: list[_Facts]) -> bool:
-    """Return whether a stream differs from rank to rank, and announce it if so.
-
-    Nothing about a stream says so. The ranks compare the first `world_size` items that each reads,
-    in a forked process. A source outside of the process, such as a queue, may notice that.
-
-    Raises:
-        InputError: where that cannot be known, or where streams that are alike differ in length.
+    These are read in a forked process. A source outside of it, such as a queue, may notice that.
     """
     what = f"the stream ({type(stream).__name__})"
-    _, views = try_on_all_ranks(what, lambda: _first_view(loader, len(facts)), lambda view: view)
-    lengths = [fact.length for fact in facts]
-    if differ_on_all_ranks(views, what):
-        _announce_own_division(what, lengths)
-        return True
-    if len(set(lengths)) > 1:
+    if isinstance(stream, IterDataPipe):
         raise InputError(
-            f"{what} begins alike on all ranks, and differs in length "
-            f"({', '.join(map(str, lengths))}). Give all ranks the same, or each its own share and "
+            f"{what} is a data pipe, which torch divides by its sharding_filter(): set "
             "config.loader.shard = 'never'.",
             parameter="loader",
         )
-    return False
+    refuse_unlike(try_on_all_ranks(what, lambda: _first_items(loader, stream, count)), what)
 
 
-def _first_view(loader: Any, count: int) -> tuple[int, bytes] | None:
-    """Return the worker and digest of the first `count` items of a loader's stream, if any."""
+def _first_items(loader: Any, stream: Any, count: int) -> tuple[Any, ...]:
+    length = length_of(stream)
     if not isinstance(loader, DataLoader):
-        items = list(itertools.islice(loader, count))
-        return (0, digest(items)) if items else None
+        return length, next(_digest_alone(iter(loader), count))
     looking = _copied(
         loader,
-        dataset=reading(loader.dataset, functools.partial(_digest_alone, count=count)),
+        dataset=_reading(loader.dataset, functools.partial(_digest_alone, count=count)),
         batch_sampler=None,
         batch_size=None,
         collate_fn=_unchanged,
@@ -267,48 +223,13 @@ def _first_view(loader: Any, count: int) -> tuple[int, bytes] | None:
     )
     if loader.num_workers:  # this process is a trial's: its workers need not be started anew
         looking.multiprocessing_context = "fork"
-    digests = DataLoader.__iter__(looking)
-    return next(((worker, d) for worker, d in enumerate(digests) if d is not None), None)
+    digests = enumerate(DataLoader.__iter__(looking))  # one of each worker, in order
+    return length, next((own for own in digests if own[1] is not None), None)
 
 
 def _digest_alone(items: Iterator[Any], count: int) -> Iterator[bytes | None]:
     first = list(itertools.islice(items, count))
     yield digest(first) if first else None
-
-
-def _differs_by_rank(loader: DataLoader[Any], facts: list[_Facts]) -> bool:
-    """Return whether each rank has data of its own, and announce it if so."""
-    what = f"the data set ({type(loader.dataset).__name__})"
-    if not differ_on_all_ranks([fact.data for fact in facts], what):
-        return False
-    if type(loader.dataset) is TensorDataset and len({fact.seed for fact in facts}) == len(facts):
-        _announce(
-            f"{what} differs from rank to rank, and so do the ranks' seeds, so it counts as drawn "
-            "at random: each rank takes its part of the indices. If the ranks hold shares of one "
-            "data set, set config.loader.shard = 'never'."
-        )
-        return False
-    _announce_own_division(what)
-    return True
-
-
-def _announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None:
-    """Say that the data is not divided, and that the ranks' `lengths` differ if they do."""
-    uneven = ""
-    if len(set(lengths)) > 1:
-        text = ", ".join(map(str, lengths))
-        uneven = f" The ranks' lengths differ ({text}); a training takes as many steps as the "
-        uneven += "longest has."
-    _announce(
-        f"{what} differs from rank to rank, and so counts as divided among them already: each rank "
-        f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves "
-        "it without this line."
-    )
-
-
-def _announce(message: str) -> None:
-    if process_group.rank() == 0:
-        warnings.warn(f"accelerate(): {message}", stacklevel=2)
 
 
 def _part(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> ShardedSampler:
@@ -330,7 +251,6 @@ def _samples_are_divided(loader: DataLoader[Any]) -> bool:
 
 
 def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> Share:
-    """Return the share of a loader whose samples, or batches, come through `part`."""
     if loader.batch_sampler is None:
         return Share(_copied(loader, sampler=part), loader, part)
     if not _samples_are_divided(loader):
@@ -350,10 +270,14 @@ def _copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
         InputError: for a subclass that answers with other parts than it was given.
     """
     kind = type(loader)
-    result: DataLoader[Any] = with_attributes(object.__new__(kind), slots_of(loader))
-    for name, value in vars(loader).items():
+    result: DataLoader[Any] = object.__new__(kind)
+    for name, value in attributes_of(loader).items():
         own_method = isinstance(value, types.MethodType) and value.__self__ is loader
-        vars(result)[name] = types.MethodType(value.__func__, result) if own_method else value
+        value = types.MethodType(value.__func__, result) if own_method else value
+        if name in vars(loader):
+            vars(result)[name] = value  # DataLoader refuses an assignment
+        else:
+            object.__setattr__(result, name, value)
     vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
     if strange := [name for name, part in parts.items() if getattr(result, name) is not part]:
         raise InputError(
@@ -376,3 +300,79 @@ def may_refill(loader: Any) -> bool:
     if type(loader).__iter__ is not DataLoader.__iter__ and not hasattr(loader, "early_start"):
         return True
     return loader.num_workers == 0 and loader.batch_sampler is None
+
+
+def share_of(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+    """Yield the items of one rank: of each full round of `world_size` items that of its place.
+
+    A last round that is not full is left out on every rank, so no rank needs to hear of another.
+    The rest of the round is read first, which may fill the memory of the item again: so it is kept.
+    """
+    own: Any = None
+    for number, item in enumerate(items):
+        place = number % world_size
+        if place == rank:
+            own = item if place == world_size - 1 else own_copy(item)
+        if place == world_size - 1:
+            yield own
+
+
+class _Reading:
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep the class from the user's `__init_subclass__`, a registry for instance."""
+
+
+def _reading(dataset: Any, read: Callable[[Iterator[Any]], Iterator[Any]], parts: int = 1) -> Any:
+    """Return `dataset` with `read` applied to what its `__iter__` yields.
+
+    Its length is that of one of `parts` parts. The result is an object of a subclass and shares the
+    data set's attributes. So `get_worker_info().dataset` is what the user has made, and what the
+    user's `worker_init_fn` sets there is read.
+
+    Raises:
+        InputError: for a data set whose class cannot have a subclass.
+    """
+    kind: Any = type(dataset)
+    namespace: dict[str, Any] = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__iter__": lambda self: read(kind.__iter__(self)),
+        "__reduce_ex__": lambda self, protocol: (_reading, (dataset, read, parts)),
+    }
+    if hasattr(kind, "__len__"):
+        namespace["__len__"] = lambda self: kind.__len__(self) // parts
+    metaclass: Any = type(kind)
+    try:
+        result: Any = object.__new__(metaclass(kind.__name__, (_Reading, kind), namespace))
+    except TypeError as error:
+        raise InputError(
+            f"the stream ({kind.__name__}) cannot be divided over the ranks: {error}. Let it "
+            "divide itself by rank, and set config.loader.shard = 'never'.",
+            parameter="loader",
+        ) from None
+    own = vars(dataset)
+    object.__setattr__(result, "__dict__", own)
+    slots = {name: value for name, value in attributes_of(dataset).items() if name not in own}
+    return with_attributes(result, slots)
+
+
+class _ShardedBatches:
+    """Every `world_size`-th batch of an iterable of batches; attributes are the iterable's."""
+
+    def __init__(self, base: Any, rank: int, world_size: int) -> None:
+        vars(self).update(base=base, _place=(rank, world_size))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":  # while this object is being copied
+            raise AttributeError(name)
+        return getattr(vars(self)["base"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.base, name, value)
+
+    def __len__(self) -> int:
+        return len(self.base) // self._place[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        return share_of(self.base, *self._place)

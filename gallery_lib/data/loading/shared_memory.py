@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,7 @@ from torch.utils.data import default_collate, get_worker_info
 from gallery_lib.errors import InputError
 
 _BLOCKS = 16
-"""Maximum number of blocks of a worker.
-
-This is more than are in flight at torch's prefetch factor of 2, and a few that the training loop
-holds.
-"""
+"""Maximum number of blocks of a worker: more than are in flight, and a few that the loop holds."""
 _NEW, _OUT, _BACK = 0, 1, 2
 """States of a block.
 
@@ -71,10 +67,7 @@ def collate(items: Sequence[Any]) -> Any:
 
 
 def _fits(items: Sequence[Any]) -> bool:
-    """Return whether all items are tuples or lists of as many parts that can share a block.
-
-    Each part is a number in all items, or a plain tensor of the same dtype and shape in all items.
-    """
+    """Return whether all items are sequences of as many numbers and plain tensors of one shape."""
     first = items[0]
     if type(first) not in (tuple, list) or len({len(item) for item in items}) > 1:
         return False
@@ -87,14 +80,10 @@ def _alike(column: Sequence[Any]) -> bool:
     first = column[0]
     if not isinstance(first, Tensor):
         return all(isinstance(part, (int, float)) for part in column)
-    if (
-        {type(part) for part in column} != {Tensor}
-        or first.layout != torch.strided
-        or first.device.type != "cpu"
-        or first.is_quantized
-    ):
+    plain = {type(part) for part in column} == {Tensor} and first.layout == torch.strided
+    if not plain or first.device.type != "cpu" or first.is_quantized or not first.numel():
         return False
-    return first.numel() > 0 and all(
+    return all(
         part.dtype == first.dtype and part.shape == first.shape and not part.requires_grad
         for part in column
     )
@@ -118,32 +107,19 @@ class _Worker:
         if number is None:
             return default_collate(list(items))
         block = self.blocks[number]
+        numbers: list[Any] = []
         for column, place in zip(columns, layout, strict=True):
+            numbers.append(None if place else list(column))
             if place is not None:
                 torch.stack(column, out=_part(block, place))
         self.known = self.known or bool((self.states == _BACK).any())
         sent = block if self.states[number] == _NEW else None
         self.states[number] = _OUT
-        numbers = [
-            None if place else list(column) for column, place in zip(columns, layout, strict=True)
-        ]
-        return _Message(
-            (
-                self.name,
-                self.pid,
-                None if self.known else self.shared_states,
-                number,
-                sent,
-                layout,
-                numbers,
-            )
-        )
+        states = None if self.known else self.shared_states
+        return _Message((self.name, self.pid, states, number, sent, layout, numbers))
 
     def _free(self, size: int) -> int | None:
-        """Return the number of a free block of at least `size` bytes, or None if all are out.
-
-        The first free block that is large enough is taken, otherwise a new one in a free place.
-        """
+        """Return the number of a free block of at least `size` bytes, or None if all are out."""
         free = [number for number, state in enumerate(self.states.tolist()) if state != _OUT]
         number = next((n for n in free if n in self.blocks and len(self.blocks[n]) >= size), None)
         if number is None and free:
@@ -175,12 +151,10 @@ def _part(block: Tensor, place: Column) -> Tensor:
 
 
 class _Message:
-    """Batch on its way to the main process; unpickled, the message is the batch."""
-
     def __init__(self, content: tuple[Any, ...]) -> None:
         self.content = content
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return _received, self.content
 
 
@@ -216,7 +190,6 @@ def _received(
     layout: list[Column | None],
     numbers: list[Any],
 ) -> list[Tensor]:
-    """Return the batch that a message describes, in the worker's memory."""
     worker = _mapped.get(name)
     if worker is None:
         _forget_ended()
@@ -246,10 +219,7 @@ def _give_back(number: int, states: NDArray[np.uint8], receiver: int) -> None:
 
 
 def _forget_ended() -> None:
-    """Unmap the blocks of workers that have ended.
-
-    Blocks of batches that are still referred to are unmapped when their batches end.
-    """
+    """Unmap the blocks of workers that have ended; those of batches in use go with the batches."""
     for name, worker in list(_mapped.items()):
         if not psutil.pid_exists(worker.pid):
             _mapped.pop(name, None)

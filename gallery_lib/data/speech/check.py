@@ -40,15 +40,10 @@ def check_features(
 ) -> Summary:
     """Check both splits of `root` and return a summary of their contents.
 
-    Args:
-        root: the folder with train/ and val/ in it.
-        kaldi_labels: the file of labels in a Kaldi folder: `utt2spk` has speakers, `text` has
-            transcripts. With `utt2spk`, the rules for speakers are checked in any layout.
-        dims: values a frame; None takes the number that the first utterance has.
-        make_command: the command for mock data that an error suggests.
-        full: whether to read the values of all feature files, not only of some.
-        vocabulary_size: tokens of the model. The characters of the training transcripts must fit.
-            None skips this check.
+    With the `kaldi_labels` `utt2spk`, the rules for speakers are checked in any layout. `dims` is
+    the number of values a frame; None takes that of the first utterance. An error suggests
+    `make_command`. `full` reads the values of all feature files. The characters of the training
+    transcripts must fit into `vocabulary_size` tokens, unless that is None.
 
     InputError names all faults found. What depends on whole files is looked at without faults.
     """
@@ -98,11 +93,9 @@ def _labels(utterances: Iterable[Utterance]) -> set[str]:
 def _check_files(
     utterances: Sequence[Utterance], dims: int | None, full: bool, faults: Faults
 ) -> int | None:
-    """Check the features and return their number of values a frame.
+    """Check the headers of all utterances and the values of some, or all with `full`.
 
-    If `dims` is None, all must have as many values a frame as the first. The check reads the
-    headers of all utterances and the values of some, evenly spread; with `full`, the values of all.
-    The result is None where no header could be read.
+    Return the number of values a frame, which is the first one's where `dims` is None.
     """
     every = 1 if full else max(1, len(utterances) // 64)
     for number, utterance in enumerate(utterances):

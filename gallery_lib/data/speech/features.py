@@ -17,7 +17,6 @@ file may hold commands; none is ever run.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import struct
@@ -33,9 +32,7 @@ from gallery_lib.data.folders import Faults, existing, printable, read_text, sca
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
 
-MANIFEST = "manifest.tsv"
-ALIGNMENT = "alignment.tsv"
-SCP = "feats.scp"
+MANIFEST, ALIGNMENT, SCP = "manifest.tsv", "alignment.tsv", "feats.scp"
 KaldiLabels = Literal["utt2spk", "text"]
 Cut = tuple[int, int]  # characters before the cut, frames before the cut
 _ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
@@ -69,7 +66,6 @@ def list_utterances(
     make = f"Mock data, in a folder of its own: {make_command}"
     hint = f"It should hold {MANIFEST}, or Kaldi's {SCP}. {make}"
     folder = existing(folder, "folder of features", hint)
-    shown = printable(folder)
     if (folder / MANIFEST).is_file():
         utterances = list(_from_tsv(folder / MANIFEST))
     elif (folder / SCP).is_file():
@@ -77,20 +73,30 @@ def list_utterances(
     else:
         names = [entry.name for entry in scan(folder)]
         raise InputError(
-            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds "
+            f"{printable(folder)} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds "
             f"{some(names) or 'nothing'}. {make}",
             parameter="data_dir",
         )
     if not utterances:
-        raise InputError(f"{shown} lists no utterances.", parameter="data_dir")
+        raise InputError(f"{printable(folder)} lists no utterances.", parameter="data_dir")
     return utterances
 
 
-def write(folder: Path, rows: Iterable[tuple[str, str, int]]) -> None:
-    """Write `manifest.tsv` in `folder` from rows of (path below the folder, label, frames)."""
-    lines = ["path\tlabel\tframes", *(f"{path}\t{label}\t{frames}" for path, label, frames in rows)]
-    with atomic_write(folder / MANIFEST) as file:
-        file.writelines(f"{line}\n" for line in lines)
+def read_folder(
+    folder: Path, kaldi_labels: KaldiLabels, make_command: str, dims: int
+) -> list[Utterance]:
+    """Return the utterances of `folder` with their numbers of frames, for a model of `dims`.
+
+    Raises:
+        InputError: as `list_utterances` does, for missing files, and for another first width.
+    """
+    utterances = list_utterances(folder, kaldi_labels, make_command)
+    refuse_missing_files(folder, utterances)
+    if (width := shape(utterances[0])[1]) != dims:
+        raise unfit_file(
+            utterances[0].path, f"{width} values a frame; the model takes {dims} values a frame."
+        )
+    return with_frames(utterances)
 
 
 def _from_tsv(manifest: Path) -> Iterator[Utterance]:
@@ -103,14 +109,14 @@ def _from_tsv(manifest: Path) -> Iterator[Utterance]:
     for number, line in lines[1:]:
         with faults.noted():
             values = line.split("\t")
-            place = f"line {number}: "
             if len(values) != len(columns):
-                problem = f"{place}{len(values)} values for {len(columns)} columns: {line!r}."
-                raise unfit_file(manifest, problem)
+                problem = f"{len(values)} values for {len(columns)} columns: {line!r}."
+                raise unfit_file(manifest, f"line {number}: {problem}")
             row = dict(zip(columns, values, strict=True))
             path, label = row["path"], row["label"].strip()
             if not path or not label:
-                raise unfit_file(manifest, f"{place}path and label must not be empty: {line!r}.")
+                problem = f"path and label must not be empty: {line!r}."
+                raise unfit_file(manifest, f"line {number}: {problem}")
             frames = _whole_number(manifest, number, row["frames"]) if row.get("frames") else None
             yield Utterance(path, label, manifest.parent / path, frames=frames)
     faults.refuse()
@@ -124,12 +130,11 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
             parameter="data_dir",
         )
     labels = {name: label for _, name, label in _pairs(folder / kaldi_labels)}
-    frames = {}
-    if (folder / "utt2num_frames").is_file():
-        listed = folder / "utt2num_frames"
-        frames = {
-            name: _whole_number(listed, number, value) for number, name, value in _pairs(listed)
-        }
+    counts = folder / "utt2num_frames"
+    frames = {
+        name: _whole_number(counts, number, value)
+        for number, name, value in (_pairs(counts) if counts.is_file() else ())
+    }
     for number, name, location in _pairs(folder / SCP):
         if name not in labels:
             problem = f"it has no line for utterance {name}, which {SCP} lists."
@@ -149,7 +154,6 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return (line number, line) of each line of a UTF-8 text file that is not blank."""
     return [
         (number, line.rstrip("\r"))
         for number, line in enumerate(read_text(path).split("\n"), 1)
@@ -173,13 +177,22 @@ def _whole_number(path: Path, number: int, value: str) -> int:
     return int(value)
 
 
-def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
-    """Write `alignment.tsv` in `folder` from rows of (path as in the manifest, cuts)."""
-    lines = [
-        "path\tcuts",
-        *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows),
-    ]
-    (folder / ALIGNMENT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+def write(
+    folder: Path,
+    rows: Iterable[tuple[str, str, int]],
+    alignment: Sequence[tuple[str, Sequence[Cut]]] = (),
+) -> None:
+    """Write `manifest.tsv` in `folder` from rows of (path below the folder, label, frames).
+
+    `alignment` has rows of (path, cuts) for `alignment.tsv`, which is written first.
+    """
+    if alignment:
+        cuts = (f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in alignment)
+        text = "\n".join(["path\tcuts", *cuts, ""])
+        (folder / ALIGNMENT).write_text(text, encoding="utf-8")
+    lines = ["path\tlabel\tframes", *(f"{path}\t{label}\t{frames}" for path, label, frames in rows)]
+    with atomic_write(folder / MANIFEST) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def read_alignment(folder: Path) -> dict[str, list[Cut]]:
@@ -206,9 +219,11 @@ def shape(utterance: Utterance) -> tuple[int, int]:
         InputError: if the file is not readable, truncated, or no matrix of one frame at least.
     """
     try:
-        with utterance.path.open("rb") as file:
-            at = utterance.offset
-            sizes = _npy_shape(file) if at is None else _kaldi_shape(file, at)
+        if utterance.offset is None:
+            sizes = np.lib.format.open_memmap(utterance.path, mode="r").shape
+        else:
+            with utterance.path.open("rb") as file:
+                sizes = _kaldi_shape(file, utterance.offset)
     except (OSError, ValueError, EOFError, struct.error) as error:
         raise _unreadable(utterance, error) from error
     if len(sizes) != 2 or min(sizes) < 1:
@@ -232,12 +247,12 @@ def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
             with the listed frames and, unless None, `dims` values a frame.
     """
     try:
-        if utterance.offset is None:
-            array = np.load(utterance.path, allow_pickle=False)
-        else:
-            from kaldiio.matio import read_kaldi
+        with utterance.path.open("rb") as file:
+            if utterance.offset is None:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+            else:
+                from kaldiio.matio import read_kaldi
 
-            with utterance.path.open("rb") as file:
                 # only a matrix, and none of the other things that kaldiio would read
                 _kaldi_shape(file, utterance.offset)
                 file.seek(utterance.offset)
@@ -268,16 +283,9 @@ def _unfit(utterance: Utterance, problem: str) -> InputError:
 
 
 def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
-    """Raise InputError if a feature file of `utterances` is missing or is not a file.
-
-    The error names the first such file, their number, and the `folder` that lists them.
-    """
-    missing = [
-        path
-        for path in dict.fromkeys(utterance.path for utterance in utterances)
-        if not path.is_file()
-    ]
-    if missing:
+    """Raise InputError with the first feature file of `utterances` that is no file, if any."""
+    paths = dict.fromkeys(utterance.path for utterance in utterances)
+    if missing := [path for path in paths if not path.is_file()]:
         raise InputError(
             f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the "
             f"first being {printable(missing[0])}. Complete the folder, or leave them out of the "
@@ -293,22 +301,11 @@ def statistics(
 
     At most `count` utterances are read, evenly spread over the list. Deviations are at least 1e-5.
     """
-    sample = [
-        utterances[int(i)] for i in np.linspace(0, len(utterances) - 1, min(count, len(utterances)))
-    ]
+    places = np.linspace(0, len(utterances) - 1, min(count, len(utterances)))
+    sample = [utterances[int(i)] for i in places]
     dims = shape(sample[0])[1]
     frames = np.concatenate([load(utterance, dims) for utterance in sample]).astype(np.float64)
     return frames.mean(0).astype(np.float32), np.maximum(frames.std(0), 1e-5).astype(np.float32)
-
-
-def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
-    read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-    major = np.lib.format.read_magic(file)[0]
-    if major not in read_header:
-        raise ValueError(f"version {major} of the .npy format")
-    sizes, _, dtype = read_header[major](file)
-    _refuse_truncated(file, file.tell() + math.prod(sizes) * dtype.itemsize)
-    return sizes
 
 
 def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
@@ -321,26 +318,18 @@ def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
     header = file.read(22)
     if header[:5] in (b"\0BFM ", b"\0BDM "):
         _, rows, _, columns = struct.unpack("<bibi", header[5:15])
-        size = 15 + rows * columns * (4 if header[2:3] == b"F" else 8)
+        needed = offset + 15 + rows * columns * (4 if header[2:3] == b"F" else 8)
     elif header[:4] == b"\0BCM" and b" " in header[4:6]:
         start = header.index(b" ", 4) + 1
         _, _, rows, columns = struct.unpack("<ffii", header[start : start + 16])
-        size = (
-            start
-            + 16
-            + rows * columns * (2 if header[4:5] == b"2" else 1)
-            + 8 * columns * (header[4:5] == b" ")
-        )
+        value_bytes = 2 if header[4:5] == b"2" else 1
+        column_bytes = 8 if header[4:5] == b" " else 0
+        needed = offset + start + 16 + columns * (rows * value_bytes + column_bytes)
     else:
         raise ValueError(f"no binary Kaldi matrix at offset {offset}")
-    _refuse_truncated(file, offset + size)
-    return rows, columns
-
-
-def _refuse_truncated(file: BinaryIO, needed: int) -> None:
-    """Raise ValueError if the file has fewer than the `needed` bytes that its header implies."""
     if (size := os.fstat(file.fileno()).st_size) < needed:
         raise ValueError(f"it is truncated: {size} of {needed} bytes")
+    return rows, columns
 
 
 def _unreadable(utterance: Utterance, error: BaseException) -> InputError:

@@ -45,15 +45,9 @@ class SpeakerSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole_numbers(
-            self,
-            {
-                "train": (2, 100_000),
-                "val": (2, 100_000),
-                "utterances": (2, 1000),
-                "seed": (0, 2**63 - 1),
-            },
-        )
+        split = (2, 100_000)
+        bounds = {"train": split, "val": split, "utterances": (2, 1000), "seed": (0, 2**63 - 1)}
+        check_whole_numbers(self, bounds)
 
 
 def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data.mock_folder import Made, make
-from gallery_lib.data.speech.features import MANIFEST, Cut, write, write_alignment
+from gallery_lib.data.speech.features import MANIFEST, Cut, write
 
 SPLITS = ("train", "val")
 # version of the language: change it whenever utterance() would differ for the same spec
@@ -57,16 +57,10 @@ class SpeechSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        utterances = (1, 1_000_000)
+        language = {"characters": (2, 4230), "words": (2, 100_000)}
+        split = (1, 1_000_000)
         check_whole_numbers(
-            self,
-            {
-                "characters": (2, 4230),
-                "words": (2, 100_000),
-                "train": utterances,
-                "val": utterances,
-                "seed": (0, 2**63 - 1),
-            },
+            self, {**language, "train": split, "val": split, "seed": (0, 2**63 - 1)}
         )
 
 
@@ -145,11 +139,7 @@ def utterance(
 
 
 def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
-    """Return the log energy of one spoken character, float32 [frames, 80].
-
-    The onset glides into the rime, and the character begins and ends softly. `spectra` [2, 80] is
-    the onset and the rime.
-    """
+    """Return the log energy [frames, 80] of a character whose onset glides into its rime."""
     time_ = np.linspace(0, 1, frames, dtype=np.float32)[:, None]
     rime = np.clip((time_ - 0.25) / 0.15, 0, 1)
     loudness = np.clip(np.minimum(time_, 1 - time_) * 10, 0.2, 1)
@@ -176,5 +166,4 @@ def _write(spec: SpeechSpec, manifest: Path, split: str) -> None:
         np.save(folder / name, features)
         rows.append((name, transcript, len(features)))
         alignment.append((name, cuts))
-    write_alignment(folder, alignment)
-    write(folder, rows)
+    write(folder, rows, alignment)

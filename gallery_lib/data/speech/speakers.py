@@ -9,37 +9,26 @@ the training utterances, so features of any scale work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gallery_lib.data.folders import printable, unfit_file
+from gallery_lib.data.folders import printable
 from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.data.speech import features
 from gallery_lib.data.speech.check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.features import (
-    Utterance,
-    list_utterances,
-    load,
-    refuse_missing_files,
-    shape,
-)
+from gallery_lib.data.speech.features import Utterance, load
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
 
 def _short(
-    folder: Path,
-    utterances: Sequence[Utterance],
-    speakers: Mapping[str, Sequence[Utterance]],
-    frames: int,
+    folder: Path, utterances: Sequence[Utterance], kept: set[str], frames: int
 ) -> tuple[str, ...]:
-    """Return one line on utterances of fewer than `frames` frames, or none without any."""
-    kept = {utterance.name for own in speakers.values() for utterance in own}
     short = [utterance for utterance in utterances if utterance.name not in kept]
     if not short:
         return ()
@@ -52,17 +41,9 @@ def _short(
 class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     """Map-style data set: item i is (features float32 [2, T, dims] of one speaker, speaker number).
 
-    `notices` has lines on the utterances that are too short.
-
-    Args:
-        root: the folder with train/ and val/ in it.
-        split: `train` or `val`, the subfolder to read.
-        frames: T, frames of each utterance.
-        dims: values a frame that the model takes.
-        train: if True, one item per speaker, with random utterances and frames. If False, one item
-            per pair of a speaker's utterances, always the same.
-        seed: of the random choices in training.
-        statistics: mean and standard deviation for normalising; by default those of this split.
+    T is `frames`. With `train` there is one item per speaker, with random utterances and frames;
+    otherwise one per pair of a speaker's utterances, always the same. `statistics` for normalising
+    are by default those of this split. `notices` has lines on utterances that are too short.
 
     Raises:
         InputError: for a folder that cannot be used, for features with another number of values a
@@ -81,22 +62,18 @@ class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     ) -> None:
         super().__init__(train, seed)
         folder = Path(root).expanduser().absolute() / split
-        utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
-        refuse_missing_files(folder, utterances)
-        if (width := shape(utterances[0])[1]) != dims:
-            problem = f"{width} values a frame; the model takes {dims}."
-            raise unfit_file(utterances[0].path, problem)
+        utterances = features.read_folder(folder, "utt2spk", MAKE_COMMAND, dims)
         speakers = by_speaker(utterances, frames, folder)
-        self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
+        kept = {utterance.name for own in speakers.values() for utterance in own}
+        self.dims, self.notices = dims, _short(folder, utterances, kept, frames)
         self.speakers, self.frames = list(speakers), frames
         # speaker number, utterances to choose from
         self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))
         if not train:
             # first a pair of every speaker, then a second pair of every speaker that has one, …
-            starts = range(0, max(map(len, speakers.values())), PER_ITEM)
             pairs = [
                 (label, own[start : start + PER_ITEM])
-                for start in starts
+                for start in range(0, max(map(len, speakers.values())), PER_ITEM)
                 for label, own in self.items
             ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]

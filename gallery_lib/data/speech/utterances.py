@@ -32,13 +32,10 @@ from gallery_lib.data.speech.features import (
     ALIGNMENT,
     Cut,
     Utterance,
-    list_utterances,
     load,
     read_alignment,
-    refuse_missing_files,
-    shape,
+    read_folder,
     statistics,
-    with_frames,
 )
 from gallery_lib.errors import InputError
 
@@ -134,22 +131,14 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         train: SpeechFolder | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
-        refuse_missing_files(self.folder, utterances)
-        utterances = with_frames(utterances)
-        if (width := shape(utterances[0])[1]) != FILTERS:
-            problem = f"{width} values a frame; the model takes {FILTERS} log filter-bank values."
-            raise unfit_file(utterances[0].path, problem)
-        self.characters: Characters = (
-            train.characters
-            if train
-            else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
-        )
-        self.mean: np.ndarray  # [80], as is the deviation
-        self.deviation: np.ndarray
-        self.mean, self.deviation = (
-            (train.mean, train.deviation) if train else statistics(utterances)
-        )
+        utterances = read_folder(self.folder, "text", MAKE_COMMAND, FILTERS)
+        if train is None:
+            labels = (tidy(utterance.label) for utterance in utterances)
+            self.characters = Characters.of(labels, vocabulary_size, self.folder)
+            self.mean, self.deviation = statistics(utterances)  # [80] each
+        else:
+            self.characters = train.characters
+            self.mean, self.deviation = train.mean, train.deviation
         self.pieces = _pieces(self.folder, utterances, sequence_length)
         self.notices = _notices(
             self.folder, utterances, self.pieces, self.characters, sequence_length
@@ -185,10 +174,7 @@ def _notices(
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
-    """Return the utterances of at most twice `sequence_length`, and pieces of the longer ones.
-
-    A longer utterance without an alignment is left out.
-    """
+    """Return utterances of at most twice `sequence_length`, and pieces of longer aligned ones."""
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
     for number, utterance in enumerate(utterances):
@@ -222,11 +208,7 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
 def _cut(
     whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator
 ) -> Iterator[Piece]:
-    """Yield the pieces of `whole`, cut at some of `cuts`.
-
-    The wanted length of each piece is drawn uniformly from 0.5 to 1.5 times `frames`. Each piece
-    ends at the cut that is nearest to its wanted length; the last ends with the utterance.
-    """
+    """Yield the pieces of `whole`, cut where a length of 0.5 to 1.5 × `frames` is nearest."""
     begin = (0, 0)
     wanted = rng.uniform(0.5, 1.5) * frames
     end = (len(whole.transcript), whole.stop)

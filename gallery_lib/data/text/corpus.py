@@ -21,10 +21,7 @@ from gallery_lib.data.folders import LeftOut, existing, printable, read_bytes, r
 from gallery_lib.errors import InputError
 
 MINIMUM_CHARACTERS = 20_000
-"""Minimum size of a folder's text, in characters.
-
-Less text gives neither a vocabulary nor a held-out part.
-"""
+"""Less text gives neither a vocabulary nor a held-out part."""
 HELD_OUT_EVERY = 10
 """Interval of held-out documents: 10 holds out every tenth."""
 
@@ -68,10 +65,6 @@ def default() -> Corpus:
     """Return the corpus of Python's standard library, whose sources have to be installed."""
     folder = Path(sysconfig.get_path("stdlib"))
     return _large_enough(standard_library(folder), f"The sources of Python's library in {folder}")
-
-
-# --------------------------------------------------------------------------------------------------
-# The standard library
 
 
 def standard_library(folder: Path) -> Corpus:
@@ -126,18 +119,10 @@ def _strings(code: CodeType) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Return whether a paragraph looks like English prose.
-
-    Prose has at least six words, and at least 80 % of its characters are letters or spaces. A
-    paragraph that starts with `>>>` is an interactive session, not prose.
-    """
+    # six words at least, four fifths letters or spaces, and no interactive session
     if paragraph.count(" ") < 5 or paragraph.startswith(">>>"):
         return False
     return len(_NEITHER_LETTER_NOR_SPACE.sub("", paragraph)) >= 0.8 * len(paragraph)
-
-
-# --------------------------------------------------------------------------------------------------
-# A folder of text files
 
 
 def text_files(root: Path) -> tuple[list[Path], LeftOut]:
@@ -145,9 +130,9 @@ def text_files(root: Path) -> tuple[list[Path], LeftOut]:
     root = existing(root, "text folder", "Give a folder with .txt files in it (UTF-8).")
     files, left_out = walk(root, (".txt",))
     if not files:
-        holds = f"It holds {left_out}." if left_out else "It is empty."
+        holds = left_out.held(otherwise=" It is empty.")
         raise InputError(
-            f"The text folder {printable(root)} has no .txt files in it or below. {holds}",
+            f"The text folder {printable(root)} has no .txt files in it or below.{holds}",
             parameter="data_dir",
         )
     return sorted(root / file for file in files), left_out
@@ -184,23 +169,12 @@ def _large_enough(corpus: Corpus, where: str) -> Corpus:
     return corpus
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of `text`, each joined to one line with single spaces.
-
-    Blank lines separate paragraphs.
-    """
     return [joined for block in _BLANK_LINES.split(text) if (joined := " ".join(block.split()))]
 
 
 def _parts(document: str, length: int) -> Iterator[str]:
-    """Yield parts of `document` of at most `length` characters.
-
-    A cut falls between paragraphs where possible, otherwise between words. A longer word is cut at
-    `length`.
-    """
+    """Yield parts of at most `length` characters, cut between paragraphs, else between words."""
     start = 0
     while len(document) - start > length:
         end = max(document.rfind("\n", start + 1, start + length), 0) or document.rfind(

@@ -20,19 +20,12 @@ from gallery_lib.errors import InputError
 
 IGNORED = -100
 """Label of a token that is not predicted: the default `ignore_index` of cross-entropy."""
-MASKED_SHARE = 0.15
-"""Share of the ordinary tokens that `mask_tokens` selects for prediction."""
-HIDDEN_SHARE = 0.30
-"""Share of the tokens that `infill` hides."""
-MEAN_SPAN = 3.0
-"""Mean length of a hidden span of `infill`, in tokens."""
+MASKED_SHARE = 0.15  # of the ordinary tokens, selected by `mask_tokens` for prediction
+HIDDEN_SHARE = 0.30  # of the tokens, hidden by `infill`
+MEAN_SPAN = 3.0  # mean length of a span that `infill` hides, in tokens
 
 Hide = Callable[[np.ndarray, np.random.Generator, TokenisedText], dict[str, np.ndarray]]
-"""Function that masks one sample.
-
-It takes token ids (int64 [n]), a random generator and the tokenised text, and returns the fields
-of the sample, each int64 [n + 2].
-"""
+"""Function from token ids (int64 [n]) to the fields of a masked sample, each int64 [n + 2]."""
 
 
 def mask_tokens(
@@ -102,10 +95,7 @@ def infill(
 
 
 def _spans(rng: np.random.Generator, total: int) -> np.ndarray:
-    """Return Poisson-distributed span lengths with the sum `total`: int64 [spans].
-
-    There are at most `total` spans. The last length is adjusted to make the sum exact.
-    """
+    """Return at most `total` Poisson-distributed span lengths of that sum: int64 [spans]."""
     lengths = rng.poisson(MEAN_SPAN, total)
     enough = min(int(np.searchsorted(np.cumsum(lengths), total)), total - 1)
     lengths = lengths[: enough + 1]
@@ -140,9 +130,8 @@ class PackedText(SeededItems[dict[str, Tensor]]):
         samples = len(self._tokens) // self._words
         if samples < 1:
             raise InputError(
-                f"sequence_length={sequence_length}: the {split} text in {text.folder} "
-                f"has only {len(self._tokens)} tokens. "
-                "Use shorter samples or more text.",
+                f"sequence_length={sequence_length}: the {split} text in {text.folder} has only "
+                f"{len(self._tokens)} tokens. Use shorter samples or more text.",
                 parameter="sequence_length",
             )
         self._length = min(samples, at_most or samples)

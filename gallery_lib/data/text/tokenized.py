@@ -6,15 +6,23 @@
 
 `prepare` writes such a folder, completely or not at all (`mock_folder.py`). `find` returns the
 tokens for a `data_dir`; it tokenises a folder of text files on first use. `corpus.py` supplies the
-text, `tokenizers.py` defines the tokens, and `masking.py` makes training samples from them.
+text, and `masking.py` makes training samples from the tokens.
+
+The `tokenizers` library trains BERT's WordPiece and BART's byte-level BPE in seconds. The same text
+gives the same tokens with the same ids. The library's WordPiece trainer does not guarantee this: it
+numbers pieces inside words in hash-map order, and ties between merges follow the numbers
+(tokenizers issue 1794). The trainer therefore gets the characters inside words in a fixed order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
-from contextlib import nullcontext
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +33,7 @@ from gallery_lib.data import mock_folder
 from gallery_lib.data.folders import printable
 from gallery_lib.data.mock_folder import Made
 from gallery_lib.data.text import corpus as text_corpus
-from gallery_lib.data.text import tokenizers as text_tokenizers
 from gallery_lib.data.text.corpus import Corpus
-from gallery_lib.data.text.tokenizers import KINDS, Specials
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
 from gallery_lib.system.files import atomic_write
@@ -38,6 +44,122 @@ if TYPE_CHECKING:
 SPLITS = ("train", "held_out")
 MAKE_COMMAND = "python3 data_prep/text.py"
 _ABOUT = "about.json"
+PIECES = 8000
+"""Maximum size of a trained vocabulary, special tokens included; a short text may give fewer."""
+_ALPHABET = 1000
+"""Maximum number of characters that WordPiece knows; a word with any other is unknown."""
+_CHUNK = 64  # documents encoded at a time: an encoding takes much more memory than its ids
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Special tokens in the order of their ids, and the id of each role."""
+
+    tokens: tuple[str, ...]
+    pad: int
+    unknown: int
+    start: int
+    end: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of tokenizer: its special tokens and the function that trains it on documents."""
+
+    specials: Specials
+    train: Callable[[Sequence[str]], Tokenizer]
+
+
+def _wordpiece(documents: Sequence[str]) -> Tokenizer:
+    """Train BERT's WordPiece on lower-cased words.
+
+    Source: Schuster and Nakajima, "Japanese and Korean Voice Search", 2012.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+    alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[
+        :_ALPHABET
+    ]
+    tokenizer = Tokenizer(models.WordPiece())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    special = _WORDPIECE.tokens
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=PIECES,
+        special_tokens=[*special, *(f"##{character}" for character in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    trained = Tokenizer(
+        models.WordPiece(tokenizer.get_vocab(), unk_token=special[_WORDPIECE.unknown])
+    )
+    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    trained.decoder = decoders.WordPiece()
+    trained.add_special_tokens(list(special))
+    return trained
+
+
+def _byte_bpe(documents: Sequence[str]) -> Tokenizer:
+    """Train the byte-level BPE of GPT-2 and BART; UTF-8 bytes leave no text unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=PIECES,
+        min_frequency=2,
+        special_tokens=list(_BYTE_BPE.tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+_WORDPIECE = Specials(
+    ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), pad=0, unknown=1, start=2, end=3, mask=4
+)
+_BYTE_BPE = Specials(
+    ("<s>", "<pad>", "</s>", "<unk>", "<mask>"), start=0, pad=1, end=2, unknown=3, mask=4
+)
+
+KINDS = {"wordpiece": Kind(_WORDPIECE, _wordpiece), "byte-bpe": Kind(_BYTE_BPE, _byte_bpe)}
+
+
+def encode(tokenizer: Tokenizer, documents: Sequence[str], end: int) -> np.ndarray:
+    """Return the concatenated ids of all documents, each followed by `end`: uint16 [tokens].
+
+    Text that looks like a special token is encoded as ordinary text.
+    """
+    tokenizer.encode_special_tokens = True
+    parts = [np.empty(0, np.uint16)]
+    for start in range(0, len(documents), _CHUNK):
+        for encoding in tokenizer.encode_batch(
+            list(documents[start : start + _CHUNK]), add_special_tokens=False
+        ):
+            parts.append(np.array([*encoding.ids, end], np.uint16))
+    return np.concatenate(parts)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep `tokenizers` single-threaded: after it has used threads, it warns about a fork."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 @dataclass(frozen=True)
@@ -86,11 +208,9 @@ def prepare(
 
     Text that is tokenised already is verified, not made again.
 
-    Args:
-        data_dir: Folder of text files; by default the text of `corpus.default()`.
-        root: Output folder; by default the folder that `find` reads.
-        threads: False keeps the tokenizers single-threaded, so that the calling process can fork
-            afterwards.
+    `data_dir` is a folder of text files, by default the text of `corpus.default()`, and `root` the
+    output, by default the folder that `find` reads. Without `threads` the tokenizers stay
+    single-threaded, so that the calling process can fork afterwards.
 
     Raises:
         InputError: The text is unfit, `root` holds something else, or its tokens are damaged.
@@ -105,7 +225,7 @@ def prepare(
         files, left_out = text_corpus.text_files(source)
         key = text_corpus.digest(source, files)
         folder = paths.data_dir(f"tokens-{key}")
-        notices = (f"left out of {printable(source)}: {left_out}",) if left_out else ()
+        notices = left_out.notice(source)
     root = folder if root is None else Path(root).expanduser()
 
     @functools.cache
@@ -118,7 +238,7 @@ def prepare(
     def write(about: Path, name: str) -> None:
         _write_kind(about.parent, name, corpus())
 
-    with nullcontext() if threads else text_tokenizers.one_thread():
+    with contextlib.nullcontext() if threads else _one_thread():
         made = mock_folder.make(
             root,
             {"kind": "tokenised text", "key": key},
@@ -187,12 +307,11 @@ def damaged(path: Path, reason: str) -> InputError:
 
 
 def _write_kind(folder: Path, name: str, corpus: Corpus) -> None:
-    """Train a tokenizer, and write it, the tokens of both splits, and what they are."""
     kind, documents = KINDS[name], dict(zip(SPLITS, corpus.split(), strict=True))
     tokenizer = kind.train(documents["train"])
     counts = {}
     for split, texts in documents.items():
-        tokens = text_tokenizers.encode(tokenizer, texts, kind.specials.end)
+        tokens = encode(tokenizer, texts, kind.specials.end)
         np.save(folder / f"{split}.npy", tokens)
         counts[split] = len(tokens)
     tokenizer.save(str(folder / "tokenizer.json"))

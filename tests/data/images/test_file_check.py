@@ -123,13 +123,6 @@ def test_damage_inside_is_found(
     assert found is not None and said in found and "BytesIO" not in found
 
 
-def test_damage_that_pillow_passes_over_is_found(tmp_path: Path) -> None:
-    path = write(tmp_path, "JPEG")
-    path.write_bytes(middle_zeroed(path.read_bytes()))
-    default_loader(path)  # no error: the training would go on
-    assert examine(path)
-
-
 def test_a_camera_s_file_of_several_jpegs_is_in_order(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     picture("RGB").save(path, "MPO", save_all=True, append_images=[picture("RGB").resize((60, 40))])

@@ -47,17 +47,6 @@ def test_a_folder_of_another_layout_is_refused_by_the_check_and_by_a_training(
         ImageFolder(tmp_path / given, "train", 32, train=True)
 
 
-def test_empty_class_folders_are_named(tiny_copy: Path) -> None:
-    for split in ("train", "val"):
-        (tiny_copy / split / "n00000009").mkdir()
-    for check in (
-        check_image_folder,
-        lambda root: ImageFolder(root, "train", 32, train=True, seed=0),
-    ):
-        with refused("data_dir", f"1 class folders of {tiny_copy}/train", "n00000009"):
-            check(tiny_copy)
-
-
 def test_all_faults_are_named_in_one_run(tiny_copy: Path) -> None:
     (tiny_copy / "train" / "n00000009").mkdir()
     (tiny_copy / "val" / "only here").mkdir()
@@ -81,13 +70,6 @@ def test_a_class_that_only_train_has_is_announced_and_one_that_only_val_has_is_r
         check_image_folder(tiny_copy)
 
 
-def test_what_a_run_would_leave_out_is_named(tiny_copy: Path) -> None:
-    (tiny_copy / "val" / "n00000002" / "list.csv").write_text("x")
-    assert check_image_folder(tiny_copy).notices == (
-        f"left out of {tiny_copy / 'val'}: 1 with another ending (n00000002/list.csv)",
-    )
-
-
 def test_the_full_check_names_every_damaged_file_with_the_reason(tiny_copy: Path) -> None:
     files = sorted((tiny_copy / "train" / "n00000001").iterdir())
     data = files[3].read_bytes()
@@ -108,16 +90,6 @@ def test_the_full_check_finds_a_truncated_image_that_the_quick_one_skips(tiny_co
         check_image_folder(tiny_copy, full=True)
 
 
-def test_the_command_ends_with_0_or_2_and_one_message(tiny_root: Path, tmp_path: Path) -> None:
-    good = run(tiny_root, "--full", folder=tmp_path)
-    assert (good.returncode, good.stderr) == (
-        0,
-        "",
-    ) and "3 classes, 18 train, 6 val images; 24 read, all fine" in good.stdout
-    bad = run(tmp_path, folder=tmp_path)
-    check_refused_command(bad.returncode, bad.stderr, tmp_path, "no train/")
-
-
 def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -> None:
     odd = tiny_copy.rename(tiny_copy.parent / os.fsdecode(b"copy \xff\n\xc3\xa9"))
     for split in ("train", "val"):
@@ -126,10 +98,8 @@ def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -
     (odd / "train" / "n00000002" / "n00000002_0.JPEG").rename(image)
     image.with_name(os.fsdecode(b"\xff\r.gif")).touch()
     good = run(str(odd), "--full")
-    assert (good.returncode, good.stderr) == (
-        0,
-        "",
-    ) and "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
     assert len(good.stdout.splitlines()) == 2 and "(n00000002/\\udcff\\r.gif)" in good.stdout
     image.write_bytes(b"x")
     bad = run(str(odd), "--full")

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import simplejpeg
 from data_command import data_command
-from PIL import Image
 
 from gallery_lib.data.images.mock_imagenet import (
     MAX_CLASSES,
@@ -40,7 +39,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 def test_the_layout_is_that_of_imagenet(tiny_root: Path) -> None:
     paths = files_of(tiny_root)
-    assert len(paths) == TINY.total == 24
+    assert len(paths) == 24
     assert all(
         re.fullmatch(r"train/(n\d{8})/\1_\d+\.JPEG|val/n\d{8}/ILSVRC2012_val_\d{8}\.JPEG", path)
         for path in paths
@@ -81,53 +80,26 @@ def test_files_decode_at_the_cost_of_imagenet_s() -> None:
     assert {simplejpeg.decode_jpeg_header(data)[3] for data in files} == {"444"}
 
 
-def test_files_have_the_quantization_tables_of_quality_96(tiny_root: Path, tmp_path: Path) -> None:
-    Image.new("RGB", (16, 16)).save(tmp_path / "reference.jpg", quality=96)
-    with (
-        Image.open(tmp_path / "reference.jpg") as reference,
-        Image.open(next(tiny_root.rglob("*.JPEG"))) as image,
-    ):
-        assert image.quantization == reference.quantization
-
-
 def test_no_two_classes_look_the_same_or_are_called_the_same() -> None:
     names = {class_in_words(class_id(label)) for label in range(MAX_CLASSES)}
     assert len(names) == MAX_CLASSES == len({look(label) for label in range(MAX_CLASSES)})
 
 
-@pytest.mark.parametrize(
-    ("wnid", "words"),
-    [
-        ("n00000001", "red discs, striped across"),
-        ("n00000002", "orange triangles, finely striped across"),
-        ("n00000010", "pink keyholes, finely ringed"),
-        ("n00001000", "pink half-discs, finely chequered aslant"),
-    ],
-)
-def test_a_name_says_hue_outline_and_texture(wnid: str, words: str) -> None:
-    assert class_in_words(wnid) == words
-
-
-@pytest.mark.parametrize("other", ["n01440764", "n00001001", "n00000000", "tench", "n1"])
-def test_another_data_sets_class_keeps_its_id(other: str) -> None:
-    assert class_in_words(other) == other
+def test_a_name_says_hue_outline_and_texture() -> None:
+    for wnid, words in {
+        "n00000001": "red discs, striped across",
+        "n00000010": "pink keyholes, finely ringed",
+        "n00001000": "pink half-discs, finely chequered aslant",
+        **{other: other for other in ("n01440764", "n00001001", "n00000000", "tench", "n1")},
+    }.items():
+        assert class_in_words(wnid) == words
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, workers: int) -> None:
+def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path) -> None:
     root = tmp_path / "mock"
-    counts = [
-        "--classes",
-        "4",
-        "--train-per-class",
-        "40",
-        "--val-per-class",
-        "2",
-        "--workers",
-        str(workers),
-    ]
-    arguments = [*COMMAND, "--out", str(root), *counts]
+    counts = "--classes 4 --train-per-class 40 --val-per-class 2 --workers 2"
+    arguments = [*COMMAND, "--out", str(root), *counts.split()]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 30
     while len(files_of(root)) < 20 and time.monotonic() < deadline:
@@ -136,8 +108,8 @@ def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, wor
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the parent and its workers
     _, stderr = process.communicate(timeout=10)
     assert process.returncode == 130 and "run it again" in stderr and "Traceback" not in stderr
-    assert (len(children) >= 2) == (workers == 2)
-    time.sleep(0.5 if children else 0)  # multiprocessing's own resource tracker follows its parent
+    assert len(children) >= 2
+    time.sleep(0.5)  # multiprocessing's own resource tracker follows its parent
     assert not [
         child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
     ]

@@ -8,54 +8,54 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gallery_lib.data.images import buffer_pool
+from gallery_lib.data.images import image_folder
 
 SHAPE = (4, 3, 32, 32)
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    buffer_pool._free.clear()
+    image_folder._free.clear()
     yield
-    buffer_pool._free.clear()
+    image_folder._free.clear()
 
 
 def test_memory_of_a_batch_that_has_ended_is_used_again() -> None:
     """A loop that drops each batch before the next goes on in the same memory."""
-    first = buffer_pool.empty(SHAPE)
+    first = image_folder.empty(SHAPE)
     assert first.dtype == torch.float32 and first.shape == SHAPE and first.is_contiguous()
     assert first.data_ptr() % 64 == 0
     address = first.data_ptr()
     del first
-    assert buffer_pool.empty(SHAPE).data_ptr() == address
+    assert image_folder.empty(SHAPE).data_ptr() == address
 
 
 def test_memory_with_a_reference_is_left_alone() -> None:
     """A kept view, a detached alias and what a graph saved all hold their memory."""
-    batch = buffer_pool.empty(SHAPE).fill_(1.0)
+    batch = image_folder.empty(SHAPE).fill_(1.0)
     view = batch[1:]
     alias = batch.detach()
     weight = torch.ones(32, requires_grad=True)
     product = (batch * weight).sum()  # saves the batch
     del batch
     for _ in range(3):
-        buffer_pool.empty(SHAPE).fill_(2.0)
+        image_folder.empty(SHAPE).fill_(2.0)
     assert view.eq(1.0).all() and alias.eq(1.0).all()
     del view, alias
     for _ in range(3):
-        buffer_pool.empty(SHAPE).fill_(2.0)
+        image_folder.empty(SHAPE).fill_(2.0)
     product.backward()
     assert weight.grad is not None and weight.grad.eq(4 * 3 * 32).all()
 
 
 def test_another_size_gets_memory_of_its_own_size() -> None:
     """The last, smaller batch of an epoch does not get, nor lose, the memory of the others."""
-    large = buffer_pool.empty(SHAPE)
+    large = image_folder.empty(SHAPE)
     address = large.data_ptr()
     del large
-    small = buffer_pool.empty((1, 3, 32, 32))
+    small = image_folder.empty((1, 3, 32, 32))
     assert small.data_ptr() != address
-    assert buffer_pool.empty(SHAPE).data_ptr() == address
+    assert image_folder.empty(SHAPE).data_ptr() == address
 
 
 def test_threads_never_share_memory() -> None:
@@ -67,7 +67,7 @@ def test_threads_never_share_memory() -> None:
 
     def work(value: float) -> None:
         for _ in range(300):
-            tensor = buffer_pool.empty((64,)).fill_(value)
+            tensor = image_folder.empty((64,)).fill_(value)
             if not tensor.eq(value).all():
                 wrong.append(value)
 

@@ -1,25 +1,31 @@
-"""On one process a DeviceLoader behaves as the caller's loader, with its batches on the device."""
+"""On one process a DeviceLoader behaves as the caller's loader, with its batches on the device.
+
+They may be copied ahead of their use, on a stream of their own, and workers may begin early.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import gc
 import itertools
+import os
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from data.loading.numbered_data import DATA, Numbers
 from refusal import refused
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -27,11 +33,26 @@ from torch.utils.data import (
 )
 
 from gallery_lib.config import Loader
-from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.early_start import EarlyWorkers
+from gallery_lib.data.loading import device_loader
+from gallery_lib.data.loading.device_loader import CopiedAhead, DeviceLoader
+from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.data.loading.sharding import may_refill
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+DATA = list(range(20))
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, broken: int | None = None) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.broken:
+            raise FileNotFoundError(f"sample {index}")
+        return index
 
 
 def ours(loader: Any, device: torch.device = CPU, **options: Any) -> DeviceLoader:
@@ -87,13 +108,6 @@ def test_order_and_random_numbers_are_those_of_plain_pytorch(kind: str) -> None:
     assert passes(ours(LOADERS[kind]())) == passes(LOADERS[kind]())
 
 
-@pytest.mark.parametrize("kind", ["list", "generator"])
-def test_an_iterable_of_batches_comes_to_the_device(kind: str) -> None:
-    found = ours(LOADERS[kind](), META)
-    assert {batch.device for batch in found} == {META}
-    assert len(list(found)) == (2 if kind == "list" else 0)  # a generator is used up
-
-
 @pytest.mark.parametrize("thing", [3, None, DATA.__len__])
 def test_what_is_no_iterable_is_a_type_error(thing: Any) -> None:
     with pytest.raises(
@@ -144,14 +158,8 @@ def test_attributes_are_set_on_the_loader() -> None:
 
 def test_length_is_the_loaders() -> None:
     assert len(ours(DataLoader(DATA, 3))) == 7 and len(ours([1, 2])) == 2
-
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(DATA)
-
-    for loader in (DataLoader(Stream()), iter(DATA)):
-        with pytest.raises(TypeError, match="has no len"):
-            len(ours(loader))
+    with pytest.raises(TypeError, match="has no len"):
+        len(ours(iter(DATA)))
 
 
 def test_several_iterators_at_once_do_not_know_each_other() -> None:
@@ -255,3 +263,105 @@ def test_what_may_fill_its_memory_again_is_known(made: Callable[[], Any], refill
 def test_a_batch_may_be_anything_and_ends_nothing() -> None:
     given = [None, (), 0, torch.ones(1), "", {}, None]
     assert [type(batch) for batch in ours(given)] == [type(batch) for batch in given]
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace CUDA streams by ones that do nothing; return what is said to be used on them."""
+    used: list[Any] = []
+    stream = types.SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    monkeypatch.setattr(
+        device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor
+    )
+    return used
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "given", [[0, None, 2, 3], [None, None, None], [None], [(), 0, "", {}], []]
+)
+def test_copying_ahead_hands_on_every_batch(
+    pretended_cuda: list[Any], given: list[Any], depth: int
+) -> None:
+    assert list(CopiedAhead(iter(given), CPU, depth)) == given
+
+
+def test_copying_ahead_reads_no_further_than_asked(pretended_cuda: list[Any]) -> None:
+    read: list[int] = []
+    batches = CopiedAhead((read.append(number) or number for number in itertools.count()), CPU, 2)
+    assert next(batches) == 0 and read == [0, 1, 2]
+    assert next(batches) == 1 and read == [0, 1, 2, 3]
+
+
+def test_an_error_comes_when_its_batch_would_have_come(pretended_cuda: list[Any]) -> None:
+    loader = DataLoader(Numbers(broken=7), 5)
+    batches = CopiedAhead(iter(loader), CPU, 3)
+    assert next(batches).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(FileNotFoundError, match="sample 7"):
+        next(batches)
+    assert [batch.tolist()[0] for batch in batches] == [10, 15]
+
+
+def test_the_memory_of_every_tensor_is_kept_for_the_stream(pretended_cuda: list[Any]) -> None:
+    class Graph:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def to(self, device: torch.device) -> Graph:
+            return Graph(self.x.to(device))
+
+    shared = torch.ones(1)
+    batch = [collections.UserDict(x=shared), shared, Graph(torch.zeros(2)), {torch.ones(3)}]
+    (moved,) = CopiedAhead(iter([batch]), META, 2)
+    expected = [moved[0]["x"], moved[2].x, *moved[3]]
+    assert moved[0]["x"] is moved[1] and all(tensor.device == META for tensor in expected)
+    assert [any(tensor is one for one in pretended_cuda) for tensor in expected] == [True] * 3
+    assert len({id(tensor) for tensor in pretended_cuda}) == 3
+
+
+class OfProcesses(Numbers):
+    """Data set whose items are a number and the process that made it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, os.getpid()
+
+
+def of_processes(kind: type[DataLoader[Any]], workers: int) -> DataLoader[Any]:
+    return kind(
+        OfProcesses(),
+        4,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(3),
+    )
+
+
+def numbers_of(loader: DataLoader[Any]) -> list[list[int]]:
+    return [[number for numbers, _ in loader for number in numbers.tolist()] for _ in range(3)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_workers_that_begin_early_come_in_the_same_order(workers: int) -> None:
+    early = of_processes(EarlyWorkers, workers)
+    assert isinstance(early, EarlyWorkers)
+    early.begin()
+    torch.rand(5)  # a model is built meanwhile
+    found = numbers_of(early)
+    for kind in (DataLoader, EarlyWorkers):
+        assert found == numbers_of(of_processes(kind, workers))
+    assert found[0] != found[1] and sorted(found[2]) == DATA
+
+
+def test_workers_are_there_before_the_first_batch_is_asked_for() -> None:
+    early = of_processes(EarlyWorkers, 1)
+    assert isinstance(early, EarlyWorkers)
+    early.begin()
+    (worker,) = early._iterator._workers  # type: ignore[union-attr]
+    assert worker.is_alive()
+    early.begin()  # once is enough
+    assert {int(process) for _, processes in early for process in processes} == {worker.pid}

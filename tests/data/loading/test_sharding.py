@@ -10,28 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from gallery_lib.data.loading.samplers import ShardedSampler
-from gallery_lib.data.loading.sharding import sharded
-from gallery_lib.data.loading.streams import share_of
+from gallery_lib.data.loading.sharding import sharded, share_of
 
 
 class Counting(IterableDataset[int]):
-    """Stream 0 … length − 1.
-
-    It is divided among workers as PyTorch's documentation shows it.
-    """
-
     def __init__(self, length: int) -> None:
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        return iter(
-            range(worker.id, self.length, worker.num_workers) if worker else range(self.length)
-        )
+        return iter(range(self.length))
 
 
 def pickled(loader: DataLoader[Any]) -> Any:
@@ -48,20 +38,10 @@ def test_ranks_get_equal_shares_that_cover_the_data(
         for rank in range(world_size)
     ]
     assert len({len(share) for share in shares}) == 1
-    seen = sorted(index for share in shares for index in share)
-    if drop_last:
-        assert seen == sorted(set(seen))
-        assert len(seen) == length - length % world_size
-    else:
-        assert set(seen) == set(range(length))
-
-
-def test_the_union_of_one_step_is_the_batch_of_a_single_process() -> None:
-    order = torch.randperm(32).tolist()
-    shares = [list(ShardedSampler(order, rank, 4, drop_last=True)) for rank in range(4)]
-    for step in range(4):
-        union = {index for share in shares for index in share[2 * step : 2 * step + 2]}
-        assert union == set(order[8 * step : 8 * step + 8])
+    seen = [index for step in zip(*shares, strict=True) for index in step]
+    whole = length - length % world_size
+    assert seen[:whole] == list(range(whole))  # a step is the batch of a single process
+    assert seen[whole:] == [] if drop_last else set(seen) == set(range(length))
 
 
 @given(length=st.integers(0, 50), world_size=st.integers(1, 8))
@@ -71,15 +51,6 @@ def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> No
     assert sorted(item for share in shares for item in share) == list(
         range(length - length % world_size)
     )
-
-
-def test_workers_of_a_sharded_stream_still_divide_it_as_the_data_set_says() -> None:
-    loaders = [
-        sharded(DataLoader(Counting(16), batch_size=2, num_workers=2), rank, 2).loader
-        for rank in range(2)
-    ]
-    seen = [item for loader in loaders for batch in loader for item in batch.tolist()]
-    assert sorted(seen) == list(range(16))
 
 
 @pytest.mark.parametrize("copied", [lambda loader: loader.dataset, pickled])
@@ -171,11 +142,3 @@ def test_a_loader_whose_parts_cannot_be_replaced_is_refused() -> None:
 
     with refused("loader", "Fixed", "`sampler`", "config.loader.shard = 'never'"):
         sharded(Fixed(list(range(8)), batch_size=None), 0, 2)
-
-
-def test_a_data_pipe_is_divided_by_its_own_filter_or_refused() -> None:
-    pipe = IterableWrapper(range(8))
-    with refused("loader", "sharding_filter()"):
-        sharded(DataLoader(pipe, batch_size=2), 0, 2)
-    loader = DataLoader(pipe.sharding_filter(), batch_size=2)
-    assert sharded(loader, 0, 2).loader is loader

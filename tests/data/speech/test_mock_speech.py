@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from data.speech.conftest import TINY
 
 from gallery_lib.data.speech.characters import tidy
-from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
+from gallery_lib.data.speech.mock_speech import SpeechSpec, language, utterance
 from gallery_lib.data.speech.utterances import stacked_length
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_an_utterance_depends_on_seed_split_and_index_alone() -> None:
@@ -73,14 +64,3 @@ def test_words_can_be_told_from_their_sound() -> None:
 def test_a_large_language_has_as_many_characters_as_asked() -> None:
     letters = language(SpeechSpec(characters=4230, words=10)).letters
     assert len(set(letters)) == 4230 and all(tidy(letter) == letter for letter in letters)
-
-
-def test_the_same_spec_makes_the_same_bytes_and_a_second_call_makes_nothing(
-    root: Path, tmp_path: Path
-) -> None:
-    assert generate(tmp_path / "again", TINY).now
-    before = files_of(tmp_path / "again")
-    assert before == files_of(root)
-    second = generate(tmp_path / "again", TINY)
-    assert not second.now and second.seconds < 0.5
-    assert files_of(tmp_path / "again") == before

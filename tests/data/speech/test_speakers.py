@@ -126,39 +126,6 @@ def test_utterances_shorter_than_a_crop_are_counted_and_named(root: Path, tmp_pa
     assert f"1 of 30 utterances of fewer than 20 frames ({path})" in line
 
 
-@pytest.mark.parametrize(
-    ("array", "values"),
-    [
-        (np.zeros((60, 40), np.float32), ["60 frames", "listed"]),
-        (np.zeros((500, 40), np.float32), ["500 frames", "listed"]),
-        (np.zeros((150, 1), np.float32), ["1 values", "40"]),
-        (np.full((150, 40), np.nan, np.float32), ["not finite"]),
-    ],
-)
-def test_features_that_are_not_as_listed_are_refused_when_read(
-    root: Path, tmp_path: Path, array: np.ndarray, values: list[str]
-) -> None:
-    copy = Path(shutil.copytree(root, tmp_path / "copy"))
-    data = training(copy)
-    for _, own in data.items:
-        for utterance in own:
-            frames = 150 if len(array) == 150 else utterance.frames
-            object.__setattr__(utterance, "frames", frames)
-            np.save(utterance.path, array)
-    with refused(copy / "train/train-00000/4.npy", *values):
-        data[0]
-
-
-def test_a_listed_file_that_is_not_there_is_named_before_the_training(
-    root: Path, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(root, tmp_path / "copy"))
-    victim = sorted((copy / "train").rglob("*.npy"))[4]
-    victim.unlink()
-    with refused("data_dir", "1 feature file", victim):
-        training(copy)
-
-
 def test_features_of_another_size_and_a_missing_folder_are_refused(
     root: Path, tmp_path: Path
 ) -> None:

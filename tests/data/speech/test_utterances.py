@@ -160,11 +160,3 @@ def test_other_features_than_80_filter_banks_are_refused(copy: Path) -> None:
     np.save(copy / "train" / "000000.npy", np.zeros((200, 40), np.float32))
     with refused(copy / "train/000000.npy", "40 values", "80"):
         SpeechFolder(copy / "train", 160, 100)
-
-
-def test_a_truncated_file_is_named_when_its_item_is_read(copy: Path) -> None:
-    data = SpeechFolder(copy / "train", 160, 100)
-    file = copy / "train" / "000004.npy"
-    file.write_bytes(file.read_bytes()[:-100])
-    with refused(file):
-        data[4]

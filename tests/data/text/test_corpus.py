@@ -65,12 +65,6 @@ def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -
             sorted("".join(documents).replace(" ", "")),
         )
         assert letters[0] == letters[1]
-
-
-def test_words_are_not_cut_where_a_document_is() -> None:
     train, held_out = text_corpus.Corpus("test", ("alpha beta\ngamma " * 20_000,)).split()
-    assert len(train) > 10 and {word for part in train + held_out for word in part.split()} == {
-        "alpha",
-        "beta",
-        "gamma",
-    }
+    words = {word for part in train + held_out for word in part.split()}
+    assert len(train) > 10 and words == {"alpha", "beta", "gamma"}  # none is cut

@@ -7,20 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.text.vocabularies import byte_bpe, wordpiece
-from data_command import data_command, run_data_command
+from data_command import run_data_command
 from made_up_text import documents
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenized as text
-from gallery_lib.data.text import tokenizers as text_tokenizers
 from gallery_lib.data.text.masking import PackedText, infill, mask_tokens
 
 
@@ -72,22 +70,6 @@ def test_the_process_may_fork_after_tokenising_a_folder(text_files: Path, tmp_pa
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_two_processes_that_need_the_same_text_make_it_once(
-    text_files: Path, tmp_path: Path
-) -> None:
-    both = [
-        subprocess.Popen(
-            data_command("text", "--data_dir", text_files, "--out", tmp_path / "made"),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in "ab"
-    ]
-    said = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sorted("made now" in line for line in said) == [False, True]
-
-
 run = partial(run_data_command, "text")
 
 
@@ -133,43 +115,10 @@ def test_unfit_text_ends_the_command_with_code_2_and_one_message(
     assert result.stderr.count("\n") == 1 and not list((tmp_path / "cache").rglob("about.json"))
 
 
-def test_a_file_in_place_of_a_folder_is_refused(text_files: Path, tmp_path: Path) -> None:
-    with refused("data_dir", text_files / "0.txt", "is a file"):
-        text.prepare(text_files / "0.txt", tmp_path / "made")
-
-
 def with_an_id(path: Path, index: int, value: int) -> None:
     tokens = np.load(path)
     tokens[index] = value
     np.save(path, tokens)
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda made: (made / "wordpiece/train.npy").unlink(), "missing: wordpiece/train.npy"),
-        (
-            lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 4),
-            "altered: byte-bpe/train.npy",
-        ),
-        (
-            lambda made: (made / "wordpiece/tokenizer.json").write_text("{"),
-            "altered: wordpiece/tokenizer.json",
-        ),
-    ],
-)
-def test_damaged_tokens_are_not_complete_already(
-    text_files: Path,
-    prepared: Path,
-    tmp_path: Path,
-    damage: Callable[[Path], object],
-    problem: str,
-) -> None:
-    made = Path(shutil.copytree(prepared, tmp_path / "made"))
-    assert not text.prepare(text_files, made).now
-    damage(made)
-    with refused("out", made, "is damaged", problem):
-        text.prepare(text_files, made)
 
 
 def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(
@@ -200,17 +149,6 @@ def test_text_files_of_any_case_count_and_others_are_named(
     assert done.notices == (f"left out of {copy}: {left_out}",)
 
 
-def test_a_folder_that_holds_anything_else_is_left_alone(
-    text_files: Path, prepared: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with refused("out", tmp_path, "is not empty"):
-        text.prepare(text_files, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with refused("out", prepared, "holds other data"):
-        text.prepare(None, prepared)
-
-
 def test_a_folder_without_what_its_tokens_are_is_damaged(prepared: Path, tmp_path: Path) -> None:
     made = Path(shutil.copytree(prepared, tmp_path / "made"))
     (made / "wordpiece" / "about.json").write_text("{")
@@ -228,17 +166,16 @@ def test_the_default_text_is_english_of_some_size_made_in_seconds(tmp_path: Path
     assert "complete already" in run(cache=tmp_path).stdout
 
 
-@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", text.KINDS)
 def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
-    text = documents(count=3)
-    trained = [text_tokenizers.KINDS[kind].train(text).to_str() for _ in range(3)]
+    trained = [text.KINDS[kind].train(documents(count=3)).to_str() for _ in range(3)]
     assert trained[0] == trained[1] == trained[2]
 
 
-@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", text.KINDS)
 def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: str) -> None:
-    special = text_tokenizers.KINDS[kind].specials
-    tokenizer = text_tokenizers.KINDS[kind].train(documents(count=2))
+    special = text.KINDS[kind].specials
+    tokenizer = text.KINDS[kind].train(documents(count=2))
     assert [tokenizer.token_to_id(token) for token in special.tokens] == [0, 1, 2, 3, 4]
     pad, start, end = (0, 2, 3) if kind == "wordpiece" else (1, 0, 2)
     assert (special.pad, special.start, special.end) == (pad, start, end)
@@ -248,12 +185,12 @@ def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: s
     )
 
 
-@pytest.mark.parametrize("kind", text_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", text.KINDS)
 def test_a_special_token_in_the_text_is_text(kind: str) -> None:
-    special = text_tokenizers.KINDS[kind].specials
+    special = text.KINDS[kind].specials
     document = "the word " + " and ".join(special.tokens) + " is a word"
-    tokenizer = text_tokenizers.KINDS[kind].train([document] * 3)
-    ids = text_tokenizers.encode(tokenizer, [document], special.end)
+    tokenizer = text.KINDS[kind].train([document] * 3)
+    ids = text.encode(tokenizer, [document], special.end)
     assert not set(ids[:-1].tolist()) & set(range(5)) and ids[-1] == special.end
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from gallery_lib.comm import process_group
 
@@ -206,6 +207,10 @@ def _share(number: int, of: int = SAMPLES) -> Any:
     return range(number, of, process_group.world_size())
 
 
+def _whole(number: int) -> Any:
+    return range(SAMPLES)
+
+
 LOADERS: dict[str, Callable[..., Any]] = {
     "sequential": lambda **o: DataLoader(DATA, 2, **o),
     "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
@@ -262,10 +267,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "subset by rank": lambda **o: DataLoader(
         DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o
     ),
-    "padded by rank": lambda **o: DataLoader(
-        DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o
-    ),
-    "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
     "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
     "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
     "noise": lambda **o: DataLoader(
@@ -283,15 +284,8 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "rank 0 alone has other data": lambda **o: DataLoader(
         DATA[::-1] if rank() == 0 else DATA, 2, **o
     ),
-    "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
+    "stream": lambda **o: DataLoader(Stream(_whole), 2, **o),
     "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
-    "stream by function": lambda **o: DataLoader(Stream(_share), 2, **o),
-    "very uneven stream by rank": lambda **o: DataLoader(
-        Stream(lambda number: iter(range(100 * number, 100 * number + 15 - 9 * number))), 2, **o
-    ),
-    "uneven stream by rank": lambda **o: DataLoader(
-        Stream(lambda number: _share(number, 11)), 2, **o
-    ),
     "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
     "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
@@ -304,24 +298,20 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "rank 0 alone has another stream": lambda **o: DataLoader(
         Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o
     ),
-    "long stream": lambda **o: DataLoader(Long(lambda _: range(SAMPLES)), 2, **o),
-    "long stream by rank": lambda **o: DataLoader(Long(lambda number: _share(number, 11)), 2, **o),
+    "long stream": lambda **o: DataLoader(Long(_whole), 2, **o),
     "entropy": lambda **o: DataLoader(DATA, 2, sampler=OfSystem(), **o),
     "own generators": lambda **o: DataLoader(DATA, 2, sampler=OfOwnGenerators(), **o),
     "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
     "stream of worker_init_fn": lambda **o: DataLoader(
-        Counting(), 2, num_workers=2, worker_init_fn=_part_of_worker, **o
+        Counting(), 2, worker_init_fn=_part_of_worker, **{"num_workers": 2, **o}
     ),
     "refilled stream": lambda **o: DataLoader(Stream(lambda _: _refilled(DATA)), None, **o),
-    "refilled stream by rank": lambda **o: DataLoader(
-        Stream(lambda number: _refilled(_share(number))), None, **o
-    ),
     "refilled iterable": lambda **o: Batches(lambda _: _refilled(DATA)),
-    "refilled iterable by rank": lambda **o: Batches(lambda number: _refilled(_share(number))),
     "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
     "halved stream by rank": lambda **o: Halved(Stream(_share), 2, **o),
     "begun early": lambda **o: BegunEarly(DATA, 2, **o),
     "list of batches": lambda **o: _pairs(range(10)),
+    "data pipe": lambda **o: DataLoader(IterableWrapper(DATA), 2, **o),
     "generator": lambda **o: iter(_pairs(DATA)),
     "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
     "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),

@@ -8,7 +8,6 @@ import queue
 import random
 import threading
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,11 +33,15 @@ def _numbers(batch: Any) -> Any:
 
 
 def batches(
-    kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any
+    kind: str,
+    passes: int = 1,
+    most: int = 100,
+    shard: str = "auto",
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the batches of some passes on this rank as lists, the warnings, and the error.
 
-    The ranks are seeded differently.
+    The ranks are seeded differently. `options` are those of the loader.
     """
     result: dict[str, Any] = {"passes": [], "said": [], "error": ""}
     _seed()
@@ -46,7 +49,7 @@ def batches(
         warnings.simplefilter("always")
         try:
             loader = DeviceLoader(
-                LOADERS[kind](**options),
+                LOADERS[kind](**(options or {})),
                 torch.device("cpu"),
                 torch.contiguous_format,
                 Loader(nice=0, shard=shard),
@@ -63,16 +66,11 @@ def batches(
     return result
 
 
-def batches_with(kind: str, passes: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the batches of a loader that is made with `options`."""
-    return batches(kind, passes, **options)
-
-
-def plain(kind: str, passes: int = 1, most: int = 100, **options: Any) -> list[list[Any]]:
+def plain(kind: str, passes: int = 1) -> list[list[Any]]:
     """Return the batches of the loader itself, not divided."""
     _seed()
-    loader = LOADERS[kind](**options)
-    return [[_numbers(batch) for batch in itertools.islice(loader, most)] for _ in range(passes)]
+    loader = LOADERS[kind]()
+    return [[_numbers(batch) for batch in loader] for _ in range(passes)]
 
 
 def lengths(kind: str) -> int:
@@ -102,25 +100,14 @@ def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list
     return passes, expected
 
 
-@dataclass
 class Training:
-    """A training of a small model on a loader; `loop` may be of any kind that people write."""
+    """A training of a small model on a loader; its loops are of kinds that people write."""
 
-    kind: str
-    loop: str = "steps"
-    shard: str = "auto"
-    read: queue.Queue[Any] | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         _seed()
-        config = Config.plain()
-        config.loader.shard = self.shard
         model: Any = torch.nn.Linear(1, 1)
-        self.model, self.loader = accelerate(model, LOADERS[self.kind](), config)
-
-    def passes(self, number: int = 2) -> list[list[Any]]:
-        """Return the batches of some passes, each of which is trained on."""
-        return [getattr(self, self.loop)() for _ in range(number)]
+        self.model, self.loader = accelerate(model, LOADERS[kind](), Config.plain())
+        self.read: queue.Queue[Any] | None = None
 
     def _step(self, batch: Any) -> Any:
         self.model(batch.view(-1, 1).float()).mean().backward()
@@ -180,18 +167,16 @@ class Training:
             next(iter(self.loader)) if how == "peek" else list(self.loader)
 
 
-def trained(kind: str, loop: str, alone: str = "") -> tuple[list[list[Any]], list[str]]:
-    """Return two passes of a training, and what was said; `alone` is done on rank 0 before each."""
-    training = Training(kind, loop)
+def trained(kind: str, loop: str, alone: str = "") -> list[list[Any]]:
+    """Return the batches of two passes of a training; `alone` is done on rank 0 before each."""
+    training = Training(kind)
     passes = []
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            if alone:
-                training.alone(alone)
-            passes += training.passes(1)
+    for _ in range(2):
+        if alone:
+            training.alone(alone)
+        passes.append(getattr(training, loop)())
     dist.barrier()
-    return passes, [str(warning.message) for warning in said]
+    return passes
 
 
 def changed_later() -> dict[str, Any]:

@@ -1,13 +1,19 @@
-"""Data-loading processes give way to the training's threads, as far as others let them run."""
+"""Data-loading processes give way to the training, and no wait for them lasts forever."""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-import warnings
 from collections.abc import Iterator
+from multiprocessing import process
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.config import Config, Loader
-from gallery_lib.data.loading import worker_priority
+from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.worker_priority import LOOK_AFTER, Background
-from gallery_lib.system import hardware
+from gallery_lib.data.loading.workers import LOOK_AFTER, Background, LoaderWatch
+from gallery_lib.train.failure import what_ran_out
 
 
 def niceness(loader: DataLoader) -> set[int]:
@@ -44,7 +50,7 @@ def of_accelerate(
     return loader, model, [int(sample) for (batch,) in batches for sample in batch]
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(19, 19), (5, 5), (0, 0), (None, 0)])
+@pytest.mark.parametrize(("asked", "expected"), [(19, 19), (5, 5), (None, 0)])
 def test_the_processes_have_the_niceness_that_was_asked_for(
     asked: int | None, expected: int
 ) -> None:
@@ -55,20 +61,13 @@ def test_the_processes_have_the_niceness_that_was_asked_for(
     assert ("niceness" in techniques(model).get("loader", "")) is bool(expected)
 
 
-def test_a_loader_without_processes_is_as_it_was() -> None:
+def test_other_loaders_are_as_they_were() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     _, model, samples = of_accelerate(19, workers=0)
-    assert (
-        samples == list(range(16))
-        and os.getpriority(os.PRIO_PROCESS, 0) == own
-        and "loader" not in techniques(model)
-    )
-
-
-def test_without_options_the_processes_stay_as_they_are() -> None:
+    assert samples == list(range(16)) and "loader" not in techniques(model)
     loader = plain_loader()
     assert len(list(DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format))) == 8
-    assert niceness(loader) == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert niceness(loader) == {own} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 class Made:
@@ -104,7 +103,7 @@ def trained_on(made: Made, share: float, monkeypatch: pytest.MonkeyPatch) -> Bac
     """Train on batches for two looks; in `share` of their waits the loading process ran."""
     background = Background(19, clock=lambda: made.now)
     steps = 0
-    monkeypatch.setattr(worker_priority, "seconds_run", lambda processes: share * made.wait * steps)
+    monkeypatch.setattr(workers, "seconds_run", lambda processes: share * made.wait * steps)
     for _ in background.batches(made):
         made.now += made.step
         steps += 1
@@ -142,7 +141,7 @@ def test_who_may_not_give_it_back_is_told_what_to_do(
             raise PermissionError
         real(which, who, priority)
 
-    monkeypatch.setattr(worker_priority.os, "setpriority", refuse)
+    monkeypatch.setattr(workers.os, "setpriority", refuse)
     with pytest.warns(
         UserWarning, match=r"70% of the time .* a core for only 2% of it.*config\.loader\.nice = 0"
     ) as said:
@@ -150,39 +149,94 @@ def test_who_may_not_give_it_back_is_told_what_to_do(
     assert len(said) == 1 and made.niceness() == 19
 
 
-class Worked(torch.utils.data.Dataset):
-    """Data set whose samples each take 5 ms of a core."""
+def handing_over(collate: Any, *, files: int | None = None) -> DataLoader[Any]:
+    """Return a loader whose process may open as many files as it has open and `files` more."""
 
-    def __len__(self) -> int:
-        return 400
+    def begin(worker: int) -> None:
+        workers.begin(worker)
+        if files is not None:
+            limit = len(list(Path("/proc/self/fd").iterdir())) + files
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        until = time.process_time() + 0.005
-        while time.process_time() < until:
-            pass
-        return torch.tensor(index)
+    return DataLoader(
+        torch.arange(64), 1, num_workers=1, collate_fn=collate, worker_init_fn=begin, timeout=60
+    )
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root may raise a process's priority: run as root"
-)
-def test_beside_programs_that_keep_all_cores_busy_loading_goes_on() -> None:
-    busy = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(2 * hardware.cores())
-    ]
-    try:
-        loader = DataLoader(Worked(), num_workers=1)
-        batches = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, Loader())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            needed = next(
-                number for number, _ in enumerate(batches) if batches._background.given_back
-            )
-        assert needed == LOOK_AFTER
-    finally:
-        for each in busy:
-            each.kill()
-            each.wait()
+def test_a_batch_that_cannot_be_pickled_raises_its_error() -> None:
+    with pytest.raises((AttributeError, TypeError), match=r"lambda|pickle"):
+        next(iter(handing_over(lambda items: lambda: items)))
+
+
+@pytest.mark.parametrize("files", [0, 2])
+def test_a_loading_process_that_can_open_no_more_files_names_the_limit(files: int) -> None:
+    batches = iter(handing_over(lambda items: [torch.ones(4) for _ in range(8)], files=files))
+    with pytest.raises((RuntimeError, OSError)) as raised:
+        next(batches)
+    said = what_ran_out(raised.value)
+    assert said is not None and "`ulimit -n`" in said
+
+
+def test_a_long_temporary_folder_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setitem(process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    batches = DeviceLoader(
+        DataLoader(torch.arange(4), 2, num_workers=1, timeout=60),
+        torch.device("cpu"),
+        torch.contiguous_format,
+    )
+    assert torch.cat(list(batches)).tolist() == [0, 1, 2, 3]
+    assert not list(long.iterdir())
+
+
+LIMIT_SECONDS = 2.0
+
+
+def watched(loader: Iterator[int], stop: threading.Event) -> tuple[list[str], list[str], list[int]]:
+    """Return what was said, the reason and the processes to end, when the loader has ended."""
+    said: list[str] = []
+    reasons: list[str] = []
+    below: list[int] = []
+
+    def end(reason: str, processes: list[int]) -> None:
+        reasons.append(reason)
+        below.extend(processes)
+        stop.set()
+
+    watch = LoaderWatch(LIMIT_SECONDS, 3, said.append, end)
+    assert list(watch.batches(loader)) == [0, 1]
+    watch.stop()
+    return said, reasons, below
+
+
+def test_a_stopped_loading_process_is_named_once_and_then_ends_the_run() -> None:
+    stop = threading.Event()
+
+    def loader() -> Iterator[int]:
+        yield 0
+        assert stop.wait(60)
+        yield 1
+
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        said, reasons, below = watched(loader(), stop)
+        process.kill()
+    standstill = f"the loader of rank 3 stands still (process {process.pid} is stopped)"
+    assert len(said) == 1 and standstill in said[0] and "rank_timeout" in said[0]
+    assert len(reasons) == 1 and standstill in reasons[0] and process.pid in below
+
+
+def test_a_batch_that_is_being_made_may_take_longer_than_the_limit() -> None:
+    def loader() -> Iterator[int]:
+        yield 0
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5 * LIMIT_SECONDS:
+            sum(range(1000))
+        yield 1
+
+    said, reasons, _ = watched(loader(), threading.Event())
+    assert not said and not reasons
