@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gallery_lib.cluster.requirements import tool
 from gallery_lib.cluster.state import CpuShare, Host
-from gallery_lib.system import cgroups, hardware
+from gallery_lib.system import hardware
 
 LEAST_CPUS = 0.05
 """Smallest CPU share of a host: the kernel takes quotas of a millisecond and more."""
@@ -30,10 +30,10 @@ def _parent_cgroup() -> tuple[str, Path] | None:
 
     No setting of the cgroup is changed.
     """
-    first = cgroups.own("cgroup")
+    first = hardware.own_cgroup("cgroup")
     if first and os.access(first[0], os.W_OK):
         return "cgroup v1", first[0]
-    second, top = cgroups.own("cgroup2") or (None, None)
+    second, top = hardware.own_cgroup("cgroup2") or (None, None)
     while second and (second / "cgroup.subtree_control").is_file():
         if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(
             second, os.W_OK

@@ -168,7 +168,7 @@ def test_the_batch_size_is_a_parameter_too(settings_of: Callable[..., Any]) -> N
     [
         ("optimiser", "sgd", ["`optimiser`", "`optimizer`"]),
         ("optimizer", "adamx", ["'adamx'", "adamw or adam or sgd"]),
-        ("learning_rate", -1, ["learning_rate=-1", "at least 0"]),
+        ("learning_rate", -1, ["learning_rate=-1", "between 0 and"]),
         ("data_dir", "x", ["`data_dir`"]),
         ("Linear", 3, ["`Linear`", "another cell", "your cell, line 9"]),
     ],

@@ -84,9 +84,7 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
                 f"{', '.join(_TYPES)}.",
                 parameter=name,
             )
-        declarations.append(
-            (name, kind if default is not None else kind | None, option(default, name))
-        )
+        declarations.append((name, kind if default is not None else kind | None, option(default)))
     return declarations
 
 

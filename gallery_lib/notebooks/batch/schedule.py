@@ -36,9 +36,8 @@ from gallery_lib.notebooks.batch.record import (
     read_report,
 )
 from gallery_lib.system import paths
-from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.files import LockHeld, locked
-from gallery_lib.system.processes import PYTHON, end_supervised, start_supervised
+from gallery_lib.system.processes import PYTHON, end_supervised, shell_exit_code, start_supervised
 from gallery_lib.train.run_log import last_step
 
 TICK_SECONDS = 0.1

@@ -253,7 +253,7 @@ def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
     ]
     values = {**options.to_mapping(settings.train), **options.to_mapping(settings.compare)}
     units = {
-        f.name: f.metadata["unit"]
+        f.name: f.metadata.get("unit", "")
         for cls in (TrainConfig, CompareConfig)
         for f in dataclasses.fields(cls)
     }

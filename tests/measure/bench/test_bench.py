@@ -47,7 +47,7 @@ FEW = [
         (["--peer_modes=defualt", TINY], ["peer_modes", "`defualt`", "`default`"]),
         (["--peer_modes=,", TINY], ["peer_modes", "no mode"]),
         (["--fused", TINY], ["`--fused`"]),
-        (["--rounds=2", TINY], ["rounds='2'", "at least 4"]),
+        (["--rounds=2", TINY], ["rounds='2'", "between 4 and"]),
         (["--resume", TINY], ["--resume", "--out"]),
         (["--roofline", "--variants=fabric", TINY], ["--roofline", "ours"]),
         (["--roofline", "--waterfall=resnet50"], ["--roofline", "ours"]),
