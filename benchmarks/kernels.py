@@ -9,7 +9,7 @@ bytes as the kernel has to move, which is the floor. Whether they are right is w
 -m gpu tests/kernels`. Without a CUDA device the exit code is 2.
 
 A case is built where it is to run, and at a small size for the tests. Two calls with the same state
-give the same values on all sides (tests/project/test_kernel_benchmark.py). The sizes are those of
+give the same values on all sides (tests/project/test_benchmarks.py). The sizes are those of
 training on a large device.
 """
 

@@ -75,13 +75,10 @@ _SHARED_PIECES_BYTES = 40 * 2**20
 class Processes:
     """Processes of a replay on a lab."""
 
-    ranks: int = option(
-        1,
-        "Processes of each host; several can average hierarchically.",
-        unit="processes",
-        minimum=1,
-    )
-    hosts_of_sweep: str = option("1,2,4,8", "With sweep: numbers of hosts, separated by commas.")
+    ranks: int = option(1, unit="processes", minimum=1)
+    """Processes of each host; several can average hierarchically."""
+    hosts_of_sweep: str = "1,2,4,8"
+    """With sweep: numbers of hosts, separated by commas."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -264,37 +261,28 @@ def _sweep(
 # Command line
 
 
-def _operands(timelines: bool, out_type: Callable[[str], Path], **out: Any) -> Any:
-    """Return a function that declares `--out` and, if asked for, the timelines to replay."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        if timelines:
-            parser.add_argument(
-                "timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="of `record`"
-            )
-        parser.add_argument("--out", type=out_type, **out)
-
-    return add
-
-
-def _replay_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("strategies", choices=("turns", "tuned"))
-    _operands(True, Path, required=True, help="folder for the figures")(parser)
+_TIMELINES: dict[str, Any] = {
+    "timelines": {"nargs": "+", "type": Path, "metavar": "TIMELINE.json", "help": "of `record`"}
+}
 
 
 def main() -> int:
     """Run an action and return the exit code."""
-    figures = {"help": "JSON file for the figures (default: printed only)"}
-    timeline = {"help": "JSON file for the timeline", "required": True}
-    folder = {"help": "folder of the sweep; what it lacks is measured", "required": True}
-    lab, out_file = (ReplayConfig, LabConfig, Processes), figures_file.out_file
+    file: dict[str, Any] = {"type": figures_file.out_file}
+    figures = {**file, "help": "JSON file for the figures (default: printed only)"}
+    timeline = {**file, "help": "JSON file for the timeline", "required": True}
+    needed: dict[str, Any] = {"type": Path, "required": True}
+    folder = {**needed, "help": "folder of the sweep; what it lacks is measured"}
+    lab = (ReplayConfig, LabConfig, Processes)
     of_train, of_record = (ranks.NetworkConfig, Comm), (TrainConfig, RecordConfig)
+    kinds = {"strategies": {"choices": ("turns", "tuned")}}
+    replayed = {**needed, "help": "folder for the figures"}
     actions: dict[str, tuple[tuple[type, ...], Any, Callable[..., int]]] = {
-        "train": (of_train, _operands(False, out_file, **figures), ranks.train_in_turns),
-        "record": (of_record, _operands(False, out_file, **timeline), _record),
-        "run": (lab, _operands(True, out_file, **figures), _run),
-        "sweep": (lab, _operands(True, Path, **folder), _sweep),
-        "replay": ((ReplayConfig,), _replay_operands, ranks.replay),
+        "train": (of_train, {"--out": figures}, ranks.train_in_turns),
+        "record": (of_record, {"--out": timeline}, _record),
+        "run": (lab, {**_TIMELINES, "--out": figures}, _run),
+        "sweep": (lab, {**_TIMELINES, "--out": folder}, _sweep),
+        "replay": ((ReplayConfig,), {**kinds, **_TIMELINES, "--out": replayed}, ranks.replay),
     }
     lines = {
         name: CommandLine(

@@ -103,19 +103,20 @@ def rows_of(found: Mapping[str, Any]) -> list[list[str]]:
 class NetworkConfig:
     """Training that is measured, and its length."""
 
-    model: str = option("resnet50", "Task to train, or FILE.py:NAME.")
-    precision: Literal["fp32", "amp"] = option("amp", "fp32, or amp for autocast (bf16 on a CPU).")
-    batch_size: int | None = option(
-        None, "Samples per process. Default: the task's quick size.", unit="samples", minimum=1
-    )
-    compiler_opt: bool = option(False, "Train with the accelerated backend in every strategy.")
-    rounds: int = option(
-        8, "Turns of each strategy; more narrow intervals.", unit="turns", minimum=4
-    )
-    block_steps: int = option(5, "Counted steps of a settled turn.", unit="steps", minimum=1)
-    early_steps: bool = option(
-        False, "In all but DDP's own: update a bucket's parameters while others are averaged."
-    )
+    model: str = "resnet50"
+    """Task to train, or FILE.py:NAME."""
+    precision: Literal["fp32", "amp"] = "amp"
+    """fp32, or amp for autocast (bf16 on a CPU)."""
+    batch_size: int | None = option(None, unit="samples", minimum=1)
+    """Samples per process. Default: the task's quick size."""
+    compiler_opt: bool = False
+    """Train with the accelerated backend in every strategy."""
+    rounds: int = option(8, unit="turns", minimum=4)
+    """Turns of each strategy; more narrow intervals."""
+    block_steps: int = option(5, unit="steps", minimum=1)
+    """Counted steps of a settled turn."""
+    early_steps: bool = False
+    """In all but DDP's own: update a bucket's parameters while others are averaged."""
 
 
 class Turns(Observer):

@@ -19,23 +19,18 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "accelerate": "gallery_lib.acceleration",
-    "Config": "gallery_lib.config",
-    "LaunchConfig": "gallery_lib.config",
-    "TrainConfig": "gallery_lib.config",
+    **dict.fromkeys(("Config", "LaunchConfig", "TrainConfig"), "gallery_lib.config"),
     "launch": "gallery_lib.launcher.job",
+    "notebook": "gallery_lib.notebooks.cells.task",  # a module, by a short name for cells
 }
-_MODULES = {"notebook": "gallery_lib.notebooks.cells.task"}
-"""Modules that notebook cells import by a short name."""
 
 __all__ = ["Config", "LaunchConfig", "TrainConfig", "accelerate", "launch", "notebook"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    elif name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
-    else:
+    if name not in _WHERE:
         raise AttributeError(f"module 'gallery_lib' has no attribute {name!r}")
+    module = importlib.import_module(_WHERE[name])
+    value = module if name == "notebook" else getattr(module, name)
     globals()[name] = value
     return value

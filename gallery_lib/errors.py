@@ -17,10 +17,7 @@ class GalleryError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython prints in a notebook.
-
-        The text replaces a stack of frames inside this package.
-        """
+        """Return the text that IPython prints instead of a stack of frames in this package."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -54,10 +51,7 @@ class RunFailed(GalleryError, RuntimeError):
 
 
 class Diverged(RunFailed):
-    """A training whose loss is no longer a finite number.
-
-    The run's `results.json` holds what was measured until then.
-    """
+    """A training whose loss is no longer finite; `results.json` holds what was measured before."""
 
 
 class SilentRank(RunFailed):
@@ -65,12 +59,9 @@ class SilentRank(RunFailed):
 
 
 class GoOnLater(GalleryError):
-    """A run was told to end, and has saved a checkpoint from which it can go on.
+    """A run was told to end, and has saved a checkpoint from which it can go on."""
 
-    The exit code is EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
-    """
-
-    exit_code = 75
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: to be tried again later
 
 
 class LoaderKilled(RunFailed):

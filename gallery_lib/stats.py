@@ -109,17 +109,13 @@ def ratio_of_medians(
         ValueError: with fewer than two rounds, unequal numbers of rounds, or an empty round.
     """
     rounds = len(baseline_rounds)
-    if (
-        rounds != len(candidate_rounds)
-        or rounds < 2
-        or any(len(r) == 0 for r in (*baseline_rounds, *candidate_rounds))
-    ):
+    shortest = min(map(len, [*baseline_rounds, *candidate_rounds]), default=0)
+    if rounds < 2 or rounds != len(candidate_rounds) or shortest == 0:
         raise ValueError(
             "needs the same number (at least 2) of non-empty rounds, "
             f"got {rounds} and {len(candidate_rounds)}"
         )
-    # A round's own ratio is free of drift that is slower than a round. The bootstrap resamples
-    # these ratios.
+    # A round's own ratio is free of drift that is slower than a round; these are resampled.
     log_ratios = np.array(
         [
             np.log(np.median(b)) - np.log(np.median(c))
@@ -134,11 +130,13 @@ def ratio_of_medians(
     # The bootstrap of few rounds is too narrow by about this factor.
     widen = np.sqrt(rounds / (rounds - 1.0))
     spread = process_spread * NormalDist().inv_cdf(1.0 - tail)
-    low_bound, high_bound = (
-        np.exp(centre + low * widen - spread),
-        np.exp(centre + high * widen + spread),
-    )
-    return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
+    return _ratio(centre, spread - low * widen, spread + high * widen)
+
+
+def _ratio(log_centre: float, below: float, above: float) -> Ratio:
+    """Return the ratio of a logarithm and what its interval has below and above that."""
+    bounds = log_centre, log_centre - below, log_centre + above
+    return Ratio(*(float(np.exp(bound)) for bound in bounds))
 
 
 def slowest_rank(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
@@ -157,18 +155,10 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
 
     Errors add up as in `change_of_ratio`. The interval is that of the measurements; it says nothing
     about tasks that were not measured.
-
-    Raises:
-        ValueError: when there are no ratios.
     """
-    if not ratios:
-        raise ValueError("no ratios to take the mean of")
-    centre = float(np.exp(np.mean([np.log(r.ratio) for r in ratios])))
     below = np.sqrt(np.sum([np.log(r.ratio / r.low) ** 2 for r in ratios])) / len(ratios)
     above = np.sqrt(np.sum([np.log(r.high / r.ratio) ** 2 for r in ratios])) / len(ratios)
-    return Ratio(
-        ratio=centre, low=float(centre * np.exp(-below)), high=float(centre * np.exp(above))
-    )
+    return _ratio(np.mean([np.log(r.ratio) for r in ratios]), below, above)
 
 
 def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
@@ -179,7 +169,4 @@ def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
     """
     below = np.hypot(np.log(after.ratio / after.low), np.log(before.high / before.ratio))
     above = np.hypot(np.log(after.high / after.ratio), np.log(before.ratio / before.low))
-    change = after.ratio / before.ratio
-    return Ratio(
-        ratio=change, low=float(change * np.exp(-below)), high=float(change * np.exp(above))
-    )
+    return _ratio(np.log(after.ratio / before.ratio), below, above)

@@ -29,8 +29,7 @@ from gallery_lib.config.intervals import interval_of
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
-from gallery_lib.system.exit_codes import GO_ON_LATER
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import GO_ON_LATER, tell
 
 _SEVERAL_GRAPHS = (
     "the compiler has made graphs for batches of several shapes. A new process sees another shape "

@@ -33,18 +33,13 @@ def commands(
         return shlex.quote(str(path.relative_to(root) if short else path))
 
     # A packed task has its own notebook alone.
-    model = next(
-        name
-        for name in [notebook, "resnet50", *tasks.names()]
-        if name in tasks.names() and (root / "notebooks" / f"{name}.ipynb").is_file()
-    )
+    there = [name for name in tasks.names() if (root / "notebooks" / f"{name}.ipynb").is_file()]
+    model = next(name for name in [notebook, "resnet50", *there] if name in there)
     values = {name: value for name, value in tasks.get(model).quick.items() if name in _SIZES}
     if model == notebook:
-        pairs = zip(words[::2], words[1::2], strict=True)
-        values |= {name: value for name, value in pairs if name in _SAME}
-    options = " ".join(
-        ["--model", model, *(f"--{name} {shlex.quote(str(v))}" for name, v in values.items())]
-    )
+        values |= {k: v for k, v in zip(words[::2], words[1::2], strict=True) if k in _SAME}
+    sizes = [f"--{name} {shlex.quote(str(value))}" for name, value in values.items()]
+    options = " ".join([f"--model {model}", *sizes])
     return [
         f"bash {here(root / 'prepare.sh')} --lab",
         f"{here(python)} {here(root / 'launch_single_task.py')} {options} --compiler-opt",
@@ -53,11 +48,9 @@ def commands(
 
 
 if __name__ == "__main__":
-    print(
-        "\nNext: the notebooks in JupyterLab; one training, accelerated; "
-        "the same training beside PyTorch as it comes:"
-    )
-    folder, notebook, *words = [*sys.argv[1:], ""] if len(sys.argv) == 2 else sys.argv[1:]
-    root, python = Path(__file__).resolve().parents[2], Path(sys.executable)
-    for command in commands(root, Path(folder).resolve(), python, notebook, words):
+    folder, notebook, *words = sys.argv[1:] if len(sys.argv) > 2 else [*sys.argv[1:], ""]
+    root = Path(__file__).resolve().parents[2]
+    titles = "the notebooks in JupyterLab; one training, accelerated; the same training beside"
+    print(f"\nNext: {titles} PyTorch as it comes:")
+    for command in commands(root, Path(folder).resolve(), Path(sys.executable), notebook, words):
         print(f"  {command}")

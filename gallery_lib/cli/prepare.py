@@ -27,9 +27,8 @@ from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.console.visible import unescaped, visible
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
-from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.files import locked
-from gallery_lib.system.processes import adopt_orphans, die_with_parent
+from gallery_lib.system.processes import adopt_orphans, die_with_parent, shell_exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN, DEVELOPMENT = "plain", "dev"
@@ -115,8 +114,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
             from gallery_lib.notebooks.batch import notebook_file
 
             notebook_file.check(notebook, dict(options.p))
-    if said := paths.notice():
-        say(said)
+    paths.print_notice(sys.stdout)
     total, numbers = 3 + (notebook is not None) + 2 * options.test, itertools.count(1)
 
     def begin(title: str) -> None:
@@ -159,7 +157,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
 
 
 def find_notebook(name: str, start_folder: Path) -> Path:
-    """Return the path of the notebook `name`: its name, a file name, or a path to it."""
+    """Return the path of the notebook with this name, file name or path."""
     folder, stem = ROOT / "notebooks", name.removesuffix(".ipynb")
     for path in (start_folder / name, ROOT / name, folder / f"{stem}.ipynb"):
         if path.suffix == ".ipynb" and path.is_file():
@@ -255,11 +253,7 @@ def is_ready(environment: Path, extra: str) -> bool:
 
 
 def find_environment(extra: str) -> Path:
-    """Return the folder of the environment to prepare.
-
-    In a checkout of another user, a user without an environment gets the owner's while that one is
-    ready.
-    """
+    """Return the folder to prepare; in a checkout of another user, a ready one of the owner."""
     found = paths.environment_dir(ROOT)
     is_own = paths.ours(ROOT) or is_ready(found, extra)
     return found if is_own else paths.own_environment_dir(ROOT)
@@ -362,8 +356,7 @@ def run(*command: str | Path, quiet: bool = False, log: Path | None = None) -> i
     An exception here ends the command with all that it has started. `quiet` discards its output;
     with `log`, a file for it, the last line is shown meanwhile, and the last ones after a failure.
     """
-    with contextlib.ExitStack() as stack:
-        file = None if log is None else stack.enter_context(log.open("w"))
+    with contextlib.nullcontext() if log is None else log.open("w") as file:
         process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gallery_lib.cluster.requirements import tool
 from gallery_lib.cluster.state import CpuShare, Host
-from gallery_lib.system import cgroups, hardware
+from gallery_lib.system import hardware
 
 LEAST_CPUS = 0.05
 """Smallest CPU share of a host: the kernel takes quotas of a millisecond and more."""
@@ -23,10 +23,10 @@ _PERIOD_MICROSECONDS = 20_000
 
 def _parent_cgroup() -> tuple[str, Path] | None:
     """Return a cgroup with a CPU controller in which this user may make others, and its version."""
-    first = cgroups.own("cgroup")
+    first = hardware.own_cgroup("cgroup")
     if first and os.access(first[0], os.W_OK):
         return "cgroup v1", first[0]
-    second, top = cgroups.own("cgroup2") or (None, None)
+    second, top = hardware.own_cgroup("cgroup2") or (None, None)
     while second and (control := second / "cgroup.subtree_control").is_file():
         if "cpu" in control.read_text().split() and os.access(second, os.W_OK):
             return "cgroup v2", second

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gallery_lib.comm import rendezvous
-from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
+from gallery_lib.system.processes import exit_code_of_signal, shell_exit_code
 
 
 def main(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ from gallery_lib.comm.torch_ddp import (
 )
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import tell
 
 M = TypeVar("M", bound=nn.Module)
 SETTLING_STEPS = 2

@@ -31,7 +31,7 @@ from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.comm.torch_ddp import at_end_of_backward
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import tell
 
 DDP_BUCKET_MB = 25
 """DDP's own size of all buckets but the first, in MiB."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,52 +18,9 @@ from gallery_lib.config.options import default_of, from_mapping, options_of
 from gallery_lib.errors import InputError, closest
 
 
-def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[str] = ()) -> None:
-    """Add one `--option` per field of `cls`, with underscores, as torchrun has them, or dashes.
-
-    Args:
-        parser: the parser that gets a group of arguments, named by the first line of the docstring
-            of `cls`.
-        cls: the options class.
-        skip: names of fields that are left out.
-    """
-    group = parser.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
-    for name, declared in options_of(cls).items():
-        if name in skip:
-            continue
-        default = declared.default
-        default_text = "" if default is None else f" (default: {default})"
-        help_text = declared.help.replace("%", "%%") + declared.bracket + default_text
-        flags = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-        if declared.type is bool and not declared.optional:
-            group.add_argument(
-                *flags, action="store_true", default=argparse.SUPPRESS, dest=name, help=help_text
-            )
-            negated = list(dict.fromkeys([f"--no_{name}", f"--no-{name.replace('_', '-')}"]))
-            group.add_argument(
-                *negated,
-                action="store_false",
-                default=argparse.SUPPRESS,
-                dest=name,
-                help=argparse.SUPPRESS if not default else f"Switch {name} off.",
-            )
-        else:
-            group.add_argument(
-                *flags, default=argparse.SUPPRESS, dest=name, metavar=name.upper(), help=help_text
-            )
-
-
-def _field_name(word: str) -> str:
-    """Return the name of an option as its class has it: `batch_size` for `--batch-size=4`."""
-    return word.split("=")[0].lstrip("-").replace("-", "_")
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
-        raise InputError(f"{message}. See {self.prog} --help.", parameter=self._refused(message))
-
-    def _refused(self, message: str) -> str | None:
-        """Return the name of the argument that argparse's error is about."""
+        """Raise InputError with the name of the argument that argparse's error is about."""
         error = sys.exc_info()[1]
         if isinstance(error, argparse.ArgumentError):
             spelling = error.argument_name or ""
@@ -74,24 +31,49 @@ class _Parser(argparse.ArgumentParser):
             for action in self._actions
             for name in (*action.option_strings, action.metavar, action.dest)
         }
-        return names.get(spelling.split("/")[0])
+        name = names.get(spelling.split("/")[0])
+        raise InputError(f"{message}. See {self.prog} --help.", parameter=name)
+
+    def add_options(self, cls: type, skip: Mapping[str, str]) -> None:
+        """Add an `--option` per field of `cls`, with underscores, as torchrun has them, or dashes.
+
+        They are a group, named by the first line of the docstring of `cls`.
+        """
+        group = self.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
+        for name, declared in options_of(cls).items():
+            if name in skip:
+                continue
+            default = declared.default
+            text = declared.help.replace("%", "%%") + declared.bracket
+            text += "" if default is None else f" (default: {default})"
+            common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name}
+            if declared.type is not bool or declared.optional:
+                group.add_argument(*_flags(name), metavar=name.upper(), help=text, **common)
+                continue
+            off = f"Switch {name} off." if default else argparse.SUPPRESS
+            group.add_argument(*_flags(name), action="store_true", help=text, **common)
+            group.add_argument(*_flags(f"no_{name}"), action="store_false", help=off, **common)
+
+
+def _flags(name: str) -> list[str]:
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """Declaration of a command line: its options, operands and actions.
 
-    `operands` declares arguments that are no option of a class (names of files, say). `fixed` holds
-    options that the command does not offer, each with the reason; they have their defaults.
-    `behind_dashes` names the words behind `--`, which are taken as they are. A command with
-    `actions` takes one of these words first, and then the arguments of that action; it has no other
-    options.
+    `operands` are arguments that are no option of a class (names of files, say), with what
+    argparse's `add_argument` takes. `fixed` holds options that the command does not offer, each
+    with the reason; they have their defaults. `behind_dashes` names the words behind `--`, which
+    are taken as they are. A command with `actions` takes one of these words first, and then the
+    arguments of that action; it has no other options.
     """
 
     prog: str
     description: str
     classes: tuple[type, ...] = ()
-    operands: Callable[[argparse.ArgumentParser], None] | None = None
+    operands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixed: Mapping[str, str] = field(default_factory=dict)
     behind_dashes: str = ""
     actions: Mapping[str, CommandLine] = field(default_factory=dict)
@@ -108,19 +90,14 @@ class CommandLine:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if self.actions:
-            parser.add_argument(
-                "action",
-                choices=self.actions,
-                metavar="ACTION",
-                help=f"{', '.join(self.actions)}; each has its own --help",
-            )
-        if self.operands is not None:
-            self.operands(parser)
+            text = f"{', '.join(self.actions)}; each has its own --help"
+            parser.add_argument("action", choices=self.actions, metavar="ACTION", help=text)
+        for name, declared in self.operands.items():
+            parser.add_argument(name, **declared)
         if self.behind_dashes:
-            words = [str(action.metavar) for action in parser._actions if not action.option_strings]
-            parser.usage = " ".join(["%(prog)s", *words, f"[options] -- {self.behind_dashes}"])
+            parser.usage = f"%(prog)s [options] -- {self.behind_dashes}"
         for cls in self.classes:
-            add_arguments(parser, cls, skip=tuple(self.fixed))
+            parser.add_options(cls, self.fixed)
         return parser
 
     def shown_options(self) -> list[argparse.Action]:
@@ -149,35 +126,30 @@ class CommandLine:
             from_mapping(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
             for cls in self.classes
         ]
-        instances += [namespace] if self.operands is not None or self.actions else []
+        instances += [namespace] if self.operands or self.actions else []
         return [*instances, words[end + 1 :]] if self.behind_dashes else instances
 
     def _unknown(self, word: str) -> InputError:
-        """Return the error for a word that the command does not know."""
-        name = _field_name(word)
-        if reason := self.fixed.get(name):
-            message = f"{self.prog} has no `{word.split('=')[0]}`: {reason}."
-        else:
-            message = f"unknown option `{word}`.{self._suggestion(word)}"
-        return InputError(f"{message} See {self.prog} --help.", parameter=name)
+        """Return the error for a word that the command does not know.
 
-    def _suggestion(self, word: str) -> str:
-        """Return "Did you mean" with the closest option, or "" when none is close.
-
-        The suggestion has dashes or underscores as in `word`.
+        A suggestion has dashes or underscores as in `word`.
         """
-        typed = word.split("=")[0].lstrip("-")
-        other = "-" if "_" in typed else "_"
-        spellings = [
-            spelling
-            for action in self.shown_options()
-            for spelling in action.option_strings
-            if spelling.startswith("--")
-        ]
-        known = {
-            spelling.lstrip("-"): spelling for spelling in spellings if other not in spelling[2:]
-        }
-        return f" Did you mean `{known[close]}`?" if (close := closest(typed, known)) else ""
+        spelling = word.split("=")[0]
+        typed = spelling.lstrip("-")
+        name = typed.replace("-", "_")
+        if reason := self.fixed.get(name):
+            message = f"{self.prog} has no `{spelling}`: {reason}."
+        else:
+            known = {
+                option.lstrip("-"): option
+                for action in self.shown_options()
+                for option in action.option_strings
+                if option.startswith("--") and ("-" if "_" in typed else "_") not in option[2:]
+            }
+            near = closest(typed, known)
+            suggestion = f" Did you mean `{known[near]}`?" if near else ""
+            message = f"unknown option `{word}`.{suggestion}"
+        return InputError(f"{message} See {self.prog} --help.", parameter=name)
 
 
 def parse_command_line(

@@ -10,10 +10,7 @@ from gallery_lib.errors import InputError
 DURATIONS = "seconds, or such as 90s, 10m, 2h, 1h30m"
 INTERVALS = "a number of steps such as 20, or a time such as 10min, 90s or 2h"
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_NUMBER = r"\d+(?:\.\d+)?"
-_WRITTEN = re.compile(
-    "".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _SECONDS), re.IGNORECASE
-)
+_WRITTEN = re.compile("".join(rf"(?:(?P<{u}>\d+(?:\.\d+)?){u})?" for u in _SECONDS), re.IGNORECASE)
 _STEPS = re.compile(r"(\d+)\s*(?:steps?)?", re.IGNORECASE | re.ASCII)
 _LONGEST_SECONDS = 30 * 86_400.0
 _MOST_STEPS = 1_000_000_000
@@ -26,18 +23,12 @@ def check_plain(text: str) -> None:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds that `text` means: 5400 for `1h30m`.
-
-    Raises:
-        ValueError: for other text.
-    """
+    """Return the seconds that `text` means, 5400 for `1h30m`; raise ValueError for other text."""
     check_plain(text)
     written = _WRITTEN.fullmatch(text)
     if not text or written is None:
         return float(text)
-    return sum(
-        float(number) * _SECONDS[unit] for unit, number in written.groupdict(default="0").items()
-    )
+    return sum(float(n) * _SECONDS[unit] for unit, n in written.groupdict(default="0").items())
 
 
 @dataclass(frozen=True)

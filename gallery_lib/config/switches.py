@@ -28,18 +28,12 @@ def _read(variable: str, default: bool) -> bool:
 
 
 def compiler_enabled() -> bool:
-    """Return whether this run uses the accelerated backend.
-
-    `--compiler-opt` and GALLERY_COMPILER_OPT=1 switch it on.
-    """
+    """Return whether this run uses the accelerated backend, as GALLERY_COMPILER_OPT=1 says."""
     return _read(COMPILER_VARIABLE, False)
 
 
 def kernels_enabled() -> bool:
-    """Return whether this run uses own kernels: all on CUDA, the loss's on the CPU.
-
-    It does where the backend is on and `--no-kernels` was not given.
-    """
+    """Return whether this run uses own kernels: all on CUDA, the loss's on the CPU."""
     return compiler_enabled() and _read(KERNELS_VARIABLE, True)
 
 
@@ -53,17 +47,12 @@ def variables_of(config: TrainConfig) -> dict[str, str]:
 
 @contextlib.contextmanager
 def of_run(config: TrainConfig) -> Iterator[None]:
-    """Context: set the switches to those of `config`, however this process was started.
-
-    The environment variables are restored at the end.
-    """
-    before = {name: os.environ.get(name) for name in variables_of(config)}
+    """Context: set the switches to those of `config`, however this process was started."""
+    before = {name: os.environ.pop(name, None) for name in variables_of(config)}
     os.environ.update(variables_of(config))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

@@ -57,12 +57,10 @@ class Phase:
 
 
 class PhaseLog:
-    """Log of the phases of a run, in its directory; ranks other than 0 log nothing."""
+    """Log of the phases of a run, in its directory; it writes nothing unless `enabled`."""
 
     def __init__(self, run_dir: Path, *, enabled: bool = True) -> None:
-        """Start an empty log in `run_dir`; it writes nothing unless `enabled`."""
-        self._path = run_dir / PHASES_FILE
-        self._enabled = enabled
+        self._path, self._enabled = run_dir / PHASES_FILE, enabled
         self._phases: list[Phase] = []
         self._graphs = 0
 
@@ -89,12 +87,10 @@ class PhaseLog:
 
     def compilation_ended(self) -> None:
         """Note that the phase before the compilation, or build, goes on."""
-        before = next(
-            (phase for phase in reversed(self._phases) if phase.name not in (COMPILING, BUILDING)),
-            None,
-        )
-        if before is not None:
-            self.begin(before.name, count=before.count, total=before.total)
+        for before in reversed(self._phases):
+            if before.name not in (COMPILING, BUILDING):
+                self.begin(before.name, count=before.count, total=before.total)
+                return
 
 
 def read_phases(run_dir: Path | str) -> list[Phase]:

@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gallery_lib.console import signals
+from gallery_lib.console import exit_code
 from gallery_lib.console.phases import IMPORTS
 from gallery_lib.console.table import duration
 from gallery_lib.console.visible import unescaped, visible
-from gallery_lib.system.processes import now
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import now, tell
 
 LINE_SECONDS = 10.0
 """Seconds between two plain lines of one part."""
@@ -55,10 +54,7 @@ def note(line: str) -> None:
 
 
 def redraws(stream: TextIO) -> bool:
-    """Return whether text that was written to the stream can be drawn over.
-
-    A terminal whose cursor moves allows that; a dumb terminal, a pipe and a file do not.
-    """
+    """Return whether text on the stream can be drawn over, as on a terminal that is not dumb."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -82,8 +78,8 @@ class _Phase:
     first: int
     least: int
 
-    def about_seconds(self, elapsed: float) -> float | None:
-        """Return the estimated seconds of the whole phase; None without grounds."""
+    def _estimated_seconds(self, elapsed: float) -> float | None:
+        """Return the seconds of the whole phase; None without grounds."""
         if self.total is None or self.total <= self.first:
             return None
         done, of = self.count - self.first, self.total - self.first
@@ -95,12 +91,13 @@ class _Phase:
     def text(self, now: float, seconds_in_all: float, width: int | None) -> str:
         """Return the line, with a bar where `width` columns have room for one."""
         elapsed = now - self.began
-        clock = duration(elapsed)
-        if about := self.about_seconds(elapsed):
-            clock += f" of about {duration(about)}"
-        counted = f"{self.count} of {self.total} {self.unit}, " if self.total is not None else ""
-        in_all = f"; {duration(seconds_in_all)} in all" if seconds_in_all >= elapsed + 1.0 else ""
-        text = f"{counted}{clock}{in_all}"
+        text = duration(elapsed)
+        if self.total is not None:
+            text = f"{self.count} of {self.total} {self.unit}, {text}"
+        if estimate := self._estimated_seconds(elapsed):
+            text += f" of about {duration(estimate)}"
+        if seconds_in_all >= elapsed + 1.0:
+            text += f"; {duration(seconds_in_all)} in all"
         if width and self.total and len(self.label) + len(text) + _BAR_WIDTH + 3 <= width:
             letter = "█" if "utf" in (sys.stderr.encoding or "").lower() else "#"
             bar = letter * round(_BAR_WIDTH * min(1.0, self.count / self.total))
@@ -112,6 +109,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     """Display of what is going on.
 
     At the end of the `with` block it says how long each part took. After an error it disappears.
+    With `line_seconds=0` each state is a plain line; `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -121,13 +119,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         line_seconds: float = LINE_SECONDS,
         clock: Callable[[], float] = now,
     ) -> None:
-        """Start the clock; nothing is shown yet.
-
-        Args:
-            enabled: whether anything is shown at all.
-            line_seconds: seconds between two plain lines of one part; with 0, each state is a line.
-            clock: function that returns the time in seconds.
-        """
         self.enabled, self._clock, self._line_seconds = enabled, clock, line_seconds
         self._lock = threading.RLock()
         self._in_notebook = in_notebook()
@@ -164,23 +155,23 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             began: when the phase began, as returned by `processes.now()`; default: now, where the
                 label is new.
         """
-        signals.raise_if_interrupted()
+        exit_code.raise_if_interrupted()
         if not self.enabled:
             return
         with self._lock:
             now, old, part = self._clock(), self._shown, part or label
             identity = (part, label if began is None else began)
-            same = old is not None and old.identity == identity
+            same = old if old is not None and old.identity == identity else None
             new_part = old is None or old.part != part
-            counted_at = old.counted_at if old is not None and same and old.count == count else now
+            counted_at = same.counted_at if same is not None and same.count == count else now
             if began is None:
-                began = old.began if old is not None and same else now
+                began = same.began if same is not None else now
             if new_part:
                 self._end_part(max(self._part_began, min(began, now)))
             self._shown = _Phase(
                 label, part, identity, began, count, counted_at, total, unit, first, least
             )
-            self._draw_if_due(at_once=new_part if self._plain else not same)
+            self._draw_if_due(at_once=new_part if self._plain else same is None)
 
     @contextlib.contextmanager
     def ticking(
@@ -222,7 +213,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
         The clock stands while the load of a library holds the interpreter's lock.
         """
-        with self.ticking(IMPORTS), signals.importing(self.clear):
+        with self.ticking(IMPORTS), exit_code.importing(self.clear):
             yield
 
     def say(self, line: str) -> None:
@@ -238,11 +229,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         with self._lock:
             now = self._clock()
             self._end_part(now)
-            taken = ", ".join(
-                f"{part} {duration(seconds)}"
-                for part, seconds in self._parts.items()
-                if seconds >= 1.0
-            )
+            taken = ", ".join(f"{part} {duration(s)}" for part, s in self._parts.items() if s >= 1)
             self._end(f"done in {duration(now - self._began)}" + (f": {taken}" if taken else ""))
 
     def clear(self) -> None:
@@ -277,10 +264,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     def _draw_if_due(self, *, at_once: bool = False) -> None:
         now, phase = self._clock(), self._shown
-        if phase is None:
-            return
         seconds = self._line_seconds if self._plain else _TICK_SECONDS
-        if at_once or now - self._drawn_at >= seconds:
+        if phase is not None and (at_once or now - self._drawn_at >= seconds):
             self._draw(phase.text(now, now - self._began, self._width()))
             self._drawn_at = now
 
@@ -329,11 +314,7 @@ def busy(label: str, patience: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_display(progress: bool | Progress) -> Iterator[Progress]:
-    """Yield the given Progress, which stays open, or a new one.
-
-    Args:
-        progress: an open Progress; True for a new one; False for a new one that shows nothing.
-    """
+    """Yield the given Progress, which stays open, or a new one, which False keeps silent."""
     if isinstance(progress, Progress):
         yield progress
         return

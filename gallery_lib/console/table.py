@@ -17,22 +17,17 @@ _SMALLEST_PLAIN = 1e-3
 def markdown_table(rows: Rows) -> str:
     """Return the rows as a Markdown table."""
     header, *body = rows
-    lines = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *body]]
-    return "\n".join(lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
 
 
 def _widths(rows: Rows) -> list[int]:
-    return [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def text_columns(rows: Rows) -> list[str]:
     """Return a line of text for each row, with aligned columns."""
-    return [
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, _widths(rows), strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    widths = _widths(rows)
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def text_table(rows: Rows) -> str:

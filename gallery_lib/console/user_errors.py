@@ -8,6 +8,7 @@ sentence about an exception that came out of the reader's code, and a hint where
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import re
@@ -85,19 +86,15 @@ def short_name(task: str) -> str:
     A model from a cell of `your_model` has the name of its class, which is that of its folder.
     """
     file, _, name = task.rpartition(":")
-    path = PurePath(file.replace(chr(92), "/"))
+    path = PurePath(file.replace("\\", "/"))
     return path.parent.name if (path.name, name) == (CELL_FILE, "TASK") else name
 
 
-def is_own(path: str) -> bool:
-    """Return whether the reader wrote the file.
-
-    Such a file is in no library, not in the standard library, and not in this package.
-    """
-    if path.startswith("<"):
-        return False
+def _is_own(path: str) -> bool:
+    """Return whether the reader wrote the file, which is then no library's and none of ours."""
     file = Path(path).resolve()
-    if {"site-packages", "dist-packages"} & set(Path(path).parts) or len(file.stem) > _LONG:
+    is_of_library = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    if path.startswith("<") or is_of_library or len(file.stem) > _LONG:
         return False
     return not (file.is_relative_to(_PACKAGE) or file.is_relative_to(_STANDARD_LIBRARY))
 
@@ -107,27 +104,12 @@ def line_of(error: BaseException) -> Line | None:
 
     An error that a data-loading process passed on has its frames only in its text.
     """
-    frames = [
-        (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    frames += [
-        (path, int(number))
-        for path, number in re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    ]
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames += re.findall(r'File "([^"]+)", line (\d+)', str(error))
     if isinstance(error, SyntaxError) and error.filename:
-        frames.append((error.filename, error.lineno or 1))
-    own = [Line(path, number) for path, number in frames if is_own(path)]
+        frames.append((error.filename, error.lineno))
+    own = [Line(path, int(number or 1)) for path, number in frames if _is_own(path)]
     return own[-1] if own else None
-
-
-def _own_sentence(error: BaseException) -> str:
-    """Return the first line of the error's message, with the error's type.
-
-    The traceback that a data-loading process put around the message is left out.
-    """
-    kind = type(error).__name__
-    text = str(error).rpartition(f"\n{kind}: ")[2].strip()
-    return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 
 def hint(error: BaseException) -> str:
@@ -137,8 +119,14 @@ def hint(error: BaseException) -> str:
 
 
 def explanation(error: BaseException) -> str:
-    """Return in one line what is wrong and, where it is known, what to do."""
-    sentence, known = _own_sentence(error), hint(error)
+    """Return in one line what is wrong and, where it is known, what to do.
+
+    It is the first line of the error's message, with the error's type, without the traceback that
+    a data-loading process put around it.
+    """
+    kind, known = type(error).__name__, hint(error)
+    text = str(error).rpartition(f"\n{kind}: ")[2].strip()
+    sentence = f"{kind}: {text.splitlines()[0]}" if text else kind
     return f"{sentence.rstrip('.')}. {known[:1].upper()}{known[1:]}" if known else sentence
 
 
@@ -148,12 +136,7 @@ def _with_line(what: str, line: Line | None) -> str:
 
 
 def message(error: BaseException, otherwise: Line | None = None) -> str:
-    """Return the message: what is wrong, what to do, and the reader's line.
-
-    Args:
-        error: the exception.
-        otherwise: the line to show where no frame is the reader's.
-    """
+    """Return the message: what is wrong, what to do, and the reader's line, else `otherwise`."""
     return _with_line(explanation(error), line_of(error) or otherwise)
 
 
@@ -176,30 +159,26 @@ def line_of_return(function: Callable[..., Any]) -> Line | None:
     definition = line_of_definition(function)
     if definition is None:
         return None
-    try:
-        tree = ast.parse("".join(linecache.getlines(definition.path)))
-    except SyntaxError:
-        return definition
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and definition.number in (
-            node.lineno,
-            *(decorator.lineno for decorator in node.decorator_list),
-        ):
-            returns = [child.lineno for child in _inside(node) if isinstance(child, ast.Return)]
-            return Line(definition.path, max(returns, default=node.lineno))
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse("".join(linecache.getlines(definition.path)))):
+            if isinstance(node, ast.FunctionDef) and definition.number in (
+                node.lineno,
+                *(decorator.lineno for decorator in node.decorator_list),
+            ):
+                returns = [child.lineno for child in _inside(node) if isinstance(child, ast.Return)]
+                return Line(definition.path, max(returns, default=node.lineno))
     return definition
+
+
+def _about(function: Callable[..., Any], what: str, line: Line | None) -> InputError:
+    return InputError(_with_line(what, line), parameter=getattr(function, "__name__", None))
 
 
 def at_return(function: Callable[..., Any], what: str) -> InputError:
     """Return the error for something wrong with the value that `function` returned."""
-    return InputError(
-        _with_line(what, line_of_return(function)), parameter=getattr(function, "__name__", None)
-    )
+    return _about(function, what, line_of_return(function))
 
 
 def at_definition(function: Callable[..., Any], what: str) -> InputError:
     """Return the error for something wrong with how `function` is defined."""
-    return InputError(
-        _with_line(what, line_of_definition(function)),
-        parameter=getattr(function, "__name__", None),
-    )
+    return _about(function, what, line_of_definition(function))

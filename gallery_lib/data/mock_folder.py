@@ -28,8 +28,7 @@ from gallery_lib.console.progress import Progress, busy
 from gallery_lib.data.folders import printable, some
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system.files import atomic_write, is_temporary, locked
-from gallery_lib.system.processes import die_with_parent
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import die_with_parent, tell
 
 RECORD = "made.json"
 _PARTIAL = ".partial"

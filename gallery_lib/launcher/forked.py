@@ -33,7 +33,6 @@ from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.ranks import Ending
 from gallery_lib.system import sockets
-from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -41,6 +40,7 @@ from gallery_lib.system.processes import (
     die_with_parent,
     end_descendants,
     now,
+    shell_exit_code,
 )
 
 HELD_FILE = "held"

@@ -32,7 +32,6 @@ from gallery_lib.launcher.commands import WORKER, environment_of, shown_command,
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, sockets
-from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
@@ -41,6 +40,7 @@ from gallery_lib.system.processes import (
     end_supervised,
     interruptible,
     now,
+    shell_exit_code,
     supervised,
 )
 from gallery_lib.train import failure, precision

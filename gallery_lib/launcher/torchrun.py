@@ -19,8 +19,7 @@ from gallery_lib.comm import rendezvous
 from gallery_lib.launcher import description, ranks
 from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.ranks import Ending
-from gallery_lib.system.exit_codes import GO_ON_LATER
-from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
+from gallery_lib.system.processes import GO_ON_LATER, HEARS_NOTICE_VARIABLE
 
 
 class _Finished:

@@ -2,9 +2,9 @@
 
 - `paths`: the cache, the runs, the environment, and folders from which code may be loaded.
 - `prepared_python`: continue a script with the Python of the environment.
-- `hardware`, `cgroups`: cores, memory, instruction sets, accelerators, and limits on them.
+- `hardware`: cores, memory, instruction sets, accelerators, and limits on them.
 - `machine_load`: what else wanted the machine while something was measured.
-- `processes`, `supervisor`, `exit_codes`: child processes of which none outlives its parent.
+- `processes`, `supervisor`: child processes of which none outlives its parent.
 - `files`: atomic writes, and locks that one process holds at a time.
 - `json_files`: JSON files, read against a declared shape.
 - `version`: versions, and how to install what is optional.

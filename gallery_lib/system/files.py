@@ -32,13 +32,8 @@ def atomic_write(
 
     The file is written beside `path` under a hidden name, then renamed. So `path` is never half
     written, and after an exception it is what it was before. Only a killed process leaves its
-    temporary file behind, which `is_temporary` recognises.
-
-    Args:
-        path: the file; its folder exists.
-        mode: `w` for text in UTF-8, `wb` for bytes.
-        newline: as in `open`.
-        sync: wait until the content is on the disk, so that it also survives a power failure.
+    temporary file behind, which `is_temporary` recognises. Text is UTF-8. `sync` waits until the
+    content is on the disk, so that it also survives a power failure.
 
     Raises:
         OSError: the message names `path`.
@@ -88,12 +83,11 @@ def is_temporary(name: str) -> bool:
 def locked(
     path: Path, *, waiting: Callable[[], object] | None = None, seconds: float | None = None
 ) -> Iterator[None]:
-    """Context: this process holds the exclusive lock of a folder, or of a file made for the lock.
+    """Context: this process holds the exclusive flock(1) of a folder, or of a file for the lock.
 
-    A folder is locked as such, without a file in it, so a read-only one can be locked too. A lock
-    file is created where it is missing, and stays. The kernel releases the lock when its holder
-    ends, however it ends. The lock is that of flock(1). A process that is forked meanwhile holds it
-    as well; a command that is started does not.
+    A folder is locked as such, so a read-only one can be locked too. A lock file is created where
+    it is missing, and stays. The kernel releases the lock when its holder ends, however it ends. A
+    process that is forked meanwhile holds it as well; a command that is started does not.
 
     Args:
         path: the folder or the lock file.

@@ -1,39 +1,105 @@
-"""Facts about this machine: cores, memory, instruction sets, accelerators, versions.
+"""Facts about this machine: cores, memory, instruction sets, accelerators, and limits on them.
 
-They come from `/proc`, the scheduler, torch and the driver (gpus.py). CUDA is never initialised, so
-that a notebook can ask before it starts processes. Nothing here decides anything.
+They come from `/proc`, control groups, torch and the driver. CUDA is never initialised, so that a
+notebook can ask before it starts processes. Nothing here decides anything.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
 import socket
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.system import cgroups, gpus
+from gallery_lib.system.processes import printed_by
+
+CPU_FACTS = Path("/proc/cpuinfo")
+_PROC = Path("/proc/self")
+_WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Control groups
+
+
+def own_cgroup(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, Path] | None:
+    """Return this process's cgroup and the mounted top of its hierarchy; None where there is none.
+
+    Args:
+        kind: `cgroup` for version 1 (the controller's hierarchy), `cgroup2` for version 2.
+        proc: the process's folder in /proc.
+        controller: the controller, for version 1.
+    """
+    controllers = controller if kind == "cgroup" else ""
+    entries = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    paths = [path for _, names, path in entries if controllers in names.split(",")]
+    for line in (proc / "mountinfo").read_text().splitlines() if paths else []:
+        mount, _, rest = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        filesystem, _, options = rest.split()[:3]
+        if filesystem == kind and (not controllers or controllers in options.split(",")):
+            top = Path(point)
+            inside = top / os.path.relpath(paths[-1], root)
+            return (inside if inside.is_dir() and ".." not in inside.parts else top), top
+    return None
+
+
+def _limits(controller: str, proc: Path) -> Iterator[list[str]]:
+    """Yield the words of the limits of the process's cgroups, and of those above them."""
+    files: dict[str, dict[str, tuple[str, ...]]] = {
+        "cpu": {"cgroup": ("cpu.cfs_quota_us", "cpu.cfs_period_us"), "cgroup2": ("cpu.max",)},
+        "memory": {"cgroup": ("memory.limit_in_bytes",), "cgroup2": ("memory.max",)},
+    }
+    for kind, names in files[controller].items():
+        with contextlib.suppress(OSError):  # not Linux
+            if place := own_cgroup(kind, proc, controller):
+                folder, top = place
+                for level in (folder, *folder.parents):
+                    with contextlib.suppress(OSError):  # the root has no limit
+                        yield " ".join((level / name).read_text() for name in names).split()
+                    if level == top:
+                        break
+
+
+def cpu_quota(proc: Path = _PROC) -> float | None:
+    """Return the cores' worth of time that this process's cgroups may use; None: no limit.
+
+    The process shares it with others in its cgroups.
+    """
+    quotas = [words for words in _limits("cpu", proc) if words[0] != "max" and int(words[0]) > 0]
+    return min((int(quota) / int(period) for quota, period, *_ in quotas), default=None)
+
+
+def memory_bytes() -> int:
+    """Return the host memory that this process may use, in bytes: the physical, cut by cgroups."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [int(words[0]) for words in _limits("memory", _PROC) if words[0] != "max"]
+    return min([total, *limits])
+
+
+# --------------------------------------------------------------------------------------------------
+# CPU
 
 
 def cores() -> int:
-    """Return the CPU cores that this process may use.
-
-    That is its affinity mask, cut by the CPU quota of its cgroups.
-    """
-    available, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
+    """Return the CPU cores that this process may use: its affinity mask, cut by its CPU quota."""
+    available, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return available if quota is None else min(available, max(1, int(quota)))
 
 
-CPU_FACTS = Path("/proc/cpuinfo")
-
-
 def _fact_of_a_core(*names: str) -> str:
-    """Return what Linux says of the first core that it has one of these facts of, or ""."""
+    """Return what Linux says of the first core that has one of these facts, or ""."""
     try:
         lines = CPU_FACTS.read_text().splitlines()
     except OSError:
@@ -43,10 +109,7 @@ def _fact_of_a_core(*names: str) -> str:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction-set flags of the first core, as Linux names them.
-
-    The set is empty where they cannot be read.
-    """
+    """Return the instruction-set flags of the first core, as Linux names them; none if unknown."""
     return frozenset(_fact_of_a_core("flags", "Features").split())
 
 
@@ -61,43 +124,27 @@ def cpu_model() -> str:
 
 def isa() -> list[str]:
     """Return the instruction sets that matter for training, among those this CPU has."""
-    return [
-        name
-        for name in (
-            *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"),
-            *("asimd", "sve", "bf16"),
-        )
-        if name in cpu_flags()
-    ]
+    of_x86 = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
+    return [name for name in (*of_x86, "asimd", "sve", "bf16") if name in cpu_flags()]
 
 
 def processor() -> str:
-    """Return CPU model and instruction sets; one model name can cover different CPUs.
+    """Return CPU model and instruction sets, which identify figures and choices together.
 
-    Hypervisors give one name to several CPUs. So the name alone cannot identify figures and
-    choices.
+    Hypervisors give one name to several CPUs.
     """
     return f"{cpu_model()} ({', '.join(isa())})"
 
 
-_WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
-
-
 def computes_in_bf16(device_type: str) -> bool:
-    """Return whether the device has bfloat16 arithmetic units, rather than emulating them.
-
-    Of several GPUs all must have them.
-    """
+    """Return whether the device, of several GPUs all, has bfloat16 units, or emulates them."""
     if device_type == "cuda":
-        return all(gpu.capability[0] >= 8 for gpu in gpus.visible_gpus())
+        return all(gpu.capability[0] >= 8 for gpu in visible_gpus())
     return bool(_WITH_BF16_UNITS & cpu_flags())
 
 
 def emulated_bf16(environment: dict[str, Any]) -> bool:
-    """Return whether a run was on a CPU without bfloat16 arithmetic units.
-
-    `environment` are the conditions of the run, as `machine_facts()` returns them.
-    """
+    """Return whether a run, with these `machine_facts()`, was on a CPU without bfloat16 units."""
     return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
 
 
@@ -109,14 +156,33 @@ def prefers_channels_last(device_type: str) -> bool:
     return device_type != "cpu" or "avx2" not in cpu_flags() or "avx512f" in cpu_flags()
 
 
-def memory_bytes() -> int:
-    """Return the host memory that this process may use, in bytes.
+def cpp_compiler() -> str | None:
+    """Return the C++ compiler that Inductor would use on the CPU, or None.
 
-    That is the physical memory, cut by the limits of its cgroups.
+    Inductor looks for no other where CXX names one that is not there.
     """
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroups.memory_limit()
-    return total if limit is None else min(total, limit)
+    name = os.environ.get("CXX") or "g++"
+    several_words = len(name.split()) > 1  # as in `ccache g++`
+    return shutil.which("g++" if several_words else name)
+
+
+# --------------------------------------------------------------------------------------------------
+# GPUs
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device as the driver describes it."""
+
+    name: str
+    capability: tuple[int, int]  # compute capability, major and minor
+
+
+_QUESTION = """
+import json, torch
+devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+print(json.dumps([[one.name, one.major, one.minor] for one in devices]))
+"""
 
 
 def gpu_count() -> int:
@@ -126,25 +192,72 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def gpu_names() -> str:
-    """Return the GPUs with their numbers, as `8 × NVIDIA A100`; "" where there is none."""
-    names = Counter(gpu.name for gpu in gpus.visible_gpus())
-    return " + ".join(f"{count} × {name}" for name, count in names.items())
-
-
 def device_type() -> str:
     """Return `cuda` where there is a CUDA device, else `cpu`."""
     return "cuda" if gpu_count() else "cpu"
 
 
-def cpp_compiler() -> str | None:
-    """Return the C++ compiler that Inductor would use on the CPU, or None.
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    Inductor looks for no other where CXX names one that is not there.
+    NVML, which comes with the driver, knows them. Where it is missing or does not tell (some
+    devices of an SoC, slices of a GPU), a short child process asks CUDA.
+
+    Raises:
+        RunFailed: when there are devices, and CUDA does not work.
     """
-    name = os.environ.get("CXX") or "g++"
-    several_words = len(name.split()) > 1  # as in `ccache g++`
-    return shutil.which("g++" if several_words else name)
+    import torch
+
+    if torch.cuda.is_initialized():
+        devices = map(torch.cuda.get_device_properties, range(gpu_count()))
+        return tuple(Gpu(one.name, (one.major, one.minor)) for one in devices)
+    count = gpu_count()
+    return _asked(count, os.environ.get("CUDA_VISIBLE_DEVICES")) if count else ()
+
+
+@functools.cache
+def _asked(count: int, visible: str | None) -> tuple[Gpu, ...]:
+    """Return the `count` devices; `visible` is what decides which they are."""
+    try:
+        return _of_nvml(count)
+    except (OSError, AttributeError, RuntimeError, TypeError, IndexError, ValueError):
+        pass  # no NVML, an older one, or a device that it does not know by this name
+    answers = json.loads(printed_by(["-c", _QUESTION], "which GPUs this machine has"))
+    return tuple(Gpu(name, (major, minor)) for name, major, minor in answers)
+
+
+def _of_nvml(count: int) -> tuple[Gpu, ...]:
+    """Return the devices as NVML describes them; OSError without it, RuntimeError if it refuses."""
+    import torch
+
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+
+    def ask(function: str, *arguments: object) -> None:
+        if code := getattr(nvml, function)(*arguments):
+            raise RuntimeError(f"{function} returned {code}")
+
+    ask("nvmlInit_v2")
+    gpus = []
+    for number in range(count):
+        device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        index = torch.cuda._get_nvml_device_index(number)
+        ask("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
+        ask("nvmlDeviceGetName", device, name, len(name))
+        capability = ctypes.byref(major), ctypes.byref(minor)
+        ask("nvmlDeviceGetCudaComputeCapability", device, *capability)
+        gpus.append(Gpu(name.value.decode(), (major.value, minor.value)))
+    return tuple(gpus)
+
+
+def gpu_names() -> str:
+    """Return the GPUs with their numbers, as `8 × NVIDIA A100`; "" where there is none."""
+    names = Counter(gpu.name for gpu in visible_gpus())
+    return " + ".join(f"{count} × {name}" for name, count in names.items())
+
+
+# --------------------------------------------------------------------------------------------------
+# Conditions of a figure
 
 
 def git_revision(folder: Path) -> str | None:

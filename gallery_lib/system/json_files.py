@@ -20,7 +20,7 @@ from typing import Any, TypedDict, TypeVar, Union, get_args, get_origin
 
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
-from gallery_lib.system.standard_error import tell
+from gallery_lib.system.processes import tell
 
 try:
     import msgspec
@@ -73,18 +73,9 @@ def read_json(
         FileNotFoundError: there is no such file.
         InputError: it cannot be read, is no JSON, of another schema, or does not have the shape.
     """
+    damaged = f"{path} is damaged, or of another version"
     try:
         value = parsed(path.read_bytes())
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.", parameter=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is damaged, or of another version: it is no JSON ({error}). {again}",
-            parameter=str(path),
-        ) from None
-    try:
         if schema is not None:
             value = converted(value, dict[str, Any])
             if (file_schema := value.pop("schema", None)) != schema:
@@ -96,11 +87,16 @@ def read_json(
         if check is not None:
             check(content)
         return content
+    except (FileNotFoundError, InputError):
+        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.", parameter=str(path)) from None
     except Misfit as error:
-        raise InputError(
-            f"{path} is damaged, or of another version: {error}. {again}",
-            parameter=error.place or str(path),
-        ) from None
+        place = error.place or str(path)
+        raise InputError(f"{damaged}: {error}. {again}", parameter=place) from None
+    except (ValueError, RecursionError) as error:
+        what = f"{damaged}: it is no JSON ({error}). {again}"
+        raise InputError(what, parameter=str(path)) from None
 
 
 def set_aside(path: Path, why: object) -> Path | None:
@@ -109,25 +105,19 @@ def set_aside(path: Path, why: object) -> Path | None:
     Return its new path. Return None where the cache cannot be written; then it is left alone.
     """
     aside = path.with_name(f"{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    message, is_kept = f"{path} was set aside as {aside.name}, and is made anew", True
     try:
-        if aside.is_dir():
-            shutil.rmtree(aside)
         path.replace(aside)
-        message = f"{path} was set aside as {aside.name}, and is made anew"
     except OSError:
-        aside, message = None, f"{path} is not used"  # type: ignore[assignment]
+        message, is_kept = f"{path} is not used", False
     with contextlib.suppress(OSError, ValueError):
         tell(f"{message}: {why}")
-    return aside
+    return aside if is_kept else None
 
 
 def parsed(content: str | bytes) -> Any:
-    """Return what JSON text holds.
-
-    Raises:
-        ValueError: it is no JSON, or has a number that is not finite.
-        RecursionError: it is nested too deeply.
-    """
+    """Return what JSON text holds; ValueError or RecursionError for other text, and for NaN."""
     return json.loads(content, parse_constant=_number, parse_float=_number, parse_int=_number)
 
 

@@ -1,13 +1,10 @@
 """Load of the machine while steps were measured, so that figures of a busy one say so.
 
-Who measures looks at the beginning, before the first measured step and between measured steps: a
-comparison when every variant waits, a training before and after. So a look takes no time from a
-measured step. Compared are the looks: how long the threads of the measured processes waited for a
-core, CPU time of other processes, CPU time that the hypervisor gave to other machines (steal), and
-the load average. Drift comes from the step times themselves.
-
-Taking turns protects a speed-up from slow drift. But a busy machine widens its interval and spoils
-every figure in seconds.
+Who measures looks at the beginning, before the first measured step and between measured steps, so
+that a look takes no time from one. Compared are the looks: how long the threads of the measured
+processes waited for a core, CPU time of other processes, CPU time that the hypervisor gave to other
+machines (steal), and the load average. Drift comes from the step times themselves. A busy machine
+widens a speed-up's interval and spoils every figure in seconds.
 """
 
 from __future__ import annotations
@@ -27,29 +24,17 @@ import psutil
 from gallery_lib.stats import bounded
 from gallery_lib.system import hardware
 
+# The limits above which a machine is called busy.
 WAITED = 0.1
-"""Part of the time with work to do that threads may wait for a core.
-
-A loader's processes cost some per cent on a quiet machine.
-"""
+"""Part of the time with work to do that threads wait for a core; a loader costs some per cent."""
 OTHER_CORES = 0.2
-"""Cores that other processes may take.
-
-An editor, an idle browser and the notebook's own server stay below. A thread of a step that is held
-up for a fifth of its time holds up all of them (straggler).
-"""
+"""Cores that other processes take; an editor or an idle browser stays below."""
 STOLEN = 0.02
-"""Part of the CPU time that the hypervisor may give to other machines."""
+"""Part of the CPU time that the hypervisor gives to other machines."""
 LOAD_PER_CORE = 2.0
-"""Largest load average per core.
-
-A comparison itself keeps one thread a core running, and its loaders some more.
-"""
+"""Load average per core; a comparison itself runs a thread a core, and its loaders."""
 DRIFT = 0.15
-"""Largest relative difference of the step time between the last third of the turns and the first.
-
-A third has few turns, whose medians differ by some per cent on a quiet machine.
-"""
+"""Relative difference of the step time between the last third of the turns and the first."""
 _ROUNDS_TO_JUDGE_DRIFT = 6
 
 
@@ -91,17 +76,13 @@ class MachineLoad:
             )
         if self.load_average and max(self.load_average) > LOAD_PER_CORE * self.cores:
             before, after = self.load_average
-            reasons.append(
-                f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} "
-                "cores"
-            )
+            load = f"the load average was {before:.1f} before and {after:.1f} after"
+            reasons.append(f"{load}, on {self.cores} cores")
         for name, drift in self.drift.items():
             if abs(drift) > DRIFT:
                 longer = "longer" if drift > 0 else "less"
-                reasons.append(
-                    f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its "
-                    "turns than in the first"
-                )
+                took = f"steps of {name} took {abs(drift):.0%} {longer}"
+                reasons.append(f"{took} in the last third of its turns than in the first")
         return [reason for reason in reasons if reason]
 
     def _waiting(self) -> str:
@@ -114,13 +95,9 @@ class MachineLoad:
         reasons = self.reasons()
         if not reasons:
             return ""
-        # Nobody else was there, so its own threads and loaders wait for one another.
-        crowded = reasons == [self._waiting()]
-        advice = (
-            "fewer --workers or --threads leave a core to each"
-            if crowded
-            else "times are longer than the machine's own, so repeat it when it is quiet"
-        )
+        advice = "times are longer than the machine's own, so repeat it when it is quiet"
+        if reasons == [self._waiting()]:  # its own threads and loaders wait for one another
+            advice = "fewer --workers or --threads leave a core to each"
         return f"The machine was busy: {'; '.join(reasons)}; {advice}."
 
 
@@ -152,26 +129,17 @@ class Look:
 
 
 def _below(process: int, parents: Mapping[int, int]) -> set[int]:
-    """Return the numbers of the process and of all its descendants.
-
-    `parents` maps a process to its parent.
-    """
-    numbers, waiting = set(), [process]
-    while waiting:
-        numbers.add(number := waiting.pop())
-        waiting += [
-            child for child, parent in parents.items() if parent == number and child not in numbers
-        ]
+    """Return the numbers of the process and of its descendants; `parents` has those of all."""
+    numbers = {process}
+    while more := {child for child, parent in parents.items() if parent in numbers} - numbers:
+        numbers |= more
     return numbers
 
 
 def _threads_of(process: int) -> dict[int, tuple[float, float]]:
-    """Return the seconds that each thread of a process ran, and waited for a core.
-
-    None where the kernel does not count them.
-    """
+    """Return the seconds that each thread of a process ran, and waited for a core."""
     threads = {}
-    with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or the kernel does not count
         for task in Path(f"/proc/{process}/task").iterdir():
             ran, waited, _ = (task / "schedstat").read_text().split()
             threads[int(task.name)] = int(ran) / 1e9, int(waited) / 1e9
@@ -179,29 +147,21 @@ def _threads_of(process: int) -> dict[int, tuple[float, float]]:
 
 
 def look(root: int | None = None) -> Look:
-    """Read the counters, which takes some milliseconds.
+    """Read the counters, of `root` (None: this process) with all below it and of all others.
 
-    What cannot be read counts as none: a measurement does not fail for it.
-
-    Args:
-        root: the process that is measured together with all below it; None: this one.
+    It takes some milliseconds. What cannot be read counts as none: a measurement does not fail.
     """
     allowed = os.sched_getaffinity(0)
     try:
-        cpus = [
-            times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in allowed
-        ]
+        cpus = [one for n, one in enumerate(psutil.cpu_times(percpu=True)) if n in allowed]
     except (OSError, RuntimeError, ValueError):  # no /proc/stat, or one that is cut short
         cpus = []
     stolen = sum(times.steal for times in cpus)
     idle = sum(times.idle + times.iowait for times in cpus)
     # Guest time is counted as user time already.
     total = sum(sum(times) - times.guest - times.guest_nice for times in cpus)
-    seen = [
-        process.info
-        for process in psutil.process_iter(["pid", "ppid", "name", "create_time", "cpu_times"])
-    ]
-    seen = [info for info in seen if info["cpu_times"] is not None]
+    wanted = ["pid", "ppid", "name", "create_time", "cpu_times"]
+    seen = [process.info for process in psutil.process_iter(wanted) if process.info["cpu_times"]]
     ours = _below(root or os.getpid(), {info["pid"]: info["ppid"] for info in seen})
     # User and system time, and both of ended children.
     own = sum(sum(info["cpu_times"][:4]) for info in seen if info["pid"] in ours)
@@ -241,10 +201,7 @@ def others_between(looks: Sequence[Look], *, with_hidden: bool) -> Others | None
 
 
 def waited_between(looks: Sequence[Look]) -> float | None:
-    """Return which part of the time with work to do the measured threads waited for a core.
-
-    Threads count that are there in two looks, one after the other. None where no thread is known.
-    """
+    """Return which part of the time with work to do the measured threads waited; None: unknown."""
     ran = waited = 0.0
     for before, after in pairwise(looks):
         for number in before.threads.keys() & after.threads.keys():
@@ -254,10 +211,7 @@ def waited_between(looks: Sequence[Look]) -> float | None:
 
 
 def drift(rounds: Sequence[Sequence[float]]) -> float | None:
-    """Return how much longer steps took in the last third of the turns than in the first.
-
-    It is the ratio of their medians, less one; None for few turns.
-    """
+    """Return the ratio of medians of the last third of the turns to the first, less 1, or None."""
     if len(rounds) < _ROUNDS_TO_JUDGE_DRIFT:
         return None
     third = len(rounds) // 3
@@ -272,10 +226,8 @@ class Watch:
     """Observer of the machine's load, from its making on.
 
     `at_pause` is called before the first turn and after each round of turns, or before and after
-    the measured steps.
-
-    Args:
-        root: the process that is measured together with all below it; None: this one.
+    the measured steps, while no step is measured. `root` is the process that is measured together
+    with all below it; None: this one.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -284,10 +236,7 @@ class Watch:
         self._pauses: list[Look] = []
 
     def at_pause(self) -> None:
-        """Read the counters once more.
-
-        To be called while no step is measured.
-        """
+        """Read the counters once more."""
         self._pauses.append(look(self._root))
 
     def seen(self, rounds: Mapping[str, Sequence[Sequence[float]]]) -> MachineLoad:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from gallery_lib.errors import InputError
 
@@ -21,29 +22,19 @@ from gallery_lib.errors import InputError
 def checkout() -> Path | None:
     """Return the checkout that this package lives in, or None when it is installed elsewhere."""
     root = Path(__file__).resolve().parents[2]
-    return (
-        root
-        if (root / "pyproject.toml").is_file() and (root / "launch_single_task.py").is_file()
-        else None
-    )
+    is_one = all((root / name).is_file() for name in ("pyproject.toml", "launch_single_task.py"))
+    return root if is_one else None
 
 
 def ours(folder: Path) -> bool:
-    """Return whether this user keeps things in the folder.
-
-    The folder must exist and be writable, and must not be another user's.
-    """
+    """Return whether the folder, which exists, is this user's and writable."""
     owner_is_no_other = os.geteuid() == 0 or folder.stat().st_uid == os.geteuid()
     return owner_is_no_other and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _own_checkout(inside: str) -> Path | None:
-    """Return the folder of that name in the checkout, or None.
-
-    None means that there is no checkout, or that this user may not keep things there.
-    """
-    root = checkout()
-    if root is None:
+    """Return the folder of that name in the checkout; None where this user keeps nothing there."""
+    if (root := checkout()) is None:
         return None
     folder = root / inside
     return folder if ours(folder if folder.exists() else root) else None
@@ -89,12 +80,8 @@ def data_dir(name: str) -> Path:
     In a checkout of another user, that user's data are read where there are none of one's own.
     """
     own, root = cache_dir() / "data" / name, checkout()
-    if (
-        root is None
-        or os.environ.get("GALLERY_CACHE_DIR")
-        or _own_checkout(".cache")
-        or own.exists()
-    ):
+    is_set = os.environ.get("GALLERY_CACHE_DIR")
+    if root is None or is_set or _own_checkout(".cache") or own.exists():
         return own
     theirs = root / ".cache" / "data" / name
     return theirs if theirs.is_dir() else own
@@ -109,18 +96,19 @@ def runs_dir() -> Path:
     return _own_checkout("runs") or home() / "gallery-runs"
 
 
-def notice() -> str:
-    """Return a line on where things are kept instead of in the checkout; else ''.
+def print_notice(file: TextIO | None = None) -> None:
+    """Say where things are kept when this user cannot or should not write in the checkout.
 
-    The line is for a checkout that this user cannot or should not write to.
+    The line goes to `file`, by default standard error.
     """
     root = checkout()
-    if root is None or (_own_checkout(".cache") and _own_checkout("runs")):
-        return ""
-    return (
-        f"{root} is not yours to write in, so runs are kept in {runs_dir()}, "
-        f"compiled code and data in {cache_dir()}."
-    )
+    if root is not None and not (_own_checkout(".cache") and _own_checkout("runs")):
+        print(
+            f"{root} is not yours to write in, so runs are kept in {runs_dir()}, "
+            f"compiled code and data in {cache_dir()}.",
+            file=file or sys.stderr,
+            flush=True,
+        )
 
 
 def code_folder(path: Path) -> Path:
@@ -167,9 +155,8 @@ def _refuse(path: Path, culprit: Path, there: os.stat_result, trusted: set[int])
     else:
         who = f"may be written by others (mode {there.st_mode & 0o777:o})"
         mend = f"Run `chmod {'-R ' if culprit is path else ''}go-w {culprit}`"
-    variable = "GALLERY_CACHE_DIR"
-    if not path.is_relative_to(cache_dir()):
-        variable = "TORCHINDUCTOR_CACHE_DIR"
+    is_ours = path.is_relative_to(cache_dir())
+    variable = "GALLERY_CACHE_DIR" if is_ours else "TORCHINDUCTOR_CACHE_DIR"
     raise InputError(
         f"{culprit} {who}, and code is loaded from {'it' if culprit is path else path}. "
         f"{mend}, or move the cache with {variable}.",
@@ -178,10 +165,7 @@ def _refuse(path: Path, culprit: Path, there: os.stat_result, trusted: set[int])
 
 
 def new_run_dir(name: str) -> Path:
-    """Make and return a new, empty run directory `<time>-<name>`.
-
-    Its name is unique also when several start in the same second.
-    """
+    """Make and return a new, empty run directory `<time>-<name>`, also in the same second."""
     while True:
         path = free_name(runs_dir(), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
         with contextlib.suppress(FileExistsError):  # another process has just made it
@@ -196,14 +180,9 @@ def check_resume(asked: str | None, *, resume: bool, work: str) -> None:
 
 
 def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work: str) -> Path:
-    """Return the folder for a command's results, and create it if needed.
+    """Return the folder for a command's results, `asked` or a new one, and create it if needed.
 
-    Args:
-        asked: the requested folder; None: a new run directory.
-        name: name of a new run directory.
-        resume: whether to go on with earlier results.
-        file: name of the results file.
-        work: the kind of results, for messages (a batch, say).
+    `file` is the name of the results file, `work` the kind of results, for messages (a batch, say).
 
     Raises:
         InputError: when there is nothing to resume in, and when the folder already holds `file` of
@@ -222,10 +201,7 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
 
 
 def free_name(folder: Path, name: str) -> Path:
-    """Return NAME in the folder, or NAME-2 and so on, so that nothing is overwritten.
-
-    The file or folder is not made.
-    """
+    """Return NAME in the folder, or NAME-2 and so on; it does not exist, and is not made."""
     number = 1
     while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1

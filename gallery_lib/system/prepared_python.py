@@ -6,8 +6,8 @@
         run_in_prepared_environment()  # before the imports that need torch
 
 A Python that is new enough and has the packages goes on as it is: an activated environment, say.
-This module and `paths` need the standard library only. Python 3.8 can
-read both, because such a Python has to be told what is missing.
+This module and `paths` need the standard library only, and Python 3.8 can read both: it has to be
+told what is missing.
 """
 
 from __future__ import annotations
@@ -59,13 +59,10 @@ def _read_files_as_utf8() -> None:
 def run_in_prepared_environment() -> None:
     """Return if this Python can run the gallery; else continue with the prepared environment's.
 
-    In the second case this process executes that Python with the same words. It stays the same
-    process: its number, its start, signals, standard input and exit code. One line on standard
-    error names the Python that is used. Where `prepare.sh` has made no environment, end with exit
-    code 2 and a line that names `prepare.sh`.
-
-    Ctrl-C ends the process at once until the command takes care of it
-    (`console.exit_code.exit_code_of`): an import would swallow the exception.
+    In the second case this process executes that Python with the same words, and says so in a line
+    on standard error. Where `prepare.sh` has made no environment, end with exit code 2 and a line
+    that names it. Ctrl-C ends the process at once until `exit_code_of` takes care of it: an import
+    would swallow the exception.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -78,20 +75,12 @@ def run_in_prepared_environment() -> None:
     is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve()
     is_that_one |= Path(sys.executable).absolute() == python.absolute()  # it may lack pyvenv.cfg
     if not is_that_one and python.exists():
-        print(
-            f"Using the environment that prepare.sh made: {os.path.relpath(python)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        where = os.path.relpath(python)
+        print(f"Using the environment that prepare.sh made: {where}", file=sys.stderr, flush=True)
         _execute(str(python))
-    lacking = (
-        "the environment that prepare.sh makes is incomplete"
-        if is_that_one
-        else "prepare.sh has made no environment here"
-    )
-    print(
-        f"error: {sys.executable} {reason}, and {lacking}. Run: bash "
-        f"{os.path.relpath(root / 'prepare.sh')}",
-        file=sys.stderr,
-    )
+    lacking = "prepare.sh has made no environment here"
+    if is_that_one:
+        lacking = "the environment that prepare.sh makes is incomplete"
+    run = f"Run: bash {os.path.relpath(root / 'prepare.sh')}"
+    print(f"error: {sys.executable} {reason}, and {lacking}. {run}", file=sys.stderr)
     sys.exit(2)

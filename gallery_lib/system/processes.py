@@ -43,15 +43,31 @@ HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
 Slurm sends SIGTERM or SIGUSR1 to every process of a job; launcher and ranks alone heed them.
 """
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+GO_ON_LATER = 75
+"""Exit code of a run that has saved a checkpoint and ended, because it was told to.
+
+EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
+"""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+# --------------------------------------------------------------------------------------------------
+# This process
+
+
+def tell(line: object) -> None:
+    """Print a line on standard error, or nowhere where that is closed.
+
+    `print` would take standard output then.
+    """
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
 
 
 def now() -> float:
-    """Return the seconds since this machine was booted.
-
-    The clock is the same in all processes, and nobody can set it.
-    """
+    """Return the seconds since this machine was booted, the same in all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -84,14 +100,83 @@ def can_fork() -> bool:
 def die_with_parent() -> None:
     """Have this process killed when the process that started it ends, however it ends."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Make descendants whose parents end children of this process, so that none can slip away."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def interruptible(what: str) -> Iterator[None]:
+    """Turn a KeyboardInterrupt of the decorated body into `Interrupted` with a message.
+
+    A notebook shows the message instead of a stack of frames. The body ends its processes itself.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{what} was stopped before its end, and all its processes have been ended. "
+            "It can be started anew."
+        ) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Exit codes
+
+
+def exit_code_of_signal(number: int) -> int:
+    """Return the exit code by which shells tell that signal `number` has ended a process."""
+    return 128 + number
+
+
+def shell_exit_code(returncode: int) -> int:
+    """Return a process's exit code as shells tell it, from that of `subprocess`."""
+    return returncode if returncode >= 0 else exit_code_of_signal(-returncode)
+
+
+def signal_of_exit_code(exit_code: int) -> signal.Signals | None:
+    """Return the signal that a shell's exit code tells of, or None."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(exit_code - 128)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Child processes
+
+
+def start_supervised(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    **arguments: Any,
+) -> subprocess.Popen[Any]:
+    """Start a command below a supervisor, in a session of its own; return the supervisor.
+
+    The command has no input. `environment` are variables on top of this process's own, and
+    `arguments` others of `subprocess.Popen`.
+    """
+    return subprocess.Popen(
+        [*PYTHON, "-m", "gallery_lib.system.supervisor", str(os.getpid()), *command],
+        env={**os.environ, "PYTHONPATH": search_path(), **environment},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **arguments,
+    )
+
+
+def supervised(
+    command: Sequence[str], environment: Mapping[str, str], *, stderr: int | TextIO | None
+) -> subprocess.Popen[str]:
+    """Start a command as `start_supervised` does; its output is the `stdout` of the result."""
+    text = {"encoding": "utf-8", "errors": "replace"}  # a run may print any bytes
+    return start_supervised(command, environment, stdout=subprocess.PIPE, stderr=stderr, **text)
 
 
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
@@ -111,44 +196,15 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         process.wait()
 
 
-def start_supervised(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    **arguments: Any,
-) -> subprocess.Popen[Any]:
-    """Start a command below a supervisor, in a session of its own; return the supervisor.
-
-    The command has no input.
-
-    Args:
-        command: the words of the command.
-        environment: variables on top of this process's own.
-        **arguments: other arguments of `subprocess.Popen`.
-    """
-    return subprocess.Popen(
-        [*PYTHON, "-m", "gallery_lib.system.supervisor", str(os.getpid()), *command],
-        env={**os.environ, "PYTHONPATH": search_path(), **environment},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        **arguments,
-    )
-
-
-def supervised(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    stderr: int | TextIO | None,
-) -> subprocess.Popen[str]:
-    """Start a command as `start_supervised` does; its output is the `stdout` of the result."""
-    return start_supervised(
-        command,
-        environment,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        encoding="utf-8",
-        errors="replace",  # a run may print any bytes
-    )
+@contextlib.contextmanager
+def _ended_with_body(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Context: end the supervised process when the body raises."""
+    with process:
+        try:
+            yield process
+        except BaseException:
+            end_supervised(process)
+            raise
 
 
 class Relay:
@@ -196,18 +252,13 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
 
     Whatever interrupts this ends the command.
     """
-    with supervised(
-        command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT
-    ) as process:
+    environment = {**environment, "PYTHONUNBUFFERED": "1"}
+    lines = []
+    with _ended_with_body(supervised(command, environment, stderr=subprocess.STDOUT)) as process:
         assert process.stdout is not None
-        lines = []
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                lines.append(line.rstrip("\n"))
-        except BaseException:
-            end_supervised(process)
-            raise
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip("\n"))
     return process.returncode, lines
 
 
@@ -224,15 +275,9 @@ def printed_by(arguments: list[str], what: str) -> str:
     Raises:
         RunFailed: when the child fails, with its error in a line.
     """
-    with start_supervised(
-        [*PYTHON, *arguments], {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        encoding="utf-8", errors="replace",
-    ) as process:  # fmt: skip
-        try:
-            printed, errors = process.communicate()
-        except BaseException:
-            end_supervised(process)
-            raise
+    child = supervised([*PYTHON, *arguments], {}, stderr=subprocess.PIPE)
+    with _ended_with_body(child) as process:
+        printed, errors = process.communicate()
     if process.returncode:
         advice = ". nvidia-smi lists what uses the GPU" if "out of memory" in errors else ""
         lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
@@ -240,23 +285,6 @@ def printed_by(arguments: list[str], what: str) -> str:
         reason = (named or lines)[-1].strip()
         raise RunFailed(f"{what} could not be found out: {reason}{advice}")
     return printed
-
-
-@contextlib.contextmanager
-def interruptible(what: str) -> Iterator[None]:
-    """Turn a KeyboardInterrupt of the decorated body into `Interrupted` with a message.
-
-    A notebook shows the message instead of a stack of frames. The body ends its processes itself.
-    """
-    try:
-        yield
-    except Interrupted:
-        raise
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"{what} was stopped before its end, and all its processes have been ended. "
-            "It can be started anew."
-        ) from None
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:
@@ -284,8 +312,7 @@ def end_descendants(grace_seconds: float = 3.0) -> None:
         while everyone() and time.monotonic() < deadline:
             time.sleep(0.05)
         for _ in range(20):  # a process may start another while it is being killed
-            remaining = everyone()
-            if not remaining:
+            if not (remaining := everyone()):
                 break
             for process in remaining:
                 with contextlib.suppress(psutil.NoSuchProcess):

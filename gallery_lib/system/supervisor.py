@@ -18,12 +18,13 @@ import sys
 import threading
 from types import FrameType
 
-from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     adopt_orphans,
     die_with_parent,
     end_descendants,
+    exit_code_of_signal,
+    shell_exit_code,
 )
 
 _NOTICE_GRACE_SECONDS = 0.5

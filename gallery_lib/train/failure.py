@@ -30,8 +30,8 @@ from gallery_lib.errors import (
     SilentRank,
 )
 from gallery_lib.system import sockets
-from gallery_lib.system.exit_codes import exit_code_of_signal, signal_of_exit_code
 from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.processes import exit_code_of_signal, signal_of_exit_code
 
 _OF_DAMAGED_CODE = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
 ERROR_FILES = "error-rank*.json"

@@ -10,36 +10,41 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gallery_lib.console.exit_code import Parser, exit_code_of
 
+COMMAND = """
+import os, subprocess, sys, time
+from gallery_lib.console.exit_code import exit_code_of, importing
+from gallery_lib.console.progress import Progress
+{body}
+sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
+"""
 PRINTING = """
-import sys
-from gallery_lib.console.exit_code import exit_code_of
-
 def body():
     for number in range({lines}):
         print(number)
     return {code}
-
-sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 """
 
 
-@pytest.mark.parametrize(("lines", "code"), [(2, 0), (2, 3), (100_000, 0)])
+def program(body: str) -> list[str]:
+    """Return the words of a command with this body."""
+    return [sys.executable, "-c", COMMAND.format(body=body)]
+
+
+@pytest.mark.parametrize(("lines", "code"), [(2, 3), (100_000, 0)])
 def test_a_command_whose_output_nobody_reads_any_more_ends_in_silence(
     lines: int, code: int
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRINTING.format(lines=lines, code=code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipe = subprocess.PIPE
+    words = program(PRINTING.format(lines=lines, code=code))
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None
     process.stdout.close()
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (141, "")
 
 
@@ -51,25 +56,12 @@ def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
         exit_code_of(body, error_prefix="error", interrupted="stopped")
 
 
-def run(source: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program that a line of the shell connects."""
-    words = ["bash", "-c", f'"$0" -c "$1" {shell}', sys.executable, source]
-    return subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
-
-
 def test_output_that_cannot_be_written_is_one_line() -> None:
-    done = run(PRINTING.format(lines=10, code=0), "> /dev/full")
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: standard output cannot be written: No space left on device.\n",
-    )
+    with Path("/dev/full").open("w") as full:
+        words = program(PRINTING.format(lines=10, code=0))
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "error: standard output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(
@@ -79,31 +71,16 @@ def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "runs" / "a.json"))
 
     assert exit_code_of(body, error_prefix="error", interrupted="stopped") == 1
-    said = capsys.readouterr().err
-    assert (
-        said.startswith(f"error: {tmp_path}/runs/a.json: No space left on device, ")
-        and said.count("\n") == 1
-    )
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: {tmp_path}/runs/a.json: No space left on device, ")
     assert "MiB are free there. GALLERY_RUNS_DIR moves" in said
 
 
-@pytest.mark.parametrize(
-    ("encoding", "printed"),
-    [("ascii", "1.22? ?"), ("latin-1", "1.22× ?"), ("utf-8", "1.22× €")],
-)
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", "1.22? ?"), ("utf-8", "1.22× €")])
 def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str) -> None:
-    source = "import sys; from gallery_lib.console.exit_code import exit_code_of\n"
-    source += (
-        "sys.exit(exit_code_of(lambda: print('1.22\\u00d7 \\u20ac'), "
-        "error_prefix='e', interrupted='i'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        timeout=60,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        check=False,
-    )
+    words = program("def body(): print('1.22\\u00d7 \\u20ac')")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(words, capture_output=True, timeout=60, env=environment)
     assert (done.returncode, done.stdout.decode(encoding).strip(), done.stderr) == (0, printed, b"")
 
 
@@ -130,3 +107,113 @@ def test_a_misspelt_option_of_a_script_is_answered_with_the_one_that_was_meant(
         parser.parse_args(given)
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(". Did you mean `--classes`?")
+
+
+# --------------------------------------------------------------------------------------------------
+# Signals
+
+
+COMPUTES = """
+def body():
+    print("at work", flush=True)
+    while True:
+        sum(range(1000))
+"""
+STARTS = """
+def body():
+    print("at work", flush=True)
+    while True:
+        process = subprocess.Popen(["sleep", "0.01"], preexec_fn=lambda: time.sleep(0.2))
+        process.wait()
+        time.sleep(0.25)
+"""
+CLEANS_UP = """
+def body():
+    try:
+        print("at work", flush=True)
+        time.sleep(30)
+    finally:
+        try:
+            time.sleep(0.4)
+            raise OSError("a file is gone")
+        except OSError:
+            time.sleep(0.4)
+        print("cleaned up", flush=True)
+"""
+SWALLOWS = """
+def body():
+    print("at work", flush=True)
+    with Progress(enabled=False) as progress:
+        try:
+            time.sleep(30)
+        except BaseException:
+            pass  # as a destructor does
+        while True:
+            progress.show("training")
+"""
+BODIES = {
+    "a computation": (COMPUTES, ""),
+    "the start of a process": (STARTS, ""),
+    "cleanup, which is not interrupted": (CLEANS_UP, "cleaned up\n"),
+    "a library that swallows it, where the command waits": (SWALLOWS, ""),
+}
+
+
+def ended_by(
+    sent: signal.Signals, words: list[str], first: str = "at work\n", **variables: str
+) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a command that gets the signal after a line."""
+    pipe, environment = subprocess.PIPE, {**os.environ, **variables}
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment)
+    assert process.stdout is not None and process.stdout.readline() == first
+    process.send_signal(sent)
+    output, errors = process.communicate(timeout=30)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize("place", BODIES)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_heeded_in(place: str, sent: signal.Signals, code: int) -> None:
+    body, output = BODIES[place]
+    assert ended_by(sent, program(body)) == (code, output, "stopped\n")
+
+
+TORCH = """
+import time
+print("importing", flush=True)
+began = time.monotonic()
+while time.monotonic() - began < 1.0:
+    time.sleep(0.01)
+print("imported", flush=True)
+"""
+IMPORTS_TORCH = """
+def body():
+    nothing = subprocess.DEVNULL
+    child = subprocess.Popen(["sleep", "60"], stdout=nothing, stderr=nothing)
+    with open("child", "w") as file:
+        file.write(str(child.pid))
+    with importing():
+        import torch
+        time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_raised_into_the_import_of_torch(
+    tmp_path: Path,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: signal.Signals,
+    code: int,
+) -> None:
+    """Its C++ calls Python where an exception ends the process with SIGABRT.
+
+    A command that has declared it ends in the middle, with its processes.
+    """
+    (tmp_path / "torch.py").write_text(TORCH)
+    monkeypatch.chdir(tmp_path)
+    path = f"{tmp_path}{os.pathsep}{checkout}"
+    done = ended_by(sent, program(IMPORTS_TORCH), "importing\n", PYTHONPATH=path)
+    assert done == (code, "", "stopped\n")
+    child = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE

@@ -34,52 +34,27 @@ def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
 
 def training(checkout: Path, run_dir: Path) -> list[str]:
     """Return the command of a run that compiles, trains 30 steps of half a second and evaluates."""
-    options = [
-        "--compiler-opt",
-        "--workers=0",
-        "--max_steps=30",
-        "--log_interval=5",
+    options = ["--compiler-opt", "--workers=0", "--max_steps=30", "--log_interval=5"]
+    script, task = checkout / "launch_single_task.py", checkout / "tests/helpers/tiny_task.py"
+    return [
+        sys.executable,
+        str(script),
+        f"--model={task}:SLEEPING",
+        *options,
         f"--run_dir={run_dir}",
-    ]
-    return [
-        sys.executable,
-        str(checkout / "launch_single_task.py"),
-        f"--model={checkout}/tests/helpers/tiny_task.py:SLEEPING",
-        *options,
-    ]
-
-
-def comparison(checkout: Path) -> list[str]:
-    options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
-    return [
-        sys.executable,
-        "-m",
-        "gallery_lib.cli.main",
-        "compare",
-        "--model",
-        f"{checkout}/tests/helpers/tiny_task.py:SLEEPING",
-        *options,
     ]
 
 
 def estimates(recording: Recording) -> list[tuple[str, float]]:
     """Return every estimate that was shown: of which phase, and its seconds."""
-    found = [match for line in recording.drawn if (match := ESTIMATE.match(line))]
-    return [
-        (match["label"], int(match["minutes"] or 0) * 60.0 + int(match["seconds"]))
-        for match in found
-    ]
+    found = filter(None, map(ESTIMATE.match, recording.drawn))
+    return [(one["label"], 60.0 * int(one["minutes"] or 0) + int(one["seconds"])) for one in found]
 
 
 def labels(lines: Sequence[str]) -> list[str]:
     """Return what was going on, in order of appearance."""
-    return list(
-        dict.fromkeys(
-            match[1]
-            for line in lines
-            if (match := LABEL.match(line)) and ("; " in line or " s" in line)
-        )
-    )
+    clocks = [line for line in lines if "; " in line or " s" in line]
+    return list(dict.fromkeys(match[1] for match in map(LABEL.match, clocks) if match))
 
 
 def assert_it_moved_all_the_time(recording: Recording) -> None:
@@ -131,53 +106,23 @@ def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(
         )
 
 
-def test_a_comparison_shows_whose_phase_it_is_and_no_wrong_estimate(
+def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(
     checkout: Path, cold: dict[str, str]
 ) -> None:
-    seen = record("compare-cold", comparison(checkout), cold)
-    assert_it_moved_all_the_time(seen)
-    shown = labels(seen.drawn)
-    wanted = [
-        "imports",
-        "SLEEPING, reference in float64",
-        "SLEEPING, baseline and compiler-opt",
-        "SLEEPING, baseline",
-    ]
-    assert in_order([*wanted, "SLEEPING, compiler-opt", "SLEEPING, turns"], shown), shown
-    assert any(
-        line.startswith("SLEEPING, compiler-opt: compiling, graph 1: ") for line in seen.drawn
-    )
-    assert not any(line.startswith("SLEEPING, baseline: compiling") for line in seen.drawn)
-    for name in ("baseline", "compiler-opt"):
-        assert any(
-            line.startswith("SLEEPING, turns: ") and f" of 16 turns, now {name}, " in line
-            for line in seen.drawn
-        )
-    (end,) = (line for line in seen.lines if line.startswith("done in "))
-    turns = re.search(r"turns (?:(\d+) min )?(\d+) s", end)
-    assert turns is not None
-    actual = int(turns[1] or 0) * 60 + int(turns[2])
-    of_turns = [seconds for label, seconds in estimates(seen) if "turns" in label]
-    assert of_turns and all(abs(seconds - actual) <= actual / 2 for seconds in of_turns), (
-        of_turns,
-        actual,
-    )
-
-
-@pytest.mark.parametrize("what", ["training", "comparison"])
-def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(
-    checkout: Path, tmp_path: Path, cold: dict[str, str], what: str
-) -> None:
-    command = training(checkout, tmp_path / "run") if what == "training" else comparison(checkout)
+    """A comparison also says whose phase it is."""
+    task = f"--model={checkout}/tests/helpers/tiny_task.py:SLEEPING"
+    options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
+    words = [sys.executable, "-m", "gallery_lib.cli.main", "compare", task, *options]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     began = time.monotonic()
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=cold
-    ) as process:
+    with subprocess.Popen(words, text=True, env=cold, **pipes) as process:
         assert process.stderr is not None
-        lines = [(time.monotonic() - began, line) for line in process.stderr]
+        said = [(time.monotonic() - began, line) for line in process.stderr]
     assert process.returncode == 0
-    times = [0.0, *(seconds for seconds, _ in lines)]
+    times, lines = [0.0, *(seconds for seconds, _ in said)], [line for _, line in said]
     assert times[1] < 2.0
     assert all(after - before < 15.0 for before, after in itertools.pairwise(times)), times
-    assert "\r" not in "".join(line for _, line in lines)
-    assert lines[-1][1].startswith("done in ")
+    assert "\r" not in "".join(lines) and lines[-1].startswith("done in ")
+    phases = ["reference in float64", "baseline and compiler-opt", "baseline", "compiler-opt"]
+    wanted = ["imports", *(f"SLEEPING, {phase}" for phase in (*phases, "turns"))]
+    assert in_order(wanted, labels(lines)), lines

@@ -31,27 +31,18 @@ from gallery_lib.system.processes import now as clock_now
 def test_phases_are_read_in_their_order_with_what_is_counted(tmp_path: Path) -> None:
     assert read_phases(tmp_path) == []
     log = PhaseLog(tmp_path)
-    log.begin(DATA)
-    log.begin(TRAINING, count=3, total=40)
-    phases = read_phases(tmp_path)
-    assert [(phase.name, phase.count, phase.total) for phase in phases] == [
-        (DATA, 0, None),
-        (TRAINING, 3, 40),
-    ]
-    assert phases[0].began <= phases[1].began <= clock_now()
-
-
-def test_after_a_compilation_goes_on_what_was_there_before(tmp_path: Path) -> None:
-    log = PhaseLog(tmp_path)
     log.begin(WARM_UP)
     for _ in range(2):
         log.compilation_began()
         log.compilation_ended()
-    assert [phase.label for phase in read_phases(tmp_path)] == [
-        *("warm-up", "compiling, graph 1"),
-        *("warm-up", "compiling, graph 2"),
-        "warm-up",
+    log.begin(TRAINING, count=3, total=40)
+    phases = read_phases(tmp_path)
+    assert [phase.label for phase in phases] == [
+        *("warm-up", "compiling, graph 1", "warm-up", "compiling, graph 2", "warm-up"),
+        "training",
     ]
+    assert (phases[-1].count, phases[-1].total) == (3, 40)
+    assert phases[0].began <= phases[-1].began <= clock_now()
 
 
 def test_notices_of_forward_and_backward_and_builds_of_own_kernels_are_noticed() -> None:
@@ -74,12 +65,9 @@ def test_notices_of_forward_and_backward_and_builds_of_own_kernels_are_noticed()
     assert len(said) == counted
 
 
-def test_other_ranks_note_nothing(tmp_path: Path) -> None:
+def test_other_ranks_note_nothing_and_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     PhaseLog(tmp_path, enabled=False).begin(DATA)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     PhaseLog(tmp_path / "file").begin(DATA)  # no folder can be made there
 

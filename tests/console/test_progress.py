@@ -34,13 +34,10 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
         if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
     }
     with os.fdopen(terminal, "rb") as screen:
-        command = [sys.executable, "-c", code]
+        environment |= {"TERM": "xterm-256color", **variables}
         process = subprocess.Popen(
-            command,
-            stdout=other_end,
-            stderr=other_end,
-            cwd=checkout,
-            env={**environment, "TERM": "xterm-256color", **variables},
+            [sys.executable, "-c", code],
+            **{"stdout": other_end, "stderr": other_end, "cwd": checkout, "env": environment},
         )
         os.close(other_end)
         shown = b""
@@ -48,18 +45,14 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
             while part := screen.read1(65536):
                 shown += part
     assert process.wait(timeout=60) == 0, shown.decode()
-    return shown.decode()
+    return shown.decode().replace("\r\n", "\n")
 
 
 def elsewhere(code: str, checkout: Path) -> tuple[str, str]:
     """Return what the code writes to standard output and standard error where they are pipes."""
+    words = [sys.executable, "-c", code]
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=checkout,
-        check=True,
+        words, capture_output=True, text=True, timeout=60, cwd=checkout, check=True
     )
     return result.stdout, result.stderr
 
@@ -114,36 +107,26 @@ def test_a_phase_that_began_before_it_was_noticed_counts_from_its_beginning(
     assert last() == "done in 1 min 10 s: data 1 min 5 s, model 5 s"
 
 
-def test_the_pace_of_another_phase_is_no_estimate(
+def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(
     progress: Progress, clock: Clock, last: Callable[[], str]
 ) -> None:
     progress.show("warm-up", count=0, total=3)
     clock.seconds += 90
     progress.show("training", count=3, total=40, first=3)
     assert last() == "training: 3 of 40 steps, 0 s; 1 min 30 s in all"
-
-
-def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(
-    progress: Progress, clock: Clock, last: Callable[[], str]
-) -> None:
-    progress.show("training", total=40)
+    progress.show("longer", total=40)
     for step in range(1, 41):
         clock.seconds += 1
-        progress.show("training", count=step, total=40)
+        progress.show("longer", count=step, total=40)
         assert ("of about 40 s" in last()) == (step >= 8)
-
-
-def test_each_that_takes_part_must_have_had_a_turn(
-    progress: Progress, clock: Clock, last: Callable[[], str]
-) -> None:
-    for turn in range(12):
+    for turn in range(12):  # each that takes part must have had a turn
         progress.show("turns", count=turn, total=20, unit="turns", least=9)
         assert ("of about" in last()) == (turn >= 9)
         clock.seconds += 5
 
 
 def test_a_terminal_has_one_line_that_fits_and_leaves_what_took_how_long(checkout: Path) -> None:
-    shown = on_a_terminal(BAR, checkout).replace("\r\n", "\n")
+    shown = on_a_terminal(BAR, checkout)
     assert shown.count("\n") == 1 and shown.endswith("\r\x1b[Kdone in 0 s\n")
     states = shown.split("\r")
     assert states[1] == "data: 0 s\x1b[K"
@@ -152,9 +135,8 @@ def test_a_terminal_has_one_line_that_fits_and_leaves_what_took_how_long(checkou
 
 
 def test_a_line_of_the_log_stands_above_what_is_shown(checkout: Path) -> None:
-    shown = on_a_terminal(
-        BAR.replace("for step", "progress.say('a line')\n    for step"), checkout
-    ).replace("\r\n", "\n")
+    code = BAR.replace("for step", "progress.say('a line')\n    for step")
+    shown = on_a_terminal(code, checkout)
     assert "\r\x1b[Ka line\n\rdata: 0 s\x1b[K" in shown
 
 
@@ -169,9 +151,7 @@ def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_l
         "        time.sleep(2.5)\n"
         "        1 / 0\n"
     )
-    shown = on_a_terminal(
-        code + "except ZeroDivisionError:\n    print('failed')", checkout
-    ).replace("\r\n", "\n")
+    shown = on_a_terminal(code + "except ZeroDivisionError:\n    print('failed')", checkout)
     states = [state.removesuffix("\x1b[K") for state in shown.split("\r")[1:]]
     assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kfailed\n"]
 
@@ -189,7 +169,7 @@ def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
 def test_a_file_and_a_dumb_terminal_get_plain_lines(checkout: Path) -> None:
     for shown in (
         elsewhere(BAR, checkout)[1],
-        on_a_terminal(BAR, checkout, TERM="dumb").replace("\r\n", "\n"),
+        on_a_terminal(BAR, checkout, TERM="dumb"),
     ):
         assert "\r" not in shown and "\x1b" not in shown
         assert shown.splitlines() == [

@@ -47,7 +47,7 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
         (["resnet5"], ["'resnet5'", "`resnet50`"]),
         (["--variants=eager-O1,our", TINY], ["variants", "`our`", "`ours`"]),
         (["--peer_modes=defualt", TINY], ["peer_modes", "`defualt`", "`default`"]),
-        (["--rounds=2", TINY], ["rounds='2'", "at least 4"]),
+        (["--rounds=2", TINY], ["rounds='2'", "between 4 and"]),
         (["--resume", TINY], ["--resume", "--out"]),
         (["--roofline", "--variants=fabric", TINY], ["--roofline", "ours"]),
         (["--roofline", "--waterfall=resnet50"], ["--roofline", "ours"]),

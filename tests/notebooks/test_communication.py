@@ -22,7 +22,7 @@ LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", _WITHOUT_NAMESPAC
     ("name", "value", "shown"),
     [
         ("host", 3, ["`host`", "`hosts`"]),
-        ("hosts", 1, ["hosts=1", "at least 2"]),
+        ("hosts", 1, ["hosts=1", "2 and 8"]),
         ("rounds", "many", ["'many'", "whole number"]),
         ("rate", "fast", ["'fast'", "100mbit"]),
         ("rate", 200, ["rate=200", "text"]),

@@ -8,6 +8,7 @@ what a newcomer can hold; a room that is above its goal has work waiting.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,19 @@ def python_files(checkout: Path, *places: str) -> Iterator[Path]:
         yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
+@functools.cache
+def _measured(path: Path) -> tuple[int, int, dict[str, int]]:
+    """Return lines and statements of a file, and the lines of each function."""
+    text = path.read_text(encoding="utf-8")
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    functions = {
+        node.name: (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in sorted(statements, key=lambda node: (node.end_lineno or 0) - node.lineno)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return text.count("\n"), len(statements), functions
+
+
 def counts(checkout: Path) -> dict[str, tuple[int, int, int]]:
     """Return lines, statements and files of each room, and of the three top folders."""
     places = {
@@ -89,11 +103,8 @@ def counts(checkout: Path) -> dict[str, tuple[int, int, int]]:
     }
     counted = {}
     for name, parts in places.items():
-        texts = [path.read_text(encoding="utf-8") for path in python_files(checkout, *parts)]
-        statements = sum(
-            isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text))
-        )
-        counted[name] = (sum(text.count("\n") for text in texts), statements, len(texts))
+        files = [_measured(path) for path in python_files(checkout, *parts)]
+        counted[name] = (sum(one[0] for one in files), sum(one[1] for one in files), len(files))
     return counted
 
 
@@ -107,12 +118,6 @@ def table(checkout: Path) -> str:
     return "\n".join(rows)
 
 
-def _function_lengths(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def faults(checkout: Path) -> list[str]:
     """Return a message for each room over its limit, and for each file or function too long."""
     messages = [
@@ -122,13 +127,13 @@ def faults(checkout: Path) -> list[str]:
     ]
     for path in python_files(checkout, *SOURCES, TESTS):
         name = path.relative_to(checkout).as_posix()
-        lines = path.read_text(encoding="utf-8").count("\n")
+        lines, _, functions = _measured(path)
         if lines > FILE_LINES:
             messages.append(f"{name}: {lines} lines, at most {FILE_LINES}. Split it by ideas")
         if not name.startswith(f"{TESTS}/"):
             messages += [
                 f"{name}:{function}: {length} lines, at most {FUNCTION_LINES}. Split it by ideas"
-                for function, length in _function_lengths(path)
+                for function, length in functions.items()
                 if length > FUNCTION_LINES
             ]
     return messages

@@ -14,17 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = (
-    "bash ",
-    "sh ",
-    "python ",
-    "python3 ",
-    "gallery ",
-    "papermill ",
-    "torchrun ",
-    "jupyter ",
-    "uv ",
-    "pip ",
-    ".venv/bin/",
+    *("bash ", "sh ", "python ", "python3 ", "gallery ", "papermill ", "torchrun ", "jupyter "),
+    *("uv ", "pip ", ".venv/bin/"),
 )
 _FENCE = re.compile(r"^(```+|~~~+)\s*\{?([\w-]*)")
 _SHELL_FENCES = ("", "console", "bash", "sh", "shell", "text")
@@ -90,21 +81,11 @@ def documented(checkout: Path) -> list[Command]:
 
     README's commands come first.
     """
-    files = [
-        checkout / "README.md",
-        checkout / "CONTRIBUTING.md",
-        *sorted((checkout / "docs" / "guides").glob("*.md")),
-    ]
-    files += [checkout / "notebooks" / "template.md"]
-    files += [
-        path
-        for folder in ("whole", "pages")
-        for path in sorted((checkout / "notebooks" / folder).glob("*.md"))
-    ]
+    places = ("README.md", "CONTRIBUTING.md", "docs/guides/*.md", "notebooks/template.md")
+    places += ("notebooks/whole/*.md", "notebooks/pages/*.md")
     found: dict[str, Command] = {}
-    for file in files:
-        for command in commands_in(
-            file.read_text(encoding="utf-8"), file.relative_to(checkout).as_posix()
-        ):
+    for file in (file for place in places for file in sorted(checkout.glob(place))):
+        name = file.relative_to(checkout).as_posix()
+        for command in commands_in(file.read_text(encoding="utf-8"), name):
             found.setdefault(command.text, command)
     return list(found.values())

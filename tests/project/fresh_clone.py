@@ -65,17 +65,11 @@ def _make_environment(root: Path, packages: Sequence[Path]) -> None:
     Its Python finds `root` first and then `packages`.
     """
     venv, here = root / ".venv", Path(sys.prefix) / "bin"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)],
-        check=True,
-        timeout=60,
-    )
-    site = Path(
-        sysconfig.get_path("purelib", "venv", vars={"base": str(venv), "platbase": str(venv)})
-    )
-    site.joinpath("clone.pth").write_text(
-        "".join(f"{path}\n" for path in dict.fromkeys([root, *packages]))
-    )
+    make = [sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)]
+    subprocess.run(make, check=True, timeout=60)
+    bases = {"base": str(venv), "platbase": str(venv)}
+    lines = [f"{path}\n" for path in dict.fromkeys([root, *packages])]
+    Path(sysconfig.get_path("purelib", "venv", vars=bases), "clone.pth").write_text("".join(lines))
     (venv / "share" / "jupyter").mkdir(parents=True)
     templates = "share/jupyter/nbconvert"  # which lie beside the packages
     (venv / templates).symlink_to(Path(sys.prefix) / templates)

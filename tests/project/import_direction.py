@@ -1,17 +1,14 @@
 """Check that imports inside `gallery_lib` only ever point downwards, floor by floor.
 
-    python tests/project/import_direction.py gallery_lib
-
 Reads the source with `ast`, so that imports inside functions count as well, and so do
 `importlib.import_module("gallery_lib.…")` calls. A room imports from the floors below it, and not
 from its neighbours. The package's own `__init__.py`, which exports lazily from every floor, is the
-one exception. Prints each wrong import with its line, and ends with exit code 1 if there are any.
+one exception. `python -m tests.project.house` prints each wrong import with its line.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,9 +66,7 @@ def imported_modules(
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if (
-                    alias.name != package or alias.asname
-                ):  # a plain `import gallery_lib` comes below
+                if alias.name != package or alias.asname:  # a plain `import gallery_lib`: below
                     yield node.lineno, alias.name
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == package:
@@ -127,9 +122,3 @@ def _reason_against(room: str, name: str, package: str) -> str | None:
     if there == here:
         return f"`{room}` imports its neighbour `{target}`: both are on floor {here}"
     return None
-
-
-if __name__ == "__main__":
-    found = wrong_imports(Path(sys.argv[1]).resolve())
-    print("\n".join(found), end="\n" if found else "")
-    sys.exit(bool(found))

@@ -11,36 +11,29 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from project.documented_commands import Command
 from project.fresh_clone import Clone
 from project.prepare.small_checkout import small_checkout
 
-from gallery_lib.cli.main import _COMMANDS
+from gallery_lib.cli.commands import COMMANDS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TINY = "tests/helpers/tiny_task.py:TASK"
 
 
-@dataclass(frozen=True)
-class Instead:
-    """A check in the place of commands that match.
-
-    `where` begins the place in which they are shown.
-    """
+class Instead(NamedTuple):
+    """A check in the place of commands that match, in documents whose place begins with `where`."""
 
     pattern: str
-    why: str
     check: Callable[[Clone, str], None]
     where: str = ""
 
     def takes(self, command: Command) -> bool:
-        return (
-            command.where.startswith(self.where)
-            and re.match(self.pattern, command.text, re.DOTALL) is not None
-        )
+        is_there = command.where.startswith(self.where)
+        return is_there and re.match(self.pattern, command.text, re.DOTALL) is not None
 
 
 @functools.cache  # several documents show the same one
@@ -83,7 +76,7 @@ def has_valid_options(_: Clone, text: str) -> None:
     """Check a `gallery` command's options as the command does before it starts anything."""
     gallery, name, *words = words_of(text)
     assert gallery == ".venv/bin/gallery"
-    _COMMANDS[name].line.parse(words)
+    COMMANDS[name].line.parse(words)
 
 
 def job_has_valid_options(clone: Clone, text: str) -> None:
@@ -115,9 +108,8 @@ def torchrun_takes(clone: Clone, text: str) -> None:
     asked = get_args_parser().parse_args(words_of(text)[1:])
     script = ["-m", asked.training_script] if asked.module else [asked.training_script]
     if script != ["train.py"]:  # the reader's
-        has_help_with_its_options(
-            clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args])
-        )
+        words = [".venv/bin/python", *script, *asked.training_script_args]
+        has_help_with_its_options(clone, shlex.join(words))
 
 
 def is_there(clone: Clone, text: str) -> None:
@@ -134,10 +126,8 @@ def is_a_module(clone: Clone, text: str) -> None:
 def knows_tests(_: Clone, text: str) -> None:
     """Check that the folders of tests and their marks are there."""
     words = words_of(text)[3:]
-    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["pytest"][
-        "ini_options"
-    ]["markers"]
-    marks = {mark.partition(":")[0] for mark in declared}
+    tools = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]
+    marks = {mark.partition(":")[0] for mark in tools["pytest"]["ini_options"]["markers"]}
     if "-m" in words:
         expression = words.pop(words.index("-m") + 1)
         words.remove("-m")
@@ -160,101 +150,38 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
 
 FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
 FEW_TURNS = f"--model={TINY} --rounds=4 --block_steps=2 --parity_steps=1"
+ROOFLINE = f"--roofline={TINY} --rounds=1 --no-compiler-opt --batch-size=4 --workers=0"
+LAUNCH, GALLERY, PYTHON = r"python3 launch_single_task\.py ", r"\.venv/bin/gallery ", r"\.venv/bin/"
 INSTEAD = [
+    # It installs for minutes, and executes notebooks.
+    Instead(r"bash prepare\.sh", sets_up),
+    # These train for minutes, or need several machines of 8 devices.
+    Instead(rf"{LAUNCH}(?!.*--nnodes)", with_options(FEW_STEPS), "README"),
+    Instead(rf"{LAUNCH}.*--nnodes", with_options("--dry_run --nproc_per_node=1")),
+    Instead(LAUNCH, with_options("--dry_run")),
     Instead(
-        r"bash prepare\.sh",
-        "installs for minutes, as tests/project/prepare says, and executes notebooks",
-        sets_up,
-    ),
-    Instead(
-        r"python3 launch_single_task\.py (?!.*--nnodes)",
-        "trains for minutes: a few small steps",
-        with_options(FEW_STEPS),
-        "README",
-    ),
-    Instead(
-        r"python3 launch_single_task\.py .*--nnodes",
-        "needs several machines, of 8 devices",
-        with_options("--dry_run --nproc_per_node=1"),
-    ),
-    Instead(r"python3 launch_single_task\.py ", "trains for minutes", with_options("--dry_run")),
-    Instead(
-        r"\.venv/bin/gallery compare --(model|image_size|batch_size|amp_level)",
-        "trains for minutes: fewer turns",
+        rf"{GALLERY}compare --(model|image_size|batch_size|amp_level)",
         with_options(FEW_TURNS),
         "README",
     ),
+    Instead(rf"{GALLERY}doctor --roofline", with_options(ROOFLINE)),
+    Instead(rf"{GALLERY}(compare --|bench|run|pack)(?!.*--help)", has_valid_options),
+    # These need namespaces, Slurm, several machines or a script of the reader's.
+    Instead(rf"{GALLERY}lab (up|run|down)", has_valid_options),
+    Instead(r"sbatch .*docs/examples/slurm\.sh", job_has_valid_options),
+    Instead(rf"{PYTHON}torchrun", torchrun_takes),
+    # tests/notebooks executes each notebook, tests/project/test_own_script.py makes the website.
+    Instead(rf"{PYTHON}papermill", notebook_takes_parameters),
+    Instead(rf"{PYTHON}sphinx-build", is_there),
+    # These measure, prove or compile for minutes to hours.
+    Instead(rf"(python3|{PYTHON}python) benchmarks/", has_help_with_its_options),
     Instead(
-        r"\.venv/bin/gallery doctor --roofline",
-        "compiles and trains for minutes: a tiny task, and one turn",
-        with_options(f"--roofline={TINY} --rounds=1 --no-compiler-opt --batch-size=4 --workers=0"),
-    ),
-    Instead(
-        r"\.venv/bin/gallery (compare --|bench|run|pack)(?!.*--help)",
-        "takes minutes",
-        has_valid_options,
-    ),
-    Instead(
-        r"\.venv/bin/gallery lab (up|run|down)",
-        "needs root or user namespaces; tests/cluster carries them out",
-        has_valid_options,
-    ),
-    Instead(
-        r"sbatch .*docs/examples/slurm\.sh",
-        "needs Slurm; tests/submit carries it out",
-        job_has_valid_options,
-    ),
-    Instead(
-        r"\.venv/bin/papermill",
-        "executes a notebook; tests/notebooks executes each",
-        notebook_takes_parameters,
-    ),
-    Instead(
-        r"python3 benchmarks/|\.venv/bin/python benchmarks/",
-        "measures for minutes to hours",
+        rf"{PYTHON}python (-m tests\.(against_torch|faults|checkpoint)|tests/cuda_on_host)",
         has_help_with_its_options,
     ),
-    Instead(
-        r"\.venv/bin/torchrun",
-        "needs several machines, or a script of the reader's",
-        torchrun_takes,
-    ),
-    Instead(
-        r"\.venv/bin/sphinx-build",
-        "takes a minute; tests/project/test_site.py carries it out",
-        is_there,
-    ),
-    Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
-    Instead(
-        r"\.venv/bin/python -m tests\.against_torch",
-        "draws trainings for an hour",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python -m tests\.faults",
-        "causes faults for half an hour",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python tests/cuda_on_host/mutation\.py",
-        "compiles each kernel three times",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python -m tests\.checkpoint\.kills",
-        "kills trainings for a quarter of an hour",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python -m gallery_lib\.kernels\.resources",
-        "compiles every kernel",
-        is_a_module,
-    ),
-    Instead(
-        r"\.venv/bin/mypy",
-        "takes a minute, and prepare.sh --test does it",
-        with_options("--version"),
-    ),
+    Instead(rf"{PYTHON}python -m pytest", knows_tests),
+    Instead(rf"{PYTHON}python -m gallery_lib\.kernels\.resources", is_a_module),
+    Instead(rf"{PYTHON}mypy", with_options("--version")),
 ]
 
 

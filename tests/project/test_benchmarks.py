@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from refusal import check_refused_command
 
 from gallery_lib.notebooks.batch.record import Record, Report, write_report
@@ -36,20 +37,20 @@ def test_a_benchmark_measures_and_its_file_has_the_table(
     assert len(header) == len(row) and header[0] in done.stdout
     if script == "checkpoints.py":
         task = written["tasks"]["resnet50"]
-        assert {form: len(blocks) for form, blocks in task["step_seconds"].items()} == {
-            "without": 2,
-            "with": 2,
-        }
+        blocks = {form: len(blocks) for form, blocks in task["step_seconds"].items()}
+        assert blocks == {"without": 2, "with": 2}
         # Weights and two states of AdamW: 25.6 million values each.
         assert task["checkpoint_bytes"] == pytest.approx(3 * 25.6e6 * 4, rel=0.02)
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> None:
-    option = "compiler.all_batch_norms"
-    sizes = ("--model=resnet18", "--image_size=32", "--batch_size=2")
-    done = command("one_option.py", option, *sizes, "--rounds=2", "--block_steps=2")
+def test_an_option_and_two_checkouts_are_measured_in_turns(
+    command: Callable[..., Any], checkout: Path
+) -> None:
+    option, sizes = "compiler.all_batch_norms", ("--image_size=32", "--batch_size=2")
+    of_option = (option, "--model=resnet18", *sizes, "--rounds=2", "--block_steps=2")
+    done = command("one_option.py", *of_option)
     assert done.returncode == 0, done.stderr
     without, with_it, *lines = done.stdout.splitlines()
     assert without.startswith("without: ") and "batch norm" not in without
@@ -57,6 +58,18 @@ def test_both_forms_of_an_option_are_measured(command: Callable[..., Any]) -> No
     for line, what in zip(lines, ("seconds", "processor seconds"), strict=True):
         assert line.startswith(f"resnet18, {what} of a step: without 0.")
         assert re.search(rf"{option} \d\.\d\d× \(\d\.\d\d to \d\.\d\d\)$", line), line
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def test_a_row_of_kernels_can_be_written_and_shown(benchmark_module: Callable[[str], Any]) -> None:
+    kernels, device = benchmark_module("kernels"), torch.device("cpu")
+    row = kernels.timed(kernels.CASES["pack int8"](device, True), device, rounds=3)
+    row = json.loads(json.dumps(row, allow_nan=False))
+    assert row["seconds"]["ours"]["p50"] > 0 and row["times_as_fast_as"]["copy"]["ratio"] > 0
+    assert kernels.rows_of({"pack int8": row})[1][0] == "pack int8"
 
 
 @pytest.mark.slow
@@ -86,6 +99,7 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
         (("one_option.py", "memory.layout"), "`memory.layout` is no option that is on or off"),
         (("own_script.py", "--data=/no/such/folder"), "--data /no/such/folder"),
         (("startup.py", "--only=resnet51"), "resnet51"),
+        (("startup.py", "--out", "TMP/taken/figures.json"), "cannot be made"),
         (("loader.py", "--rounds=0"), "rounds"),
         (("kernels.py",), "CUDA device"),
         (("on_a_gpu.py",), "CUDA device"),
@@ -95,19 +109,12 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
 def test_bad_input_ends_with_2_before_anything_is_measured(
-    command: Callable[..., Any], words: tuple[str, ...], said: str
-) -> None:
-    done = command(*words)
-    check_refused_command(done.returncode, done.stderr.splitlines()[-1], said)
-    assert done.stdout == "" and "Traceback" not in done.stderr
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    command: Callable[..., Any], tmp_path: Path
+    command: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "taken").write_text("a file, and no folder")
-    done = command("startup.py", "--out", tmp_path / "taken" / "figures.json")
-    check_refused_command(done.returncode, done.stderr.splitlines()[-1], "--out", "cannot be made")
+    done = command(*[word.replace("TMP", str(tmp_path)) for word in words])
+    check_refused_command(done.returncode, done.stderr.splitlines()[-1], said)
+    assert done.stdout == "" and "Traceback" not in done.stderr
 
 
 def test_figures_of_a_batch_are_kept_by_notebook(

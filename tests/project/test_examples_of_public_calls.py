@@ -1,4 +1,7 @@
-"""Every public call has an example in its docstring, and the example runs as it is written."""
+"""Every public call has an example in its docstring, and the example runs as it is written.
+
+The example is the doctest in the section `Example:`, with nothing defined beforehand.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ EXAMPLES = [
     ("gallery_lib.cluster.lab", "Lab", pytest.mark.cluster),
     ("gallery_lib.comm.accelerate_ddp", "accelerate_ddp", None),
     ("gallery_lib.comm.accelerate_ddp", "step_in_backward", None),
-    ("gallery_lib.comm.auto", None, None),
+    ("gallery_lib.comm.auto", "", None),
     ("gallery_lib.launcher.job", "launch", pytest.mark.slow),
     ("gallery_lib.measure.comparison.compare", "compare_backend", pytest.mark.slow),
     ("gallery_lib.optim", "OptimizerSpec", None),
@@ -29,23 +32,28 @@ EXAMPLES = [
     ],
 ]
 """Module and name of each public call, without a name for the module itself; its mark."""
+RUN = """
+import doctest, importlib, inspect, re, sys
+module, name = sys.argv[1:]
+call = importlib.import_module(module)
+if name:
+    call = getattr(call, name)
+inherited = name and call.__module__ != module
+written = inspect.cleandoc(call.__doc__ or "")
+section = re.search(r"^Example:\\n((?: {4}.*\\n?|\\n)+)", written, re.M)
+parser, text = doctest.DocTestParser(), "" if inherited or not section else section[1]
+if not parser.get_examples(text):
+    sys.exit(f"{module}.{name} has no example: a section `Example:` with `>>>` lines")
+test = parser.get_doctest(text, {}, module, None, None)
+sys.exit(doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed > 0)
+"""
 
 
-SCRIPT = Path(__file__).with_name("docstring_example.py")
-
-
-def run_example(
-    package_folder: Path, module: str, name: str | None, cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    """Run the example of a call in a process of its own; its package is in `package_folder`."""
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), module, *([name] if name else [])],
-        capture_output=True,
-        text=True,
-        timeout=560,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(package_folder), "OMP_NUM_THREADS": "1"},
-    )
+def run_example(folder: Path, module: str, name: str) -> subprocess.CompletedProcess[str]:
+    """Run the example of a call in a process of its own; its package is in `folder`."""
+    variables = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", RUN, module, name]
+    return subprocess.run(words, capture_output=True, text=True, timeout=560, env=variables)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +64,10 @@ def run_example(
     ],
 )
 def test_the_example_of_a_public_call_runs_as_it_is_written(
-    checkout: Path, tmp_path: Path, module: str, name: str | None
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
-    example = run_example(checkout, module, name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    example = run_example(checkout, module, name)
     assert example.returncode == 0, f"{example.stdout}\n{example.stderr}"
 
 
@@ -76,8 +85,7 @@ def test_the_example_of_a_public_call_runs_as_it_is_written(
 def test_a_call_without_an_example_or_with_one_that_fails_is_named(
     tmp_path: Path, docstring: str, message: str
 ) -> None:
-    """The package under test is one that the test writes."""
     (tmp_path / "gallery_demo.py").write_text(f'def call():\n    """{docstring}    """\n')
-    example = run_example(tmp_path, "gallery_demo", "call", tmp_path)
+    example = run_example(tmp_path, "gallery_demo", "call")
     assert (example.returncode == 0) is (message == ""), example.stderr
     assert message in example.stdout + example.stderr

@@ -55,16 +55,12 @@ def test_ways_are_ddps_own_and_those_of_each_wire_format(
         ways(ReplayConfig(wires="int4"), TWO_BY_TWO)
 
 
-def test_a_stretched_lab_has_slower_links(benchmark_module: Callable[[str], Any]) -> None:
-    network = benchmark_module("network")
-    lab = network.stretched(LabConfig(rate="1gbit"), 8.0)
-    assert network.link_rate.bits_per_second(lab.rate) == 125_000_000
-
-
-def test_a_replay_that_does_not_fit_into_memory_is_not_started(
+def test_a_stretched_lab_has_slower_links_and_what_does_not_fit_is_not_started(
     benchmark_module: Callable[[str], Any],
 ) -> None:
     network = benchmark_module("network")
+    lab = network.stretched(LabConfig(rate="1gbit"), 8.0)
+    assert network.link_rate.bits_per_second(lab.rate) == 125_000_000
     gradient = dataclasses.replace(TIMELINE.gradients[0], shape=(10**12,))
     large = dataclasses.replace(TIMELINE, gradients=(gradient,))
     assert network.too_large(TIMELINE, "exact", 1, 1) == ""

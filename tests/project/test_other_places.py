@@ -16,6 +16,7 @@ from tiny_notebooks import write_notebook
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 NOBODY = 12345
+PATH, KERNELS = "/usr/local/bin:/usr/bin:/bin", f"{sys.prefix}/share/jupyter"
 TRAIN = ["--max_steps", "8", "--workers", "1", "--threads", "1", "--no-evaluate"]
 COMPARE = ["--workers", "0", "--threads", "1", "--rounds", "4", "--block_steps", "2"]
 
@@ -45,15 +46,9 @@ def elsewhere(tmp_path: Path, checkout: Path) -> Callable[[str], Path]:
     return make
 
 
-@pytest.fixture
-def kernels() -> str:
-    """Return the folder in which Jupyter finds the kernel Gallery."""
-    return f"{sys.prefix}/share/jupyter"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
 def test_another_user_works_and_nothing_is_written_into_the_checkout(
-    elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str
+    elsewhere: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = elsewhere("of root")
     home = tmp_path / "home"
@@ -67,25 +62,13 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
         path.chmod(path.stat().st_mode | 0o055)
     before = files_of(folder)
 
-    as_nobody = [
-        "setpriv",
-        f"--reuid={NOBODY}",
-        f"--regid={NOBODY}",
-        "--clear-groups",
-        "env",
-        "-i",
-        f"HOME={home}",
-    ]
-    as_nobody += [
-        "PATH=/usr/local/bin:/usr/bin:/bin",
-        "PYTHONDONTWRITEBYTECODE=1",
-        f"JUPYTER_PATH={kernels}",
-    ]
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    as_nobody += ["env", "-i", f"HOME={home}", f"PATH={PATH}", "PYTHONDONTWRITEBYTECODE=1"]
+    as_nobody += [f"JUPYTER_PATH={KERNELS}"]
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*as_nobody, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False
-        )
+        line = [*as_nobody, *words]
+        return subprocess.run(line, cwd=home, capture_output=True, text=True, timeout=500)
 
     tiny = f"{folder}/tests/helpers/tiny_task.py:TASK"
     done = run("python3", f"{folder}/launch_single_task.py", "--model", tiny, *TRAIN)
@@ -99,13 +82,8 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     done = run(*gallery, "run", str(notebook))
     assert done.returncode == 0, done.stdout + done.stderr
-    start = [
-        *as_nobody,
-        f"{folder}/.venv/bin/python",
-        "-m",
-        "gallery_lib.notebooks.jupyterlab",
-        str(folder),
-    ]
+    lab = ["-m", "gallery_lib.notebooks.jupyterlab", str(folder)]
+    start = [*as_nobody, f"{folder}/.venv/bin/python", *lab]
     with jupyter_server(start, home / ".local/share/jupyter/runtime") as server:
         opened = server.get("api/contents/my_notebooks/resnet50.ipynb")["content"]
         assert opened["cells"][0]["source"].startswith("# ")
@@ -125,45 +103,21 @@ _GALLERY = (
 
 
 def test_a_folder_with_a_space_and_an_accent_works(
-    elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str
+    elsewhere: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = elsewhere("mes modèles à moi")
+    folder, task = elsewhere("mes modèles à moi"), "tests/helpers/tiny_task.py:TASK"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "HOME": str(tmp_path),
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "JUPYTER_PATH": kernels,
-        }
+        variables = {"HOME": str(tmp_path), "PATH": PATH, "JUPYTER_PATH": KERNELS}
+        line = ["python3", *words]
         return subprocess.run(
-            list(words),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            env=environment,
-            check=False,
+            line, cwd=folder, capture_output=True, text=True, timeout=500, env=variables
         )
 
-    done = run(
-        "python3",
-        "launch_single_task.py",
-        "--model",
-        "tests/helpers/tiny_task.py:TASK",
-        "--compiler-opt",
-        *TRAIN,
-    )
+    done = run("launch_single_task.py", "--model", task, "--compiler-opt", *TRAIN)
     assert done.returncode == 0, done.stderr
-    done = run(
-        "python3",
-        "-m",
-        "gallery_lib",
-        "compare",
-        "--model",
-        "tests/helpers/tiny_task.py:TASK",
-        *COMPARE,
-    )
+    done = run("-m", "gallery_lib", "compare", "--model", task, *COMPARE)
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     write_notebook(folder / "mine", "one", "print(1)")
-    done = run("python3", "-m", "gallery_lib", "run", "mine/one.ipynb")
+    done = run("-m", "gallery_lib", "run", "mine/one.ipynb")
     assert done.returncode == 0, done.stdout + done.stderr

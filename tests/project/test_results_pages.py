@@ -14,13 +14,8 @@ from refusal import refused
 from gallery_lib.measure.bench.result import Bench, Outcome, Row, write_bench
 
 ENVIRONMENT = {
-    "device": "cpu",
-    "cpu": "A CPU",
-    "cores": 2,
-    "isa": ["avx2"],
-    "memory_bytes": 2**34,
-    "python": "3.11.7",
-    "torch": "2.15.0+cpu",
+    **{"device": "cpu", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34},
+    **{"python": "3.11.7", "torch": "2.15.0+cpu"},
 }
 ABSOLUTE = re.compile(r"(^|[ =:'\"])(/|~|[A-Z]:\\)")
 

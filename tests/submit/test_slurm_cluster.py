@@ -142,17 +142,8 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     job = submit(cluster, run_dir, options, TASK, *TRAINING, CHECKPOINTS)
 
     wait_for_step(cluster, run_dir, 3)
-    urgent = cluster.run(
-        "sbatch",
-        "--parsable",
-        "-p",
-        "urgent",
-        "-N2",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap",
-        "true",
-    ).stdout
+    words = ("--parsable", "-p", "urgent", "-N2", "--exclusive", "--output=/dev/null")
+    urgent = cluster.run("sbatch", *words, "--wrap", "true").stdout
     cluster.wait_for(urgent.strip(), "COMPLETED")
     assert cluster.job(job)["Restarts"] == "1"
 
@@ -166,9 +157,8 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     cluster.until(lambda: cluster.job(job)["Restarts"] == "3", "the job is not queued again", 60)
     cluster.start_node(2)
 
-    assert (
-        cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", seconds=150)["ExitCode"] == "0:0"
-    )
+    ended = cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", seconds=150)
+    assert ended["ExitCode"] == "0:0"
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
     agent = (run_dir / f"slurm-{job}-node0.out").read_text()
     assert agent.count("the run has ended after step") == 2, agent  # told by SIGTERM, by SIGUSR1
@@ -179,6 +169,8 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     assert "Exited with exit code 75" in (tmp_path / f"slurm-{job}.out").read_text()
 
     assert losses(run_dir) == losses(left_alone)
+    results = json.loads((left_alone / "results.json").read_text())
+    assert (results["world_size"], results["steps"]) == (2, STEPS)
 
 
 def wait_until_it_goes_on(cluster: SlurmCluster, job: str, run_dir: Path, after: int) -> int:
@@ -214,9 +206,8 @@ def test_a_killed_process_is_started_again_on_its_node(
 def test_a_script_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = cluster.run(
-        "srun", "-N2", "--ntasks-per-node=1", sys.executable, str(script), "plain", timeout=120
-    )
+    words = ("-N2", "--ntasks-per-node=1", sys.executable, str(script), "plain")
+    done = cluster.run("srun", *words, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "argument plain" in done.stdout and SEES_ALL in done.stdout, done.stdout
     assert "gradients alike True" in done.stdout
@@ -241,8 +232,3 @@ def test_a_script_with_checkpoints_is_told_of_the_end_and_goes_on(
     # Each node numbers its own ranks, in a folder for each start.
     logs = list((run_dir / "ranks").rglob("stdout.log"))
     assert {log.parent.name for log in logs} == {"0"} and len(logs) == 4
-
-
-def test_the_launcher_trains_as_tasks_of_srun(left_alone: Path) -> None:
-    results = json.loads((left_alone / "results.json").read_text())
-    assert (results["world_size"], results["steps"]) == (2, STEPS)

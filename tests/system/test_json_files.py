@@ -63,17 +63,14 @@ def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str
         read_json(path, list, again="Run it again.")
 
 
-def test_another_schema_is_refused(tmp_path: Path) -> None:
+def test_another_schema_is_refused_and_a_missing_file_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
+    with pytest.raises(FileNotFoundError):
+        read_json(path, list, again="")
     write_json(path, {"schema": 7, "name": "n"})
     with refused("schema", path, "7"):
         read_json(path, Inner, schema=1, again="")
     assert read_json(path, Inner, schema=7, again="") == Inner("n")
-
-
-def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_json(tmp_path / "a.json", list, again="")
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) -> None:
@@ -81,9 +78,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) 
     write_json(path, [1])
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, [float("nan")])
-    assert json.loads(path.read_text()) == [1] and [file.name for file in tmp_path.iterdir()] == [
-        "a.json"
-    ]
+    assert json.loads(path.read_text()) == [1] and list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_set_aside_is_said_and_replaces_what_was_there(

@@ -1,25 +1,182 @@
-"""Training processes are forked only where no CUDA can be used after the fork."""
+"""Supervisors, folders for sockets, and what lies around a command: no home, closed streams."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
-from gallery_lib.system import processes
+from gallery_lib.system import paths, processes, sockets
+from gallery_lib.system.processes import (
+    HEARS_NOTICE_VARIABLE,
+    PYTHON,
+    end_supervised,
+    search_path,
+    start_supervised,
+)
+from gallery_lib.system.sockets import PrivateFolder
+
+COMMAND = 'trap "echo heard >> $0" TERM; echo ready >> $0; while sleep 0.05; do :; done'
+
+
+@contextlib.contextmanager
+def supervisor(tmp_path: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Context: the supervisor of a shell that notes SIGTERM and goes on."""
+    process = start_supervised(["bash", "-c", COMMAND, str(tmp_path / "notes")], variables)
+    try:
+        wait_for(tmp_path, "ready")
+        yield process
+    finally:
+        end_supervised(process)
+
+
+def wait_for(tmp_path: Path, word: str) -> None:
+    notes, deadline = tmp_path / "notes", time.monotonic() + 20
+    while not notes.exists() or word not in notes.read_text():
+        assert time.monotonic() < deadline, f"{word} was not noted in time"
+        time.sleep(0.02)
+
+
+def send_from_another_process(number: signal.Signals, pid: int) -> None:
+    subprocess.run(["bash", "-c", f"kill -{int(number)} {pid}"], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_from_a_scheduler_reaches_the_command_and_does_not_end_the_supervisor(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with supervisor(tmp_path, **{HEARS_NOTICE_VARIABLE: "1"}) as process:
+        child = psutil.Process(process.pid).children()[0]
+        send_from_another_process(number, process.pid)
+        send_from_another_process(signal.SIGTERM, child.pid)  # by its turn the other has arrived
+        wait_for(tmp_path, "heard")
+        assert process.poll() is None
+        began = time.monotonic()
+        process.terminate()  # by the process that started it
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        assert not child.is_running() and time.monotonic() - began < 10
+
+
+def test_other_supervisors_end_whoever_sends_the_signal(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as process:
+        send_from_another_process(signal.SIGTERM, process.pid)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
 
 
 def test_processes_are_not_forked_where_cudas_driver_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loaded = []
-
     def missing(name: str) -> None:
-        loaded.append(name)
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert processes.can_fork()
-    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
     assert not processes.can_fork()
-    assert loaded == ["libcuda.so.1"] * 2
+
+
+def test_the_folder_of_sockets_is_private_and_short_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("x" * 100)))
+    folder = PrivateFolder()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert len(os.fsencode(folder.path)) <= 103 - len("/listener-xxxxxxxx")
+    folder.close()
+    folder.close()
+    assert not folder.path.exists()
+
+
+def test_the_folder_of_a_killed_owner_goes_with_the_next_one_and_no_other_does() -> None:
+    alive, next_one = PrivateFolder(), PrivateFolder()
+    killed, new = (alive.path.with_name(f"{sockets.PREFIX}test-{name}") for name in ("old", "new"))
+    for folder in (killed, new):
+        folder.mkdir()
+    for folder in (alive.path, killed):
+        os.utime(folder, (time.time() - 3600, time.time() - 3600))
+    next_one.close()
+    assert alive.path.exists() and new.exists() and not killed.exists()
+    alive.close()
+    new.rmdir()
+
+
+NAMES = ("queue", "random", "types", "typing", "logging", "json", "signal", "struct", "site")
+
+
+@pytest.fixture
+def shadows(tmp_path: Path) -> Path:
+    """Return a folder with files of a reader's that have names of the standard library."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the reader')\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["--nproc_per_node=2"], ["--workers=1", "--compiler-opt"]])
+@pytest.mark.several_cores
+def test_a_run_in_a_folder_with_modules_of_such_names_trains(
+    shadows: Path, checkout: Path, more: list[str]
+) -> None:
+    task = checkout / "tests" / "helpers" / "tiny_task.py"
+    words = [f"--model={task}:TASK", "--max_steps=2", "--no-evaluate", "--threads=1", *more]
+    done = subprocess.run(
+        [sys.executable, str(checkout / "launch_single_task.py"), *words],
+        cwd=shadows,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GALLERY_RUNS_DIR": str(shadows / "runs")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
+@pytest.mark.parametrize("home", [None, "/", "/nonexistent"])
+def test_a_user_without_name_and_home_has_folders_for_temporary_use(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GALLERY_CACHE_DIR", raising=False)
+    code = "from gallery_lib.system import paths; print(paths.cache_dir(), paths.runs_dir())"
+    words = [*("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"), *PYTHON, "-c", code]
+    environment = {"PYTHONPATH": search_path(), "PATH": os.defpath}
+    environment |= {} if home is None else {"HOME": home}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    if paths.checkout() is not None:
+        cache, runs = done.stdout.split()
+        assert cache.endswith("/gallery-user-54321/.cache/gallery_lib"), done.stderr
+        assert runs.endswith("/gallery-user-54321/gallery-runs")
+
+
+def test_with_standard_error_closed_nothing_of_ours_is_on_standard_output() -> None:
+    code = """if True:
+        import sys
+        sys.stderr = None
+        from gallery_lib.checkpoint.script import say
+        from gallery_lib.console.progress import Progress, note
+        say("one"), note("two"), Progress().show("three")
+    """
+    environment = {**os.environ, "PYTHONPATH": search_path()}
+    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from refusal import refused
+
+    from gallery_lib.compiler.backend import check_compiler
+    from gallery_lib.config import Compiler
+
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    with refused("CXX", "CXX=/nonexistent/g++ names none that is there"):
+        check_compiler(Compiler(), torch.device("cpu"))

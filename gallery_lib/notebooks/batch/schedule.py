@@ -45,9 +45,8 @@ from gallery_lib.notebooks.batch.record import (
 )
 from gallery_lib.report import verdict
 from gallery_lib.system import paths
-from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.files import LockHeld, locked
-from gallery_lib.system.processes import PYTHON, end_supervised, start_supervised
+from gallery_lib.system.processes import PYTHON, end_supervised, shell_exit_code, start_supervised
 
 _TICK_SECONDS = 0.1
 _LOOK_SECONDS = 1.0  # looking takes CPU time from the measured notebook

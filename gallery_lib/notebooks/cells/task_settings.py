@@ -136,7 +136,7 @@ def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
     rows = [["setting", "value"], ["profile", settings.profile], ["processes", processes]]
     configs = (settings.train, settings.compare)
     values = {name: value for one in configs for name, value in options.to_mapping(one).items()}
-    units = {f.name: f.metadata["unit"] for one in configs for f in dataclasses.fields(one)}
+    units = {f.name: f.metadata.get("unit", "") for one in configs for f in dataclasses.fields(one)}
     for name in ("amp_level", *sizes, "data_dir", "seed"):
         if values.get(name) is None:
             continue

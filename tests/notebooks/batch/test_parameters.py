@@ -52,7 +52,7 @@ def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(
     [
         (["-p", "batch_sise", "8"], ["`batch_sise`", "`batch_size`"]),
         (["-p", "batch_size", "abc"], ["batch_size='abc'", "whole number"]),
-        (["-p", "batch_size", "0"], ["batch_size='0'", "at least 1"]),
+        (["-p", "batch_size", "0"], ["batch_size='0'", "between 1 and"]),
         (["data_parallel", "-p", "image_size", "5000"], ["image_size='5000'", 1024]),
         (["index", "-p", "seed", "1"], ["`seed`", "no parameters"]),
         (["--profile", "quik"], ["profile='quik'", "quick or full"]),
