@@ -127,7 +127,7 @@ def _declared(statement: ast.stmt) -> tuple[str, Any, Any] | None:
     kind = _TYPES.get(annotation.partition("|")[0].strip(), type(default))
     if kind not in _TYPES.values():
         raise ValueError(f"the type of `{name}` is not known; annotate it with one of {[*_TYPES]}")
-    return name, kind if default is not None else kind | None, option(default, name)
+    return name, kind if default is not None else kind | None, option(default)
 
 
 def options_class(notebook: NotebookFile, path: Path) -> type:
