@@ -36,6 +36,7 @@ _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
 # torch's own constructor, also where this module is imported anew
 _plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)
+_enabled = False
 
 
 def _from_environment() -> Comm:

@@ -56,7 +56,7 @@ def bound_device() -> torch.device | None:
     return cast("torch.device | None", group.bound_device_id)
 
 
-def at_end_of_backward(callback: Callable[[], object]) -> None:
+def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Run `callback` at the end of the present backward pass, after those queued before.
 
     Raises:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from gallery_lib.config import Comm
 from gallery_lib.kernels import compression
@@ -191,13 +190,17 @@ class PowerSGD:
     _KEPT = ("error_dict", "p_memory_dict", "q_memory_dict", "iter", "rng")
 
     def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
-        self._state = PowerSGDState(
+        # the other formats do without this import
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
+
+        self._average = hook.powerSGD_hook
+        self._state = hook.PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
         )
 
     def average_(self, bucket: dist.GradBucket) -> None:
         """Replace the bucket's gradients by the low-rank form of their mean."""
-        powerSGD_hook(self._state, bucket).wait()
+        self._average(self._state, bucket).wait()
         error = self._state.error_dict.get(bucket.index())
         if error is not None and not bool(error.isfinite().all()):
             # An overflow, whose step is going to be skipped, would otherwise stay for good.

@@ -135,7 +135,7 @@ def test_processes_that_were_not_started_by_torchrun_train_together(
         )
         for place in places
     ]
-    said = "".join(process.communicate(timeout=120)[0] for process in running)
+    said = "".join(process.communicate(timeout=300)[0] for process in running)
     assert [process.returncode for process in running] == [0] * len(running), said
     assert "right" in said
     late = "the process group of 2 processes was made after accelerate()"

@@ -37,36 +37,15 @@ CONDITIONS: dict[str, Any] = {
 def cell(model: str, hosts: int, **changed: Any) -> Cell:
     """Return a made-up cell: DDP scales worse with more hosts, and the gain grows."""
     ddp, ratio = 0.02 * (1 + 0.2 * (hosts - 1)), 1 + 0.1 * (hosts - 1)
-    values: dict[str, Any] = {
-        **{
-            "model": model,
-            "hosts": hosts,
-            "ranks": 2,
-            "rate": "10gbit",
-            "stretch": 8.0,
-            "batch_size": 32,
-            "input_sizes": "image_size 224",
-        },
-        **{
-            "precision": "O1 (bfloat16)",
-            "device": "1 × a made-up GPU",
-            "timeline": "recorded",
-            "gradient_bytes": 100_000_000,
-        },
-        "replayed_on": "2 cores of a made-up CPU (avx2), 16.0 GiB, no GPU; Python 3.11, torch 2.15",
-        **{
-            "step_seconds_alone": 0.018,
-            "ddp_step_seconds": ddp,
-            "chosen": "views, 8 MiB" if hosts > 1 else "ddp",
-        },
-        **{
-            "chosen_step_seconds": ddp / ratio,
-            "acc_ratio": ratio,
-            "acc_ratio_low": ratio * 0.95,
-            "acc_ratio_high": ratio * 1.05,
-        },
-        "ddp_acc": 0.02 / ddp,
-    }
+    values: dict[str, Any] = dict(
+        model=model, hosts=hosts, ranks=2, rate="10gbit", stretch=8.0, batch_size=32,
+        input_sizes="image_size 224", precision="O1 (bfloat16)", device="1 × a made-up GPU",
+        timeline="recorded", gradient_bytes=100_000_000, step_seconds_alone=0.018,
+        replayed_on="2 cores of a made-up CPU (avx2), 16.0 GiB, no GPU; Python 3.11, torch 2.15",
+        ddp_step_seconds=ddp, ddp_acc=0.02 / ddp, chosen="views, 8 MiB" if hosts > 1 else "ddp",
+        chosen_step_seconds=ddp / ratio,
+        acc_ratio=ratio, acc_ratio_low=ratio * 0.95, acc_ratio_high=ratio * 1.05,
+    )  # fmt: skip
     return Cell(**{**values, **changed})
 
 

@@ -166,31 +166,25 @@ def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return loss(model, batch)
 
 
-SLOW = dataclasses.replace(TASK, name="slow", loss=_slow_loss)
-WRONG = dataclasses.replace(TASK, name="wrong", build_model=_wrong_model)
-FAILING = dataclasses.replace(TASK, name="failing", loss=_failing_loss)
-FAILING_ACCELERATED = dataclasses.replace(
-    TASK, name="failing_accelerated", loss=_failing_accelerated_loss
+def _variant(name: str, **values: Any) -> Task:
+    return dataclasses.replace(TASK, name=name, **values)
+
+
+SLOW = _variant("slow", loss=_slow_loss)
+WRONG = _variant("wrong", build_model=_wrong_model)
+FAILING = _variant("failing", loss=_failing_loss)
+FAILING_ACCELERATED = _variant("failing_accelerated", loss=_failing_accelerated_loss)
+WRONG_EAGER_O1 = _variant("wrong_eager_o1", loss=_wrong_eager_o1_loss)
+LATE_LOSS = _variant(
+    "late_loss", loss=_late_loss, build_model=_with_step_hook(lambda step, _: _steps.append(step))
 )
-WRONG_EAGER_O1 = dataclasses.replace(TASK, name="wrong_eager_o1", loss=_wrong_eager_o1_loss)
-LATE_LOSS = dataclasses.replace(
-    TASK,
-    name="late_loss",
-    loss=_late_loss,
-    build_model=_with_step_hook(lambda step, optimizer: _steps.append(step)),
-)
-LATE_MOMENTUM = dataclasses.replace(
-    TASK, name="late_momentum", build_model=_with_step_hook(_drop_momentum)
-)
-LATE_SKIPS = dataclasses.replace(
-    TASK, name="late_skips", build_model=_with_step_hook(_skip_each_50th)
-)
-BURSTS = dataclasses.replace(
-    TASK,
-    name="bursts",
+LATE_MOMENTUM = _variant("late_momentum", build_model=_with_step_hook(_drop_momentum))
+LATE_SKIPS = _variant("late_skips", build_model=_with_step_hook(_skip_each_50th))
+BURSTS = _variant(
+    "bursts",
     data=lambda config: Splits(_SlowStripes(256, config.seed * 1000), Stripes(64, 500_000)),
 )
-SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
+SLEEPING = _variant("sleeping", loss=_sleeping_loss)
 
 
 def config(name: str = "TASK", **values: Any) -> TrainConfig:
