@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -118,7 +119,7 @@ def positions(length: int, width: int, like: Tensor) -> Tensor:
     Vaswani et al., section 3.5. They are computed in float64 each time, and rounded once: there is
     no longest length, and no buffer to broadcast.
     """
-    exact = {"dtype": torch.float64, "device": like.device}
+    exact: dict[str, Any] = {"dtype": torch.float64, "device": like.device}
     position, even = torch.arange(length, **exact), torch.arange(0, width, 2, **exact)
     rate = torch.exp(even * (-math.log(10_000.0) / width))
     angle = position[:, None] * rate  # [length, width / 2]

@@ -34,6 +34,7 @@ def test_a_planted_fault_is_found(name):
     ("fault", "case"),
     [
         ("key_with_prefix", Case()),
+        ("scaled_gradient", Case()),
         ("stale_rate", Case(scheduler="step")),
         ("rounded_double", Case(model="double")),
         ("gradient_not_averaged", Case(launch="two", call="parts")),

@@ -236,11 +236,8 @@ def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes)
         last = write(_aten.permute.default, arguments["weight"], [0, 2, 3, 1])
         last = write(_aten.clone.default, last, memory_format=torch.contiguous_format)
         weights = write(_aten.view.default, last, [-1, sizes.inputs])
-    turned = replace(
-        sizes,
-        padding=tuple(k - 1 - p for k, p in zip(sizes.kernel, sizes.padding, strict=True)),
-        result=sizes.image,
-    )
+    padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
+    turned = replace(sizes, padding=padding, result=sizes.image)
     gradient = arguments["grad_output"]
     pixels = _under_kernel(write, gradient, turned, channels_first=True, turned=True)
     image = _image(write, write(_aten.mm.default, pixels, weights), sizes.samples, sizes.image)

@@ -84,7 +84,8 @@ def test_values_and_gradients_are_as_exact_as_torchs(size, kernel, options, bias
     exact = passes(*(each.double() for each in given))
     # Both errors are chance.
     assert_as_exact(found, passes(*given), exact, factor=1.25, more=0)
-    assert found[2].stride() == given[1].stride()
+    if kernel == (3, 3):  # strides of single elements mean nothing
+        assert found[2].stride() == given[1].stride()
 
 
 @pytest.mark.parametrize("which", ["groups", "dilation", "fp32", "other order", "transposed"])
