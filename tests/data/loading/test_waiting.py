@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import subprocess
 import sys
@@ -21,35 +20,21 @@ from torch.utils.data import DataLoader
 from gallery_lib.data.loading import waiting
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.waiting import LoaderWatch
-from gallery_lib.train.failure import what_ran_out
 
 
-def loader(collate: Any, *, files: int | None = None) -> DataLoader[Any]:
-    """Return a loader whose process may open as many files as it has open and `files` more."""
-
-    def begin(worker: int) -> None:
-        waiting.begin(worker)
-        if files is not None:
-            limit = len(list(Path("/proc/self/fd").iterdir())) + files
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-
+def loader(collate: Any) -> DataLoader[Any]:
     return DataLoader(
-        torch.arange(64), 1, num_workers=1, collate_fn=collate, worker_init_fn=begin, timeout=60
+        *(torch.arange(64), 1),
+        num_workers=1,
+        collate_fn=collate,
+        worker_init_fn=waiting.begin,
+        timeout=60,
     )
 
 
 def test_a_batch_that_cannot_be_pickled_raises_its_error() -> None:
     with pytest.raises((AttributeError, TypeError), match=r"lambda|pickle"):
         next(iter(loader(lambda items: lambda: items)))
-
-
-@pytest.mark.parametrize("files", [0, 1, 2, 3])
-def test_a_loading_process_that_can_open_no_more_files_names_the_limit(files: int) -> None:
-    batches = iter(loader(lambda items: [torch.ones(4) for _ in range(8)], files=files))
-    with pytest.raises((RuntimeError, OSError)) as raised:
-        next(batches)
-    said = what_ran_out(raised.value)
-    assert said is not None and "`ulimit -n`" in said
 
 
 def test_a_long_temporary_folder_is_no_obstacle(
