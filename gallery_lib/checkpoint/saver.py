@@ -83,9 +83,10 @@ class Saver:
         self.folder, self._interval, self._keep = folder, interval, keep
         self._say, self._notice = say, notice
         self._alone = process_group.world_size() == 1
-        self._step_group, self._thread_group = (
+        groups: list[Any] = [
             None if self._alone else dist.new_group(backend="gloo") for _ in range(2)
-        )
+        ]
+        self._step_group, self._thread_group = groups
         self._began = time.monotonic()
         self._flags: tuple[Tensor, Any] | None = None
         self._weights: dict[str, Tensor] = {}

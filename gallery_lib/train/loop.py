@@ -17,7 +17,7 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -298,7 +298,7 @@ def evaluate(session: Session) -> dict[str, float]:
 
     Evaluation runs eagerly, since it is not what is being compiled.
     """
-    model, data = session.plain, session.splits.held_out
+    model, data = session.plain, cast(Any, session.splits.held_out)
     loader: DataLoader[Any] = DataLoader(
         data,
         batch_size=items_per_batch(session.config, session.task),

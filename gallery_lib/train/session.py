@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +154,8 @@ def open_session(
     ready = recipe.prepare(Plain(model, loader, build, config, dtype))
     ready.loader.draw_from_generators()
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
-    total_steps = _total_steps(config, len(ready.loader), len(splits.train) * task.samples_per_item)
+    samples = len(cast(Any, splits.train)) * task.samples_per_item
+    total_steps = _total_steps(config, len(ready.loader), samples)
     schedule = learning_rate.scheduler(config, task, ready.optimizer, total_steps=total_steps)
     run_dir, rank = Path(config.run_dir), process_group.rank()
     log = RunLog(

@@ -110,7 +110,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_what_differs(tmp_path: P
     training.run(checkpoint, 2)
     checkpoint.close()
     parts = Training().parts()
-    with refused("resume", "another model", "it lacks weight"):
+    with refused("resume", "another model", "it lacks bias"):
         Checkpoint(tmp_path, **{**parts, "model": nn.Linear(4, 16)}, every=2)
     sgd = torch.optim.SGD(parts["model"].parameters(), lr=0.1)
     with refused("resume", "another optimizer", "AdamW", "SGD"):
