@@ -64,12 +64,8 @@ class GoOnLater(GalleryError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: to be tried again later
 
 
-class LoaderKilled(RunFailed):
-    """A data-loading process was killed, or ended by itself, while a rank waited for it."""
-
-
 class OutOfMemory(RunFailed):
-    """A run that did not fit: memory of a GPU or the host, disk, or open files ran out."""
+    """A run that did not fit: memory of a GPU or the host, or disk ran out."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,9 +1,8 @@
 """Checkpoints of a training: saved in the background, found whole, gone on from exactly.
 
 - `folders`: a checkpoint on the disk is whole or not there; which one to go on from.
-- `values`: what its files hold is data: tensors as safetensors, and plain values.
-- `state`: the parts of a training, taken apart and put back, with one format for every
-  implementation of an optimizer.
+- `state`: the parts of a training as files of data, taken apart and put back, with one format for
+  every implementation of an optimizer.
 - `saver`: when to save, agreed by all ranks; a thread writes a copy.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
 - `script`: `Checkpoint`, for a training script, in two lines.

@@ -32,12 +32,6 @@ MANIFEST = "manifest.json"
 FORMAT = 3
 """Format of checkpoints. It goes up when another version of this package could misread one."""
 _NAME = re.compile(r"step-(\d{8,})")
-_DAMAGED, _LEFT = "damaged", "left"
-"""Words before the names of checkpoints that are kept and do not count."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Folders.
 
 
 def of_step(folder: Path, step: int) -> Path:
@@ -53,23 +47,24 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(named, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
+# --------------------------------------------------------------------------------------------------
+# Writing.
+
+
 def unfinished(folder: Path, step: int) -> Path:
     """Return the path under which the checkpoint after `step` is written."""
     return folder / f".{of_step(folder, step).name}.tmp"
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make an empty folder to write the checkpoint after `step` to.
-
-    What a killed process has left unfinished in `folder` is removed.
-    """
+    """Make an empty folder for the checkpoint after `step`; remove what a killed process left."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
     unfinished(folder, step).mkdir()
 
 
-def finish(folder: Path, manifest: Manifest, keep: int) -> Path:
+def finish(folder: Path, manifest: Manifest, keep: int) -> None:
     """Write the manifest, give the checkpoint its name, delete all but the newest `keep`.
 
     All other files are on the disk by then, so it also survives a power failure.
@@ -79,16 +74,14 @@ def finish(folder: Path, manifest: Manifest, keep: int) -> Path:
     write_json(written / MANIFEST, dataclasses.asdict(signed))
     synchronize(written)
     if path.exists():  # of a run that had come further
-        remove(path)
+        _remove(path)
     written.rename(path)
     synchronize(folder)
     for old in newest_first(folder)[keep:]:
-        remove(old)
-    return path
+        _remove(old)
 
 
-def remove(path: Path) -> None:
-    """Delete a checkpoint; no half of it is ever seen under its name."""
+def _remove(path: Path) -> None:
     hidden = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
@@ -104,7 +97,6 @@ def synchronize(path: Path) -> None:
 
 
 def _set_aside(path: Path, why: str) -> Path:
-    """Rename a checkpoint, so that it does not count as one of those to keep."""
     aside = path.with_name(f"{why}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -112,13 +104,9 @@ def _set_aside(path: Path, why: str) -> Path:
 
 
 def set_aside_later(path: Path) -> list[Path]:
-    """Set aside the checkpoints with more steps than `path`, in its folder; return where they are.
-
-    A training that goes on from `path` leaves them behind.
-    """
+    """Rename the checkpoints with more steps than `path`, which a training leaves behind."""
     folder = newest_first(path.parent)
-    later = folder[: folder.index(path)] if path in folder else []
-    return [_set_aside(one, _LEFT) for one in later]
+    return [_set_aside(one, "left") for one in folder[: folder.index(path)]]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,29 +169,31 @@ def read_whole(path: Path) -> Manifest:
                 "that wrote it, or load its weights.safetensors.",
             )
         manifest = read_json(path / MANIFEST, Manifest, again="")
+        damage = _damage(path, manifest)
     except FileNotFoundError:
-        raise Unusable(path, f"is damaged: {MANIFEST} is missing.", damaged=True) from None
+        damage = f"{MANIFEST} is missing"
     except Unusable:
         raise
     except InputError as error:
-        text = str(error).strip().rstrip(".")
-        raise Unusable(path, f"is damaged: {text}.", damaged=True) from None
+        damage = str(error).strip().rstrip(".")
+    if damage:
+        raise Unusable(path, f"is damaged: {damage}.", damaged=True)
+    return manifest
+
+
+def _damage(path: Path, manifest: Manifest) -> str:
     if manifest.digest != _digest(manifest):
-        reason = f"{MANIFEST} does not have the digest it names"
-        raise Unusable(path, f"is damaged: {reason}.", damaged=True)
+        return f"{MANIFEST} does not have the digest it names"
     for name, facts in manifest.files.items():
         try:
             size = (path / name).stat().st_size
             if size != facts.bytes:
-                reason = f"{name} has {size} bytes, and {facts.bytes} were written"
-            elif facts_of(path / name) != facts:
-                reason = f"{name} has another content than was written"
-            else:
-                continue
+                return f"{name} has {size} bytes, and {facts.bytes} were written"
+            if facts_of(path / name) != facts:
+                return f"{name} has another content than was written"
         except OSError as error:
-            reason = f"{name}: {error.strerror}"
-        raise Unusable(path, f"is damaged: {reason}.", damaged=True)
-    return manifest
+            return f"{name}: {error.strerror}"
+    return ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -239,7 +229,7 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
             reason = str(error)
         if set_aside:
             with contextlib.suppress(OSError):  # a folder that may only be read
-                reason += f" It is kept as {_set_aside(path, _DAMAGED).name}."
+                reason += f" It is kept as {_set_aside(path, 'damaged').name}."
         refused.append(reason)
     if refused:
         raise InputError(
@@ -248,7 +238,7 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Choice | None:
     return None
 
 
-def places_of(path: Path) -> list[Path]:
+def place_of(path: Path) -> Path:
     """Return the checkpoint that `path` names, or else the folder of those in it or its run.
 
     What is in a checkpoint is not looked at.
@@ -258,21 +248,19 @@ def places_of(path: Path) -> list[Path]:
     """
     try:
         if path.is_dir() and (_NAME.fullmatch(path.absolute().name) or (path / MANIFEST).exists()):
-            return [path]
-        places = [place for place in (path, path / CHECKPOINTS) if newest_first(place)]
+            return path
+        for place in (path, path / CHECKPOINTS):
+            if newest_first(place):
+                return place
         what = "is a file" if path.is_file() else "holds no checkpoint"
         what = what if path.exists() else "does not exist"
     except OSError as error:
-        raise InputError(
-            f"resume={path} cannot be used. {refusal(error)}.", parameter="resume"
-        ) from None
-    if not places:
-        raise InputError(
-            f"resume={path} {what}. Name a checkpoint, such as "
-            "RUN_DIR/checkpoints/step-00000120, or the folder of its run.",
-            parameter="resume",
-        )
-    return places
+        what = f"cannot be used: {refusal(error)}"
+    raise InputError(
+        f"resume={path} {what}. Name a checkpoint, such as RUN_DIR/checkpoints/step-00000120, or "
+        "the folder of its run.",
+        parameter="resume",
+    )
 
 
 def named(path: Path) -> Choice:
@@ -281,5 +269,5 @@ def named(path: Path) -> Choice:
     Raises:
         InputError: there is none, or it cannot be used.
     """
-    place = places_of(path)[0]
+    place = place_of(path)
     return newest_whole(place) or Choice(place, read_whole(place))

@@ -24,7 +24,6 @@ lost asks nobody.
 """
 ENDED_FILE = "ended-early.json"
 """File in a run's folder that says why a run ended before its last step, and how it goes on."""
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ONE_NOTICE_SECONDS = 2.0
 
 
@@ -53,20 +52,18 @@ class Notice:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {
-            number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS
-        }
 
         def note(number: int, frame: FrameType | None) -> None:
-            late = time.monotonic() - self._since > _ONE_NOTICE_SECONDS
             if not self._signal:
                 self._signal, self._since = signal.Signals(number).name, time.monotonic()
-            elif late and number == signal.SIGTERM:
+            elif number == signal.SIGTERM and time.monotonic() - self._since > _ONE_NOTICE_SECONDS:
                 signal.signal(number, before[number])
                 os.kill(os.getpid(), number)
 
-        for number in before:
-            signal.signal(number, note)
+        before: dict[int, Any] = {
+            number: signal.signal(number, note) or signal.SIG_DFL
+            for number in (signal.SIGTERM, signal.SIGUSR1)
+        }
         try:
             yield
         finally:

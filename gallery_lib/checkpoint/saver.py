@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,12 +29,13 @@ from gallery_lib.checkpoint.folders import FileFacts, Manifest
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import (
     COMMON_FILE,
+    OPTIMIZER_FILE,
+    RANK_FILE,
     WEIGHTS_FILE,
     TrainingState,
-    optimizer_file,
-    rank_file,
+    copied,
+    write_plain,
 )
-from gallery_lib.checkpoint.values import copied, write_plain, write_tensors
 from gallery_lib.comm import process_group
 from gallery_lib.config.intervals import Interval
 from gallery_lib.console.exit_code import refusal
@@ -111,10 +113,9 @@ class Saver:
         """Return which of the flags any rank had at the end of the step before."""
         if self._alone:
             return own
-        flags, self._flags = self._flags, None
         agreed = tuple(False for _ in own)
-        if flags is not None:
-            values, work = flags
+        if self._flags is not None:
+            values, work = self._flags
             work.wait()
             agreed = tuple(map(bool, values.tolist()))
         # What was agreed on now is not to be done again.
@@ -129,8 +130,7 @@ class Saver:
         self._saved_at = step
         began = time.perf_counter()
         self.wait()
-        waited = time.perf_counter() - began
-        if waited > 0.5:
+        if (waited := time.perf_counter() - began) > 0.5:
             self._say_once(
                 f"step {step} waited {waited:.1f} s for the checkpoint before it to be written: a "
                 "longer checkpoint_every does not wait",
@@ -144,10 +144,13 @@ class Saver:
                     "odd weights",
                 )
         began = time.perf_counter()
-        weights, optimizers = self._own_part(state)
-        self._weights = _copies(weights, self._weights)
-        self._optimizers = _copies(optimizers, self._optimizers)
-        common = copied(state.common) if process_group.rank() == 0 else {}
+        rank, size = process_group.rank(), process_group.world_size()
+        # Rank 0 has all weights. The states go round, the largest first, the same on all ranks.
+        order = sorted(state.optimizers, key=lambda n: (-state.optimizers[n].nbytes, n))
+        own = {name: state.optimizers[name] for name in order[(rank - 1) % size :: size]}
+        self._weights = _copies(state.weights if rank == 0 else {}, self._weights)
+        self._optimizers = _copies(own, self._optimizers)
+        common = copied(state.common) if rank == 0 else {}
         rest = (copied(state.of_rank), state.facts, state.copies)
         staged = TrainingState(self._weights, self._optimizers, common, *rest)
         self.copy_seconds = time.perf_counter() - began
@@ -160,23 +163,6 @@ class Saver:
         if kind not in self._told:
             self._told.add(kind)
             self._say(f"checkpoint  {line}")
-
-    def _own_part(self, state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the weights and the optimizer states that this rank writes.
-
-        Rank 0 has all weights. Each state goes to whoever has the fewest bytes. All ranks come to
-        the same division.
-        """
-        rank, states = process_group.rank(), state.optimizers
-        loads = [0] * process_group.world_size()
-        loads[0] = sum(weight.nbytes for weight in state.weights.values())
-        own = {}
-        for name in sorted(states, key=lambda name: (-states[name].nbytes, name)):
-            place = loads.index(min(loads))
-            loads[place] += states[name].nbytes
-            if place == rank:
-                own[name] = states[name]
-        return state.weights if rank == 0 else {}, own
 
     def wait(self) -> None:
         """Wait until the checkpoint that is being written is whole, or has failed."""
@@ -191,11 +177,18 @@ class Saver:
             self._flags = None
         self.wait()
 
+    def end(self, step: int) -> str:
+        """Finish a training that was told to end; return by what, and whether it was saved."""
+        self.finish()
+        failure = self.outcome.failure if self.outcome else ""
+        how = f"without a new checkpoint ({failure})" if failure else "with a checkpoint"
+        reason = self._notice.heard() or "another process's notice"
+        return f"{reason}: ended after step {step} {how}"
+
     # ----------------------------------------------------------------------------------------------
     # In the thread.
 
     def _write_or_tell(self, step: int, state: TrainingState) -> None:
-        """Write a checkpoint, and tell what came of it."""
         began, size = time.perf_counter(), 0
         with contextlib.suppress(OSError):
             if sys.platform == "linux":
@@ -220,37 +213,28 @@ class Saver:
         files: dict[str, FileFacts] = {}
         everything: dict[str, FileFacts] = {}
 
-        def begin() -> None:
-            if first:
-                folders.begin(self.folder, step)
-
         def write() -> None:
             for path in _write_files(folder, state):
                 files[path.name] = folders.facts_of(path)
 
         def finish() -> None:
-            if first:
-                self._check_present(folder, everything)
-                size = process_group.world_size()
-                whole = Manifest(step, size, everything, state.facts)
-                folders.finish(self.folder, whole, self._keep)
+            if missing := [name for name in everything if not (folder / name).exists()]:
+                raise OSError(
+                    f"{missing[0]} of another host is not in {self.folder}: the folder has to be "
+                    "on a file system that all hosts share"
+                )
+            size = process_group.world_size()
+            folders.finish(self.folder, Manifest(step, size, everything, state.facts), self._keep)
 
-        failure = self._together(begin) or self._together(write)
+        failure = self._together(lambda: folders.begin(self.folder, step), on_this_rank=first)
+        failure = failure or self._together(write)
         if not failure:
             for part in self._all_ranks(files):
                 everything |= part
-            failure = self._together(finish)
+            failure = self._together(finish, on_this_rank=first)
         if failure and first:
             shutil.rmtree(folder, ignore_errors=True)
         return failure, sum(facts.bytes for facts in everything.values())
-
-    def _check_present(self, folder: Path, files: dict[str, FileFacts]) -> None:
-        missing = [name for name in files if not (folder / name).exists()]
-        if missing:
-            raise OSError(
-                f"{missing[0]} of another host is not in {self.folder}: the folder has to be on a "
-                "file system that all hosts share"
-            )
 
     def _all_ranks(self, value: Any) -> list[Any]:
         if self._alone:
@@ -259,11 +243,12 @@ class Saver:
         dist.all_gather_object(values, value, group=self._thread_group)
         return values
 
-    def _together(self, part: Callable[[], None]) -> str:
-        """Run a part of the work on every rank; return the first failure on any, or ""."""
+    def _together(self, part: Callable[[], None], *, on_this_rank: bool = True) -> str:
+        """Run a part of the work; return the first failure on any rank, or ""."""
         failure = ""
         try:
-            part()
+            if on_this_rank:
+                part()
         except Exception as error:
             failure = _in_words(error, self.folder)
         return next(filter(None, self._all_ranks(failure)), "")
@@ -289,19 +274,21 @@ def _copies(tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict
 def _write_files(folder: Path, state: TrainingState) -> list[Path]:
     """Write this rank's files of a checkpoint; return their paths."""
     rank = process_group.rank()
-    paths = [folder / rank_file(rank), folder / optimizer_file(rank)]
-    write_plain(paths[0], state.of_rank)
-    write_tensors(paths[1], state.optimizers)
+    plain = {RANK_FILE.format(rank): state.of_rank}
+    tensors = {OPTIMIZER_FILE.format(rank): state.optimizers}
     if rank == 0:
-        paths += [folder / COMMON_FILE, folder / WEIGHTS_FILE]
-        write_plain(paths[2], state.common)
-        write_tensors(paths[3], state.weights)
-        for name, (path, length) in state.copies.items():  # files that grow meanwhile
-            with path.open("rb") as source:
-                (folder / name).write_bytes(source.read(length))
-            folders.synchronize(folder / name)
-            paths.append(folder / name)
-    return paths
+        plain[COMMON_FILE], tensors[WEIGHTS_FILE] = state.common, state.weights
+    for name, values in plain.items():
+        write_plain(folder / name, values)
+    for name, weights in tensors.items():
+        safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
+        folders.synchronize(folder / name)
+    copies = state.copies if rank == 0 else {}
+    for name, (path, length) in copies.items():  # files that grow meanwhile
+        with path.open("rb") as source:
+            (folder / name).write_bytes(source.read(length))
+        folders.synchronize(folder / name)
+    return [folder / name for name in (*plain, *tensors, *copies)]
 
 
 def _in_words(error: BaseException, folder: Path) -> str:

@@ -7,6 +7,7 @@ loader's next pass leaves out what the interrupted one has had.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -21,21 +22,13 @@ from gallery_lib.checkpoint import folders
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
-from gallery_lib.checkpoint.state import Parts, choose, plain
-from gallery_lib.checkpoint.values import check_plain
+from gallery_lib.checkpoint.state import Parts, check_plain, choose
 from gallery_lib.comm import process_group
-from gallery_lib.compiler import notices
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import GO_ON_LATER, tell
-
-_SEVERAL_GRAPHS = (
-    "the compiler has made graphs for batches of several shapes. A new process sees another shape "
-    "first, so losses may differ in the last bit. torch._dynamo.maybe_mark_dynamic makes one graph "
-    "serve all shapes"
-)
 
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
@@ -119,7 +112,14 @@ class Checkpoint:
         if not isinstance(keep, int) or keep < 1:
             raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
         self.folder = Path(folder).expanduser()
-        _make(self.folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied", str(self.folder))
+        except OSError as error:
+            raise InputError(
+                f"folder={self.folder} cannot be used. {refusal(error)}.", parameter="folder"
+            ) from None
         self._parts = Parts(
             model, _listed(optimizer), _listed(scheduler), scaler, _followed(loader)
         )
@@ -128,14 +128,12 @@ class Checkpoint:
         """Number of steps done, those before a resume included."""
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
-        self._ends = contextlib.ExitStack()
-        self._several_graphs, self._watching = False, False
         self._go_on(None if resume is None else str(resume))
         state = self._parts.state()
         check_plain({**state.common, **state.of_rank})
-        notice = Notice()
-        self._ends.enter_context(notice.listening())
-        self._notice, self._saver = notice, Saver(self.folder, interval, keep, say, notice)
+        self._ends, self._notice = contextlib.ExitStack(), Notice()
+        self._ends.enter_context(self._notice.listening())
+        self._saver = Saver(self.folder, interval, keep, say, self._notice)
         # At its end Python would stop the thread in the middle of a write.
         self._finish = weakref.finalize(self, self._saver.finish)
         _open = weakref.ref(self)
@@ -143,8 +141,7 @@ class Checkpoint:
     @property
     def epoch(self) -> int:
         """Return the number of whole passes through the loader: where a loop over epochs begins."""
-        progress = getattr(self._parts.loader, "passes", None)
-        return 0 if progress is None else progress
+        return getattr(self._parts.loader, "passes", None) or 0
 
     @property
     def notice(self) -> str:
@@ -158,29 +155,18 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
-        if not self._watching:  # the first step's graphs are those of a process that goes on, too
-            self._watching = True
-            self._ends.enter_context(self._watching_compiler())
         save, end = self._saver.due(self.steps)
         if save:
             self.save()
         if end and self._exit_on_notice:
-            self._end()
-
-    def _end(self) -> None:
-        """Raise SystemExit once the last checkpoint is whole."""
-        self._saver.finish()
-        reason = self.notice or "another process's notice"
-        failure = self._saver.outcome.failure if self._saver.outcome else ""
-        how = f"without a new checkpoint ({failure})" if failure else "with a checkpoint"
-        say(f"checkpoint  {reason}: ended after step {self.steps} {how}. Run it again.")
-        if process_group.world_size() > 1:
-            process_group.all_ranks(None)  # the first rank that ends has the others ended
-        raise SystemExit(GO_ON_LATER)
+            say(f"checkpoint  {self._saver.end(self.steps)}. Run it again.")
+            if process_group.world_size() > 1:
+                process_group.all_ranks(None)  # the first rank that ends has the others ended
+            raise SystemExit(GO_ON_LATER)
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
-        state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
+        state = self._parts.state(steps=self.steps)
         state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
         self._saver.save(self.steps, state)
 
@@ -208,26 +194,8 @@ class Checkpoint:
         said = self._parts.load(saved)
         self.steps, self.resumed_from = saved.manifest.step, saved.path
         say(f"checkpoint  going on from {saved.path}, step {self.steps}")
-        self._several_graphs = bool(saved.common.get("several_graphs"))
-        for line in (*saved.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
+        for line in (*saved.refused, *said):
             say(f"checkpoint  {line}")
-
-    def _watching_compiler(self) -> contextlib.AbstractContextManager[None]:
-        """Context: note that the training is compiled again after its first step.
-
-        A model that nothing compiled has not imported the compiler by then.
-        """
-        if "torch._dynamo" not in sys.modules:
-            return contextlib.nullcontext()
-
-        reference = weakref.ref(self)
-
-        def note() -> None:
-            alive = reference()
-            if alive is not None and torch.is_grad_enabled():
-                alive._several_graphs |= plain(alive._parts.model).training
-
-        return notices.observed(note, lambda: None, lambda: None)
 
 
 def say(line: str) -> None:
@@ -236,33 +204,12 @@ def say(line: str) -> None:
         tell(line)
 
 
-def _make(folder: Path) -> None:
-    """Make the folder, on every rank where it is to be written.
-
-    Raises:
-        InputError: it cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".rank-{process_group.rank()}.tmp"
-        probe.mkdir(exist_ok=True)
-        probe.rmdir()
-    except OSError as error:
-        raise InputError(
-            f"folder={folder} cannot be used. {refusal(error)}.", parameter="folder"
-        ) from None
-
-
 def _listed(parts: Any) -> list[Any]:
     return [] if parts is None else list(parts) if isinstance(parts, list | tuple) else [parts]
 
 
 def _followed(loader: Any) -> Any:
-    """Return what knows a loader's position in its data.
-
-    Raises:
-        InputError: for a loader without a position.
-    """
+    """Return what knows a loader's position in its data, or refuse the loader."""
     if loader is None or hasattr(loader, "load_state_dict"):
         return loader
     if isinstance(loader, DataLoader):

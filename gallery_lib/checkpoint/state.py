@@ -1,24 +1,33 @@
 """State of a training, taken apart for a checkpoint and put back: model, optimizers and the rest.
 
 Large tensors are common to all ranks. Of the small rest, one part is common, and one is each rank's
-own: random states, the position in the data, what error feedback has kept.
+own: random states, the position in the data, what error feedback has kept. Tensors are safetensors;
+all else is what `torch.save` writes. The files are data: they are read with `weights_only=True`, so
+nothing in them is executed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import functools
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
 from gallery_lib.checkpoint import folders
 from gallery_lib.checkpoint.folders import AUTO, Choice, Manifest, Unusable
-from gallery_lib.checkpoint.values import is_plain, read_plain, read_tensors
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import comm_state_dict, load_comm_state_dict
 from gallery_lib.comm.ddp import plain_module
@@ -28,16 +37,10 @@ from gallery_lib.errors import InputError
 
 WEIGHTS_FILE = "weights.safetensors"
 COMMON_FILE = "training.pt"
-
-
-def optimizer_file(rank: int) -> str:
-    """Return the name of the file with the optimizer states that a rank has written."""
-    return f"optimizer-{rank:05d}.safetensors"
-
-
-def rank_file(rank: int) -> str:
-    """Return the name of the file with a rank's own part of a checkpoint."""
-    return f"rank-{rank:05d}.pt"
+OPTIMIZER_FILE = "optimizer-{:05d}.safetensors"
+"""File with the optimizer states that a rank has written."""
+RANK_FILE = "rank-{:05d}.pt"
+"""File with a rank's own part of a checkpoint."""
 
 
 @dataclass
@@ -64,20 +67,10 @@ class Saved:
     optimizers: dict[str, Tensor]
     common: dict[str, Any]
 
-    @classmethod
-    def of(cls, choice: Choice) -> Saved:
-        """Return the state in the checkpoint that was chosen."""
-        states: dict[str, Tensor] = {}
-        for rank in range(choice.manifest.world_size):
-            states |= read_tensors(choice.path / optimizer_file(rank))
-        weights = read_tensors(choice.path / WEIGHTS_FILE)
-        common = read_plain(choice.path / COMMON_FILE)
-        return cls(choice.path, choice.manifest, choice.refused, weights, states, common)
-
     def of_rank(self) -> dict[str, Any]:
         """Return this rank's own part; ranks beyond its number share the others'."""
         rank = process_group.rank() % self.manifest.world_size
-        return read_plain(self.path / rank_file(rank))
+        return read_plain(self.path / RANK_FILE.format(rank))
 
 
 def choose(resume: str, own_folder: Path | None) -> Saved | None:
@@ -97,24 +90,20 @@ def choose(resume: str, own_folder: Path | None) -> Saved | None:
                 answer = folders.named(Path(resume).expanduser())
             elif own_folder is not None:
                 answer = folders.newest_whole(own_folder, set_aside=True)
-        except InputError as error:
-            answer = InputError(str(error), parameter="resume")
-        except OSError as error:
-            text = f"resume={resume} cannot be used. {refusal(error)}."
-            answer = InputError(text, parameter="resume")
+        except (InputError, OSError) as error:
+            text = error if isinstance(error, InputError) else refusal(error)
+            answer = InputError(str(text), parameter="resume")
     answer = process_group.from_rank_0(answer)
     if isinstance(answer, InputError):
         raise answer
-    return None if answer is None else Saved.of(answer)
-
-
-def plain(model: nn.Module) -> nn.Module:
-    """Return the user's own module, inside what distributes and compiles it."""
-    inner = plain_module(model)
-    # By name, since importing the class takes a second.
-    if type(inner).__name__ == "OptimizedModule":
-        inner = inner._orig_mod  # type: ignore[assignment]
-    return inner
+    if answer is None:
+        return None
+    states: dict[str, Tensor] = {}
+    for rank in range(answer.manifest.world_size):
+        states |= _read_tensors(answer.path / OPTIMIZER_FILE.format(rank))
+    weights = _read_tensors(answer.path / WEIGHTS_FILE)
+    common = read_plain(answer.path / COMMON_FILE)
+    return Saved(answer.path, answer.manifest, answer.refused, weights, states, common)
 
 
 @dataclass
@@ -128,12 +117,19 @@ class Parts:
     loader: Any = None
     """Anything with `state_dict` and `load_state_dict`, or None."""
 
+    def plain(self) -> nn.Module:
+        """Return the user's own module, inside what distributes and compiles it."""
+        inner = plain_module(self.model)
+        # By name, since importing the class takes a second.
+        if type(inner).__name__ == "OptimizedModule":
+            inner = inner._orig_mod  # type: ignore[assignment]
+        return inner
+
     def state(self, **more: Any) -> TrainingState:
         """Return the state of all parts; `more` becomes part of what is common."""
-        model = plain(self.model)
-        state = _state_dict(model)
+        model = self.plain()
+        state = model.state_dict()
         weights = {name: value for name, value in state.items() if is_plain(value)}
-        extra = {name: value for name, value in state.items() if name not in weights}
         large: dict[str, Tensor] = {}
         rest = []
         for number, optimizer in enumerate(self.optimizers):
@@ -141,7 +137,7 @@ class Parts:
             large |= {f"{number}/{name}": tensor for name, tensor in tensors.items()}
             rest.append(others)
         common = {
-            "model": extra,
+            "model": {name: value for name, value in state.items() if name not in weights},
             "optimizer": rest,
             "scheduler": [scheduler.state_dict() for scheduler in self.schedulers],
             "scaler": {} if self.scaler is None else self.scaler.state_dict(),
@@ -156,7 +152,7 @@ class Parts:
 
     def check(self, saved: Saved) -> None:
         """Raise Unusable where a checkpoint does not fit these parts; nothing is changed."""
-        model, path = plain(self.model), saved.path
+        model, path = self.plain(), saved.path
         if reason := _difference(model, saved.weights | saved.common["model"]):
             raise Unusable(path, f"is of another model: {reason}.")
         for name, parts in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
@@ -173,8 +169,8 @@ class Parts:
 
     def load(self, saved: Saved) -> list[str]:
         """Go on from a checkpoint that has been checked; return what to announce, line by line."""
-        model, common = plain(self.model), saved.common
-        _load_model(model, saved.weights | common["model"])
+        model, common = self.plain(), saved.common
+        model.load_state_dict(saved.weights | common["model"])
         for number, optimizer in enumerate(self.optimizers):
             mark = f"{number}/"
             large = {
@@ -187,11 +183,7 @@ class Parts:
             scheduler.load_state_dict(state)
         if common["scaler"]:
             self.scaler.load_state_dict(common["scaler"])
-        return self._load_of_rank(saved)
-
-    def _load_of_rank(self, saved: Saved) -> list[str]:
-        said: list[str] = []
-        of_rank = saved.of_rank()
+        said, of_rank = [], saved.of_rank()
         if self.loader is not None and of_rank["loader"] is not None:
             self.loader.load_state_dict(of_rank["loader"])
         kept = of_rank["communication"]
@@ -210,60 +202,20 @@ class Parts:
         return said
 
 
-# --------------------------------------------------------------------------------------------------
-# The model.
-
-
-def _state_dict(model: nn.Module) -> dict[str, Any]:
-    state = model.state_dict()
-    for name, value in state.items():
-        if "DTensor" in type(value).__name__:
-            raise InputError(
-                f"the model's {name} is sharded (a DTensor). Save it with "
-                "torch.distributed.checkpoint itself.",
-                parameter="model",
-            )
-    return state
-
-
-def _load_model(model: nn.Module, values: dict[str, Any]) -> None:
-    """Load a state dict that has been checked.
-
-    Plain tensors are copied to the model's memory. Others of the same size become its memory, since
-    torch copies not all their kinds. The rest belongs to modules that save and load in their own
-    way, so `load_state_dict` gets it.
-    """
-    parameters = model.named_parameters(remove_duplicate=False)
-    memory = dict([*parameters, *model.named_buffers(remove_duplicate=False)])
-    rest: dict[str, Any] = {}
-    with torch.no_grad():
-        for name, value in values.items():
-            own = memory.get(name)
-            if isinstance(value, Tensor) and own is not None and own.shape == value.shape:
-                if is_plain(own) and is_plain(value):
-                    own.copy_(value)
-                    continue
-                value = value.to(own.device, copy=True)
-                if value.layout in (torch.strided, torch.sparse_coo):
-                    own.data = value
-                else:  # of CSR and its kin the former sets nothing
-                    torch.utils.swap_tensors(own, value)
-            else:
-                rest[name] = value.clone() if isinstance(value, Tensor) else value
-    if rest:
-        state = model.state_dict()  # which also knows the versions of its modules
-        state.update(rest)
-        model.load_state_dict(state, strict=False)
-
-
 def _difference(model: nn.Module, saved: dict[str, Any]) -> str:
     """Return how the tensors of a checkpoint differ from a model's, or "" where they fit."""
-    here, there = _kinds(model.state_dict()), _kinds(saved)
-    missing = [name for name in here if name not in there]
-    extra = [name for name in there if name not in here]
-    if missing or extra:
-        name = (missing or extra)[0]
-        whose = "lacks" if missing else "has"
+
+    def kinds(values: Mapping[str, Any]) -> dict[str, str]:
+        return {
+            name: f"{list(value.shape)} in {value.dtype}, {value.layout}"
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+
+    here, there = kinds(model.state_dict()), kinds(saved)
+    if here.keys() != there.keys():
+        missing, extra = here.keys() - there.keys(), there.keys() - here.keys()
+        name, whose = min(missing or extra), "lacks" if missing else "has"
         return f"it {whose} {name} ({len(missing)} names are missing in it, {len(extra)} more)"
     # An observer of quantisation, say, has buffers of another size after its first batch.
     load_themselves = {
@@ -273,18 +225,8 @@ def _difference(model: nn.Module, saved: dict[str, Any]) -> str:
     }
     for name, kind in here.items():
         if kind != there[name] and name.rpartition(".")[0] not in load_themselves:
-            saved_kind, own_kind = (
-                f"{list(size)} in {dtype}" + f", {layout}" * (layout is not torch.strided)
-                for size, dtype, layout in (there[name], kind)
-            )
-            return f"its {name} is {saved_kind}, and here it is {own_kind}"
+            return f"its {name} is {there[name]}, and here it is {kind}"
     return ""
-
-
-def _kinds(values: dict[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype, torch.layout]]:
-    """Return size, dtype and layout of each tensor."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    return {name: (value.shape, value.dtype, value.layout) for name, value in tensors.items()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -324,19 +266,18 @@ def state_of(
         if not isinstance(number, int):  # of no parameter: the optimizer's own
             rest[number] = values
             continue
-        name = order[number]
-        large |= {f"{name}/{key}": value for key, value in values.items() if _is_large(key, value)}
-        rest[name] = {key: value for key, value in values.items() if not _is_large(key, value)}
+        own: dict[Any, Any] = rest.setdefault(order[number], {})
+        for key, value in values.items():
+            if isinstance(key, str) and "/" not in key and is_plain(value) and value.dim() > 0:
+                large[f"{order[number]}/{key}"] = value
+            else:
+                own[key] = value
     options = [
         {name: value for name, value in group.items() if name != "params"}
         for group in state["param_groups"]
     ]
     facts = {"kind": type(optimizer).__name__, "parameters": groups}
     return large, {**facts, "groups": options, "states": rest}
-
-
-def _is_large(key: Any, value: Any) -> bool:
-    return isinstance(key, str) and "/" not in key and is_plain(value) and value.dim() > 0
 
 
 def difference(optimizer: torch.optim.Optimizer, model: nn.Module, rest: dict[str, Any]) -> str:
@@ -374,13 +315,136 @@ def load(
         else:
             own = value.to(parameter.device, copy=True)
         states[numbers[name]][kind] = own
-    present = optimizer.state_dict()["param_groups"]
     groups = [
         {
             **saved,
             **{name: group[name] for name in _IMPLEMENTATION if name in group},
             "params": group["params"],
         }
-        for saved, group in zip(rest["groups"], present, strict=True)
+        for saved, group in zip(rest["groups"], optimizer.state_dict()["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+# --------------------------------------------------------------------------------------------------
+# Values in files.
+
+
+@functools.cache
+def _held_by_safetensors(dtype: torch.dtype) -> bool:
+    try:
+        file = safetensors.torch.save({"": torch.empty(1, dtype=dtype)})
+        return safetensors.torch.load(file)[""].shape == (1,)
+    except Exception:  # each version of torch and safetensors refuses in its own way
+        return False
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor with memory of its own and a dtype of safetensors.
+
+    Sparse, quantised, nested and expanded tensors are not, and neither are subclasses that wrap
+    other tensors.
+    """
+    return isinstance(value, Tensor) and not (
+        is_lazy(value)
+        or is_traceable_wrapper_subclass(value)
+        or value.layout is not torch.strided
+        or value.is_nested
+        or value.is_meta
+        or value.is_quantized
+        or not _held_by_safetensors(value.dtype)
+        or any(not step and n > 1 for n, step in zip(value.shape, value.stride(), strict=True))
+    )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with _damage_named(path.parent):
+        return safetensors.torch.load_file(path)
+
+
+def _numpys() -> list[Any]:
+    """Return what pickles of numpy's numbers and arrays name, in numpy 1 and 2."""
+    makers: list[Any] = [value.__reduce__()[0] for value in (np.float64(0), np.empty(0))]
+    kinds = [np.ndarray, np.dtype, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+    return [
+        *((kind, f"{kind.__module__}.{kind.__name__}") for kind in kinds),
+        *(
+            (f, f"numpy.{core}.multiarray.{f.__name__}")
+            for f in makers
+            for core in ("core", "_core")
+        ),
+        (bytes, "builtins.bytes"),  # of an array without elements
+    ]
+
+
+_NUMPYS = _numpys()
+
+
+def _loaded(file: Path | io.BytesIO) -> Any:
+    with torch.serialization.safe_globals(_NUMPYS):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return what `write_plain` has written."""
+    with _damage_named(path.parent):
+        return _loaded(path)
+
+
+def write_plain(path: Path, values: dict[str, Any]) -> None:
+    """Write values to a new file.
+
+    Raises:
+        InputError: one of them could not be read back.
+        OSError: the disk is full, or fails.
+    """
+    try:
+        content = _serialized(values)
+    except Exception:
+        check_plain(values)
+        raise
+    path.write_bytes(content)
+    folders.synchronize(path)
+
+
+def check_plain(values: Mapping[str, Any]) -> None:
+    """Raise InputError, with the name of the value, where one could not be read back."""
+    for name, value in values.items():
+        try:
+            _serialized(copied(value))
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            called = re.search(r"GLOBAL (\S+)", text)
+            reason = f"reading it would execute {called[1]}" if called else text[:150]
+            raise InputError(
+                f"the state of the {name} cannot be saved: {reason}. Checkpoints hold tensors, "
+                "numpy arrays and plain values.",
+                parameter=name,
+            ) from None
+
+
+def copied(value: Any) -> Any:
+    """Return a nested value with every tensor copied to the host."""
+    return tree_map(
+        lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, value
+    )
+
+
+def _serialized(value: Any) -> bytes:
+    """Return a value as `torch.save` writes it, once it has been read back."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    _loaded(file)
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of unpickling, of the archive, of safetensors
+        text = " ".join(str(error).split())[:200]
+        raise Unusable(folder, f"cannot be read: {text}.", damaged=True) from error

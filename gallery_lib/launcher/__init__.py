@@ -2,12 +2,10 @@
 
 - `job`: start, show and end a run. `run_folder`: its folder, checked and locked.
 - `preflight`: what can be known to fail is refused before a process is started.
-- `description`: the resolved options of a run, as its processes read them. `commands`: what starts
-  these processes.
+- `commands`: what starts the processes, which find the run in a file (`train/resolved.py`).
 - `torchrun`: torchrun, listening only where it is told to.
-- `forked`: processes of a comparison, forked from one that has imported torch.
+- `forked`: processes forked from one that has imported torch, and the watch over ranks.
 - `worker`: one training process. `script`: a training script of the reader's own.
-- `ranks`: the watch over the processes of ranks: who was killed, who is stopped.
 
 Where there is no GPU, training processes are forked from torchrun, which has imported torch. CUDA
 does not survive a fork, so with a GPU each process starts anew.

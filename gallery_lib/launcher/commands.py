@@ -37,14 +37,9 @@ def torchrun_command(
     module: str = WORKER,
     words: Sequence[str] = (),
 ) -> list[str]:
-    """Return the torchrun command line of a run.
+    """Return the torchrun command line of a run, whose processes execute `module` with `words`.
 
-    Args:
-        launch: the launch options.
-        run_dir: the run's folder; None: not known yet.
-        meeting: the folder in which torchrun meets on one host; None: a new temporary one.
-        module: what each process executes.
-        words: options for the module; none: it finds the run's description.
+    On one host torchrun meets in the folder `meeting`; None: a new temporary one.
     """
     command = [*PYTHON, "-m", "gallery_lib.launcher.torchrun"]
     command += [f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
@@ -53,7 +48,7 @@ def torchrun_command(
     elif launch.dynamic:
         host, port = preflight.endpoint(launch)
         # torch asks a name server which host this is.
-        is_host = int(preflight.can_listen(host, port))
+        is_host = int(not preflight.cannot_listen(host, port))
         command += [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={host}:{port}",

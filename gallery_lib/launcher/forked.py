@@ -12,26 +12,30 @@ The processes of a training run find its description in GALLERY_RUN instead of i
 When one process fails the others are ended. If several have failed meanwhile, the exit code is that
 of one that was killed: the others fail because it is gone.
 
-A run that is held (`RunDescription.held`) stops after its imports, with the file HELD_FILE in its
+A run that is held (`Run.held`) stops after its imports, with the file HELD_FILE in its
 folder. It goes on when the file is removed. The time in between is not part of its start-up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
-from gallery_lib.launcher import description, ranks
-from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.ranks import Ending
+from gallery_lib.errors import SilentRank
 from gallery_lib.system import sockets
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
@@ -42,35 +46,112 @@ from gallery_lib.system.processes import (
     now,
     shell_exit_code,
 )
+from gallery_lib.train.failure import ErrorReport
+from gallery_lib.train.resolved import Run, this_run
 
 HELD_FILE = "held"
 _LOOK_SECONDS = 0.1
 _HELD_LOOK_SECONDS = 0.02
+_STOPPED_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 5.0
+"""Longest normal time between two looks; a longer one means this process was stopped itself."""
 
 
-def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
-    if processes == 1:
-        return {}
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        RENDEZVOUS_VARIABLE: str(rendezvous.absolute()),
-    }
+# --------------------------------------------------------------------------------------------------
+# Watch over this host's ranks, by the process that started them: who was killed, who is stopped.
+#
+# A killed process writes no report of its own, and other ranks may fail because it is gone. Others
+# would wait forever for one that is stopped. Heartbeats (`comm/heartbeat.py`) show a silent rank
+# while all train. This watch also covers start-up and the end of a run.
 
 
-def _wait_while_held(folder: Path) -> None:
-    """Wait until a held run is released; move the launch time forward by the wait."""
-    began = now()
-    (folder / HELD_FILE).touch()
-    while (folder / HELD_FILE).exists():
-        time.sleep(_HELD_LOOK_SECONDS)
-    os.environ[LAUNCHED_AT_VARIABLE] = repr(float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began)
+class Ending(NamedTuple):
+    """The end of a rank's process."""
+
+    process: int
+    exit_code: int | None  # negative: the number of the signal that ended it; None: still running
+
+
+def killed_rank(endings: Mapping[int, Ending]) -> int | None:
+    """Return the local rank to blame among those that signals have ended at one look, or None.
+
+    SIGKILL comes first: it is the signal of somebody else, or of the kernel when memory runs out.
+    SIGTERM comes last, since a starter ends the other ranks with it.
+    """
+    order = {-signal.SIGKILL: 0, -signal.SIGTERM: 2}
+    killed = {rank: one.exit_code for rank, one in endings.items() if (one.exit_code or 0) < 0}
+    return min(killed, key=lambda rank: (order.get(killed[rank] or 0, 1), rank), default=None)
+
+
+def report_killed(run: Run, endings: Mapping[int, Ending]) -> bool:
+    """Write a report if a signal has ended one of this host's local ranks; return whether."""
+    rank = killed_rank(endings)
+    if rank is None:
+        return False
+    process, exit_code = endings[rank]
+    ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
+    return True
+
+
+def watch_stopped(run: Run, processes: Mapping[int, int]) -> None:
+    """Start a daemon thread that ends each rank which has been stopped for too long.
+
+    `processes` maps each local rank to its process id. A run of a single rank is not watched.
+    """
+    watch = StoppedRanks(run.config.rank_timeout, run.run_dir, run.first_rank)
+
+    def look() -> None:
+        while True:
+            watch.look(processes)
+            time.sleep(_STOPPED_LOOK_SECONDS)
+
+    if run.world_size > 1:
+        threading.Thread(target=look, daemon=True).start()
+
+
+class StoppedRanks:
+    """Search for ranks that are stopped. A run whose ranks are all stopped was paused by somebody.
+
+    Args:
+        limit_seconds: how long a rank may be stopped.
+        run_dir: folder of the run, for the error report.
+        first_rank: global rank of local rank 0.
+    """
+
+    def __init__(self, limit_seconds: float, run_dir: Path, first_rank: int = 0) -> None:
+        self._limit, self._run_dir, self._first = limit_seconds, run_dir, first_rank
+        self._looked = now()
+        self._stopped_at: dict[int, float] = {}
+
+    def look(self, processes: Mapping[int, int]) -> None:
+        """Report and kill each rank that has been stopped for too long, ended ranks left out."""
+        at = now()
+        pause, self._looked = at - self._looked, at
+        stopped = {rank for rank, process in processes.items() if _is_stopped(process)}
+        if pause > _PAUSE_SECONDS or len(stopped) == len(processes):
+            stopped = set()
+        self._stopped_at = {rank: self._stopped_at.get(rank, at) for rank in stopped}
+        for rank in (rank for rank, since in self._stopped_at.items() if at - since > self._limit):
+            reason = (
+                f"rank {self._first + rank} gives no sign of life: its process {processes[rank]} "
+                f"has been stopped for {self._limit:g} s (rank_timeout)"
+            )
+            ErrorReport(self._first + rank, SilentRank.__name__, reason).write(self._run_dir)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(processes[rank], signal.SIGKILL)
+
+
+def _is_stopped(process: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    return False
+
+
+# --------------------------------------------------------------------------------------------------
+# Starting them.
 
 
 def _process(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
-    """Run `main(arguments)` of the module in one of the processes, which it ends."""
     os.environ.update(environment)
     importlib.import_module(module).main(list(arguments))
 
@@ -81,7 +162,7 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
     It is 0, or that of the first process that failed.
     """
     die_with_parent()
-    run = description.of_this_run()
+    run = this_run()
     rendezvous = Path(os.environ.get(sockets.VARIABLE, folder)) / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
     forks = can_fork()
@@ -89,35 +170,36 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
         importlib.import_module("gallery_lib.launcher.worker").preload()
         importlib.import_module(module)
     if run is not None and run.held:
-        _wait_while_held(folder)
-    context = multiprocessing.get_context("fork" if forks else "spawn")
-    processes = [
-        context.Process(  # type: ignore[attr-defined]
-            target=_process, args=(module, arguments, _environment(rank, count, rendezvous))
-        )
-        for rank in range(count)
-    ]
+        began = now()
+        (folder / HELD_FILE).touch()
+        while (folder / HELD_FILE).exists():
+            time.sleep(_HELD_LOOK_SECONDS)
+        launched_at = float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began
+        os.environ[LAUNCHED_AT_VARIABLE] = repr(launched_at)
+    several = {RENDEZVOUS_VARIABLE: str(rendezvous.absolute())}
+    several |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    processes: list[BaseProcess] = []
     try:
-        for process in processes:
+        for rank in range(count):
+            own = {**several, **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))}
+            process = multiprocessing.get_context("fork" if forks else "spawn").Process(  # type: ignore[attr-defined]
+                target=_process, args=(module, arguments, own if count > 1 else {})
+            )
             process.start()
+            processes.append(process)
         return _first_failure(run, processes)
     finally:
-        if all(process.exitcode is not None for process in processes if process.pid):
-            _end_resource_tracker()
+        # multiprocessing starts a process beside spawned ones, which ignores SIGTERM.
+        stop = getattr(resource_tracker._resource_tracker, "_stop", None)
+        if stop is not None and all(process.exitcode is not None for process in processes):
+            stop()
         end_descendants()
 
 
-def _end_resource_tracker() -> None:
-    """End the process that multiprocessing starts beside spawned ones; it ignores SIGTERM."""
-    if stop := getattr(resource_tracker._resource_tracker, "_stop", None):
-        stop()
-
-
-def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess]) -> int:
+def _first_failure(run: Run | None, processes: Sequence[BaseProcess]) -> int:
     """Wait until a process has failed or all have ended; return the exit code."""
     if run is not None:
-        pids = {rank: process.pid or 0 for rank, process in enumerate(processes)}
-        ranks.watch_stopped(run, pids)
+        watch_stopped(run, {rank: process.pid or 0 for rank, process in enumerate(processes)})
     while True:
         endings = {
             rank: Ending(process.pid or 0, process.exitcode)
@@ -125,11 +207,12 @@ def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess])
         }
         failed = [ending.exit_code for ending in endings.values() if ending.exit_code]
         if failed:
-            killed = ranks.killed_rank(endings)
+            killed = killed_rank(endings)
             if run is not None:
-                ranks.report_killed(run, endings)
-            code = failed[0] if killed is None else endings[killed].exit_code or 0
-            return shell_exit_code(code)
+                report_killed(run, endings)
+            return shell_exit_code(
+                failed[0] if killed is None else endings[killed].exit_code or failed[0]
+            )
         if all(ending.exit_code is not None for ending in endings.values()):
             return 0
         time.sleep(_LOOK_SECONDS)

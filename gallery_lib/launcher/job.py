@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import tasks
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.comm.rendezvous import meeting_environment, on_one_host
@@ -29,7 +28,6 @@ from gallery_lib.console.visible import visible
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.launcher import preflight, run_folder
 from gallery_lib.launcher.commands import WORKER, environment_of, shown_command, torchrun_command
-from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.json_files import read_json
@@ -44,7 +42,7 @@ from gallery_lib.system.processes import (
     supervised,
 )
 from gallery_lib.train import failure, precision
-from gallery_lib.train.resolved import resolve
+from gallery_lib.train.resolved import Run, resolve
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
 
@@ -53,16 +51,10 @@ _SHORTEST_PHASE_SECONDS = 0.05
 
 
 class RunView:
-    """View of the phases of one run.
+    """View of the phases of one run, which reads only the run's directory.
 
-    It reads only the run's directory, so it costs the run nothing.
-
-    Args:
-        progress: the display.
-        run_dir: the run's directory.
-        before: the phase until the run notes one.
-        name: of the run, where there are several.
-        part: name under which the times of all phases are added up; None: each under its own.
+    `before` is the phase until the run notes one. The times of all phases are added up under the
+    name `part`; None: each under its own.
     """
 
     def __init__(
@@ -87,32 +79,29 @@ class RunView:
 
         Phases that were over at once are left out. Without a new phase the last one is shown again.
         """
-        new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [
-            self._last
-        ]
+        phases = read_phases(self._run_dir)
+        new = [phase for phase in phases if phase.began > self._last.began] or [self._last]
         ends = [*(phase.began for phase in new[1:]), math.inf]
         for phase, end in zip(new, ends, strict=True):
-            if end - phase.began >= _SHORTEST_PHASE_SECONDS:
-                self._show(phase)
+            if end - phase.began < _SHORTEST_PHASE_SECONDS:
+                continue
+            logged = last_step(self._run_dir) if phase.total is not None else 0
+            self._progress.show(
+                self._prefix + phase.label,
+                part=self._part or phase.name,
+                count=max(phase.count, logged),
+                total=phase.total,
+                first=phase.count,
+                began=phase.began,
+            )
         self._last = new[-1]
-
-    def _show(self, phase: Phase) -> None:
-        counted = phase.total is not None
-        self._progress.show(
-            self._prefix + phase.label,
-            part=self._part or phase.name,
-            count=max(phase.count, last_step(self._run_dir)) if counted else phase.count,
-            total=phase.total,
-            first=phase.count,
-            began=phase.began,
-        )
 
 
 class Job:
     """Processes of one run, owned by this object.
 
     `stop` ends them all, and so does the end of this process. `config` has the options that were
-    given, with the run's folder; the run's description has what became of them.
+    given, with the run's folder; the run's file has what became of them.
     """
 
     def __init__(
@@ -170,15 +159,14 @@ class Job:
 
     def view(self, progress: Progress, *, name: str = "", part: str | None = None) -> RunView:
         """Return a view of this run's phases on a display, see RunView."""
-        before = Phase(_first_phase(self.launch), self.began)
+        host = self.launch.node_rank
+        first = f"running on host {host}, phases are shown on host 0" if host else IMPORTS
+        before = Phase(first, self.began)
         return RunView(progress, self.run_dir, before, name=name, part=part)
 
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
         end_supervised(self._process)
-        self._leave()
-
-    def _leave(self) -> None:
         self._output.close()
         self._folders.close()
 
@@ -186,34 +174,29 @@ class Job:
         """Return the measurements of the ended run, None on a host other than 0.
 
         Raises:
-            RunFailed: if the run failed.
-            InputError: if the run failed.
+            RunFailed: if the run failed; InputError, if its input was wrong.
             GoOnLater: if the run was told to end and has saved a checkpoint.
         """
         code = shell_exit_code(self._process.wait())
         self._output.close()
         try:
             self._check_folder()
-            return self._result(code)
+            if code == 0:
+                # Rank 0 may have been on any host, and all share the folder.
+                first = self.launch.node_rank == 0 or self.launch.dynamic
+                return read_results(self.run_dir) if first else None
+            if code == GoOnLater.exit_code:
+                raise GoOnLater(_ended_early(self.config, self.launch))
+            raise failure.of_run(
+                self.run_dir,
+                code,
+                self._torchrun_log.read_text(errors="replace"),
+                self._output.last,
+                compiled_first=self.config.compiler_opt and not self.steps_done(),
+                in_memory=self._in_memory,
+            )
         finally:
-            self._leave()
-
-    def _result(self, code: int) -> Results | None:
-        if code == 0:
-            # Rank 0 may have been on any host, and all share the folder.
-            first = self.launch.node_rank == 0 or self.launch.dynamic
-            return read_results(self.run_dir) if first else None
-        if code == GoOnLater.exit_code:
-            raise GoOnLater(_ended_early(self.config, self.launch))
-        raise failure.of_run(
-            self.run_dir,
-            code,
-            self._torchrun_log.read_text(errors="replace"),
-            self._output.last,
-            compiled_first=self.config.compiler_opt and not self.steps_done(),
-            in_memory=self._in_memory,
-            read_data=lambda: tasks.data_of(self.config),
-        )
+            self._folders.close()
 
 
 def start(
@@ -232,7 +215,7 @@ def start(
     Args:
         config: the training options.
         launch: the launch options.
-        module: what each process runs with `python -m`; it trains as the run's description says.
+        module: what each process runs with `python -m`; it trains as the run's file says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds
@@ -252,11 +235,11 @@ def start(
     try:
         lock = folders.enter_context(run_folder.FolderLock(Path(run_dir), launch.node_rank))
         meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
-        run_folder.clear(Path(run_dir), launch.node_rank, resume=resolved.resume is not None)
+        run_folder.clear(Path(run_dir), launch.node_rank)
         variables[sockets.VARIABLE] = str(meeting)
         if on_one_host(launch) and torchrun:
             variables |= meeting_environment(meeting)
-        variables |= RunDescription(
+        variables |= Run(
             resolved,
             world_size=launch.hosts[1] * launch.nproc_per_node,
             local_processes=launch.nproc_per_node,
@@ -265,18 +248,12 @@ def start(
             restarts=launch.restarts,
         ).write()
         variables[LAUNCHED_AT_VARIABLE] = repr(now() if launched_at is None else launched_at)
-        forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
-        return Job(
-            dataclasses.replace(config, run_dir=run_dir),
-            launch,
-            torchrun_command(launch, run_dir, meeting, module)
-            if torchrun
-            else [*forked, run_dir, module],
-            variables,
-            say=say,
-            lock=lock,
-            folders=folders,
-        )
+        command = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
+        command += [run_dir, module]
+        if torchrun:
+            command = torchrun_command(launch, run_dir, meeting, module)
+        own = dataclasses.replace(config, run_dir=run_dir)
+        return Job(own, launch, command, variables, say=say, lock=lock, folders=folders)
     except BaseException:
         folders.close()
         raise
@@ -313,10 +290,10 @@ def launch(
         4
     """
     heard = notice.Notice()
-    with (
-        progress_display(progress) as shown,
-        heard.listening() if config.checkpoint_every else contextlib.nullcontext(),
-    ):
+    with contextlib.ExitStack() as stack:
+        shown = stack.enter_context(progress_display(progress))
+        if config.checkpoint_every:
+            stack.enter_context(heard.listening())
         say = shown.say if show_log else None
 
         def run() -> Results | None:
@@ -333,25 +310,18 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
         shown.say(visible(f"$ {line}"))  # a folder's name may be any bytes
         shown.say(f"precision: {precision.described(job.config, hardware.device_type())}")
         view = job.view(shown)
-        forwarded = False
+        forwarded = ""
         while job.running():
-            if heard.heard() and not forwarded:
-                forwarded = True
-                shown.say(f"{heard.heard()}: the run saves a checkpoint after this step, and ends")
-                notice.request(job.run_dir, job.launch.node_rank, heard.heard())
+            if (name := heard.heard()) and not forwarded:
+                forwarded = name
+                shown.say(f"{name}: the run saves a checkpoint after this step, and ends")
+                notice.request(job.run_dir, job.launch.node_rank, name)
             view.look()
             time.sleep(_LOOK_SECONDS)
         view.look()
         return job.result()
     finally:
         job.stop()
-
-
-def _first_phase(launch: LaunchConfig) -> str:
-    """Return the name of the phase that is shown until the run notes one."""
-    if launch.node_rank == 0:
-        return IMPORTS
-    return f"running on host {launch.node_rank}, phases are shown on host 0"
 
 
 def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 
 from gallery_lib import tasks
@@ -22,10 +21,23 @@ PORT = 29400
 
 def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     """Raise InputError for devices, hosts, precision, folder, memory or data that will not do."""
-    _check_devices(config, launch)
+    gpus, cores = hardware.gpu_count(), hardware.cores()
+    if config.threads > cores:
+        raise InputError(
+            f"threads={config.threads}: this host has {cores} CPU core(s), so at most {cores}. "
+            "More would only wait for one another.",
+            parameter="threads",
+        )
+    if launch.nproc_per_node > (gpus or cores):
+        what = f"{gpus} GPU(s)" if gpus else f"{cores} CPU core(s) and no GPU"
+        raise InputError(
+            f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most "
+            f"{gpus or cores}.",
+            parameter="nproc_per_node",
+        )
     _check_hosts(launch)
     _check_restarts(config, launch)
-    autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
+    autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir:
         run_folder.checked(config.run_dir, make=False, resume=resumes(config, launch))
     memory_estimate.check(config, launch.nproc_per_node)
@@ -39,39 +51,22 @@ def check_address(launch: LaunchConfig) -> None:
     if on_one_host(launch) or launch.node_rank != 0 or launch.dynamic:
         return
     host, port = launch.master_addr, launch.master_port or PORT
+    if reason := cannot_listen(host, port):
+        raise InputError(
+            f"master_addr={host} with port {port} cannot be listened on: {reason}. Host 0 listens "
+            "there, and nowhere else: give the address by which the other hosts reach it, and a "
+            "port that is free.",
+            parameter="master_addr",
+        )
+
+
+def cannot_listen(host: str, port: int) -> str:
+    """Return why this host cannot listen there, or ""."""
     try:
         listening_on(host, port).close()
     except OSError as error:
-        what = (
-            "is not an address of this host"
-            if error.errno == errno.EADDRNOTAVAIL
-            else f"cannot be listened on: {error.strerror}"
-        )
-        raise InputError(
-            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: "
-            "give the address by which the other hosts reach it, and a port that is free.",
-            parameter="master_addr",
-        ) from None
-
-
-def _check_devices(config: ResolvedConfig, launch: LaunchConfig) -> None:
-    if config.threads > hardware.cores():
-        raise InputError(
-            f"threads={config.threads}: this host has {hardware.cores()} CPU core(s), so at most "
-            f"{hardware.cores()}. More would only wait for one another.",
-            parameter="threads",
-        )
-    gpus = hardware.gpu_count()
-    devices, what = (
-        (gpus, f"{gpus} GPU(s)")
-        if gpus
-        else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
-    )
-    if launch.nproc_per_node > devices:
-        raise InputError(
-            f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}.",
-            parameter="nproc_per_node",
-        )
+        return error.strerror or str(error)
+    return ""
 
 
 def _check_hosts(launch: LaunchConfig) -> None:
@@ -88,7 +83,8 @@ def _check_hosts(launch: LaunchConfig) -> None:
             "hosts are counted from 0.",
             parameter="node_rank",
         )
-    if most > 1 and launch.rdzv_endpoint is None and _at_home(launch):
+    at_home = launch.master_addr == LaunchConfig().master_addr
+    if most > 1 and launch.rdzv_endpoint is None and at_home:
         raise InputError(
             f"nnodes={launch.nnodes} needs master_addr: "
             "the address of host 0, as the other hosts see it.",
@@ -113,21 +109,7 @@ def endpoint(launch: LaunchConfig) -> tuple[str, int]:
     return host, int(port)
 
 
-def can_listen(host: str, port: int) -> bool:
-    """Return whether this host has that address, and nobody listens there yet."""
-    try:
-        listening_on(host, port).close()
-    except OSError:
-        return False
-    return True
-
-
-def _at_home(launch: LaunchConfig) -> bool:
-    return launch.master_addr == LaunchConfig().master_addr
-
-
 def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
-    """Raise InputError for restarts of a run that would lose everything each time."""
     if launch.restarts and config.checkpoint_every is None:
         name = "nnodes" if launch.elastic else "max_restarts"
         raise InputError(

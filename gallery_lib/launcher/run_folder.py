@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -14,46 +15,16 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import PHASES_FILE
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import description
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import paths
 from gallery_lib.train.failure import ERROR_FILES
-from gallery_lib.train.run_log import STARTS_FILE
 
 _LOCK_FILE = ".lock-host{}"
-_OF_A_RUN = (
-    *(
-        "config.json",
-        "steps.jsonl",
-        "phases.json",
-        "results.json",
-        "weights.pt",
-        "held",
-        "tensorboard",
-    ),
-    *(
-        "rendezvous*",
-        "torchrun-rendezvous",
-        "torchrun",
-        "torchrun-host*.txt",
-        "log-rank*.txt",
-        "error-rank*.json",
-        "probe*",
-    ),
-    *(
-        _LOCK_FILE.format("*"),
-        description.FILE.format("*"),
-        ".*.tmp",  # of a writer that was killed
-        "initial-*.pt",
-        "traffic.json",
-        "losses.json",
-        "failure.txt",
-        "slurm-*",  # a job's batch file, and what Slurm wrote
-        CHECKPOINTS,
-        STARTS_FILE,
-        REQUEST_FILE.format("*"),
-        ENDED_FILE,
-    ),
+_OF_A_RUN = re.compile(
+    r"(config|phases|results|losses|traffic|ended-early)\.json|steps\.jsonl"
+    r"|weights\.pt|failure\.txt|held|tensorboard|checkpoints|\..*\.tmp"
+    r"|(rendezvous|torchrun|log-rank|error-rank|probe|initial-|slurm-|run-host"
+    r"|end-requested-host|\.lock-host).*"
 )
 """Names of files that a run that did not finish may have left."""
 _SHOWN = 3
@@ -68,63 +39,41 @@ def checked(run_dir: str, *, make: bool = True, resume: bool = False) -> Path:
         InputError: for a name that is no folder's, and for a folder that cannot be made or written
             to. Also for a folder that holds a finished run or files of something else.
     """
-    if run_dir.startswith("-"):
-        raise InputError(
-            f"run_dir={run_dir!r} begins with a dash, as options do. "
-            f"A folder of that name is written ./{run_dir}.",
-            parameter="run_dir",
-        )
     try:
         folder = Path(run_dir).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise InputError(
-                f"run_dir={run_dir} is a file. Name a new folder.", parameter="run_dir"
-            )
-        _check_content(run_dir, folder, resume)
-        if not make:
-            return folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise InputError(
-                f"run_dir={run_dir} may not be written by this user. Name another folder.",
-                parameter="run_dir",
-            )
+        fault = _fault(run_dir, folder, resume)
+        if make and not fault:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                fault = "may not be written by this user. Name another folder."
     except RuntimeError as error:  # ~somebody is no user
-        raise InputError(
-            f"run_dir={run_dir} cannot be used. {error}", parameter="run_dir"
-        ) from None
+        fault = f"cannot be used. {error}"
     except OSError as error:
-        raise InputError(
-            f"run_dir={run_dir} cannot be used. {refusal(error)}.", parameter="run_dir"
-        ) from None
+        fault = f"cannot be used. {refusal(error)}."
+    if fault:
+        raise InputError(f"run_dir={run_dir} {fault}", parameter="run_dir")
     return folder
 
 
-def _check_content(run_dir: str, folder: Path, resume: bool) -> None:
-    """Raise InputError for a folder that holds something else, or a run that is not gone on with.
-
-    `run_dir` is the folder as it was named.
-    """
-    there = list(folder.iterdir()) if folder.exists() else []
-    foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
-    if foreign:
+def _fault(run_dir: str, folder: Path, resume: bool) -> str:
+    """Return what is wrong with a folder, or ""; `run_dir` is the folder as it was named."""
+    if run_dir.startswith("-"):
+        return f"begins with a dash, as options do. A folder of that name is written ./{run_dir}."
+    if folder.exists() and not folder.is_dir():
+        return "is a file. Name a new folder."
+    there = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    if foreign := [name for name in there if not _OF_A_RUN.fullmatch(name)]:
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-        raise InputError(
-            f"run_dir={run_dir} holds files of something else "
-            f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.",
-            parameter="run_dir",
-        )
-    if (folder / "results.json").exists():
-        raise InputError(
-            f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.",
-            parameter="run_dir",
-        )
+        shown = ", ".join(foreign[:_SHOWN])
+        return f"holds files of something else ({shown}{more}). Name a new folder."
+    if "results.json" in there:
+        return "holds a finished run. Name a new folder, or move that one away."
     if not resume and newest_first(folder / CHECKPOINTS):
-        raise InputError(
-            f"run_dir={run_dir} holds checkpoints of a run that has not finished: "
-            "--resume=auto goes on with it. For a new run name a new folder.",
-            parameter="run_dir",
+        return (
+            "holds checkpoints of a run that has not finished: --resume=auto goes on with it. "
+            "For a new run name a new folder."
         )
+    return ""
 
 
 def new(config: TrainConfig) -> str:
@@ -133,16 +82,12 @@ def new(config: TrainConfig) -> str:
     return str(paths.new_run_dir(f"{config.model.rsplit(':', 1)[-1]}-{variant}"))
 
 
-def clear(folder: Path, host: int, *, resume: bool) -> None:
+def clear(folder: Path, host: int) -> None:
     """Remove what would be taken for this run's from a folder in which a run has broken off.
 
-    Other hosts of the run may be at work already: what they ask of their own ranks stays. So does
-    the record of interruptions where this run goes on (`resume`), or has checkpoints.
+    Other hosts of the run may be at work already: what they ask of their own ranks stays.
     """
-    names = [ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE]
-    if host == 0 and not resume and not newest_first(folder / CHECKPOINTS):
-        names.append(STARTS_FILE)
-    for name in names:
+    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE):
         for file in folder.glob(name):
             file.unlink()
 

@@ -27,13 +27,8 @@ def command_of(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a script, and the variables that it needs.
 
-    The cores are shared out among the processes.
-
-    Args:
-        path: the script.
-        arguments: its arguments.
-        processes: number of torchrun's processes; None: plain python.
-        logs: an empty folder for torchrun's files, which has to stay until the script ends.
+    `processes` of torchrun, None for plain python, share the cores. `logs` is an empty folder for
+    torchrun's files, which has to stay until the script ends.
 
     Raises:
         InputError: the file is missing, or there are not as many devices.
@@ -74,12 +69,7 @@ def shown_command(path: Path, arguments: Sequence[str], *, processes: int | None
 def run_script(
     path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None
 ) -> list[str]:
-    """Run a script with plain python or with torchrun; return the lines that it printed.
-
-    Args:
-        path: the script.
-        arguments: its arguments.
-        processes: number of torchrun's processes; None: plain python.
+    """Run a script with plain python, or with so many torchrun processes; return what it printed.
 
     Raises:
         InputError: the file is missing, or there are not as many devices.

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gallery_lib.comm import rendezvous
-from gallery_lib.launcher import description, ranks
-from gallery_lib.launcher.description import RunDescription
-from gallery_lib.launcher.ranks import Ending
+from gallery_lib.launcher.forked import Ending, report_killed, watch_stopped
 from gallery_lib.system.processes import GO_ON_LATER, HEARS_NOTICE_VARIABLE
+from gallery_lib.train.resolved import Run, this_run
 
 
 class _Finished:
@@ -28,8 +27,6 @@ class _Finished:
     `multiprocessing.Event.set` waits until every process that sleeps in `wait` has woken up, so it
     waits for ever for one that was killed meanwhile.
     """
-
-    _LOOK_SECONDS = 0.005
 
     def __init__(self) -> None:
         self._flag = mmap.mmap(-1, 1)  # shared with processes that are forked later
@@ -41,10 +38,10 @@ class _Finished:
     def wait(self) -> None:
         """Wait until another process has called `set`."""
         while not self._flag[0]:
-            time.sleep(self._LOOK_SECONDS)
+            time.sleep(0.005)
 
 
-def _watch_ranks(run: RunDescription | None) -> None:
+def _watch_ranks(run: Run | None) -> None:
     """Have torchrun report killed ranks, end stopped ones, and tell forked ranks by `_Finished`.
 
     A killed process is reported before torchrun looks at exit codes in the order of ranks.
@@ -67,16 +64,16 @@ def _watch_ranks(run: RunDescription | None) -> None:
             start(context)
             if run is not None:
                 processes = {rank: ending.process for rank, ending in endings(context).items()}
-                ranks.watch_stopped(run, processes)
+                watch_stopped(run, processes)
 
         def polled(context: Any) -> Any:
             if run is None:
                 return poll(context)
-            reported = ranks.report_killed(run, endings(context))
+            reported = report_killed(run, endings(context))
             result = poll(context)
             if result is not None and result.failures and not reported:  # it failed in between
                 first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-                ranks.report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
+                report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
             return result
 
         kind._start, kind._poll = started, polled
@@ -85,7 +82,7 @@ def _watch_ranks(run: RunDescription | None) -> None:
     patch(api.SubprocessContext)
 
 
-def _go_on_later_is_final(run: RunDescription | None) -> None:
+def _restart_after_failures_alone(run: Run | None) -> None:
     """Have torchrun not start a process again that ended because it was told to go on later.
 
     After any other failure of a run with checkpoints the ranks that are left are killed at once.
@@ -111,26 +108,22 @@ def _go_on_later_is_final(run: RunDescription | None) -> None:
         LocalElasticAgent._stop_workers = stopped  # type: ignore[method-assign]
 
 
-def _leave_notices_to_the_ranks() -> None:
-    """Have torchrun ignore SIGTERM, which would end its ranks before they have saved anything."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # torchrun's --signals-to-handle
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun."""
     rendezvous.listen_where_told()
     from torch.distributed import run
 
     if HEARS_NOTICE_VARIABLE in os.environ:
-        _leave_notices_to_the_ranks()
+        # SIGTERM would end torchrun's ranks before they have saved anything.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # --signals-to-handle
     # To print an exception, torch's own handler imports the compiler, which takes seconds.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.addHandler(logging.StreamHandler())
     logger.propagate = False
-    described = description.of_this_run()
+    described = this_run()
     _watch_ranks(described)
-    _go_on_later_is_final(described)
+    _restart_after_failures_alone(described)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:

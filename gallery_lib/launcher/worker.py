@@ -1,6 +1,6 @@
 """Training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker [OPTIONS]`.
 
-Without options it finds the description that the launcher has written (description.py). torchrun
+Without options it finds the run that the launcher has written (train/resolved.py). torchrun
 may also fork itself and run this file. The process dies with torchrun. Whatever goes wrong is
 written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
 native messages go to the rank's log file.
@@ -25,27 +25,17 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError, GoOnLater, InputError, LoaderKilled, OutOfMemory
-from gallery_lib.launcher import description
+from gallery_lib.errors import GalleryError, GoOnLater, InputError, OutOfMemory, RunFailed
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
-from gallery_lib.train.failure import ErrorReport, killed_loader, what_ran_out
-
-
-def _own_message(error: BaseException) -> str:
-    """Return the error's message, without the traceback that a data-loading process adds.
-
-    Such a process passes the original error on as text; its own message stands at the end.
-    """
-    text = str(error)
-    marker = f"{type(error).__module__}.{type(error).__qualname__}: "
-    return text.rsplit(marker, 1)[-1].strip() if marker in text else text
+from gallery_lib.train.failure import ErrorReport, what_ran_out
+from gallery_lib.train.resolved import RUN_VARIABLE, this_run
 
 
 def _config(arguments: Sequence[str]) -> TrainConfig:
-    """Return the options of this process: those given, or else those of the description."""
-    run = None if arguments else description.of_this_run()
+    """Return the options of this process: those given, or else those of the launcher's run."""
+    run = None if arguments else this_run()
     if run is not None:
-        os.environ.pop(description.VARIABLE)  # what this process may start is no part of the run
+        os.environ.pop(RUN_VARIABLE)  # what this process may start is no part of the run
         if run.restarts and newest_first(run.run_dir / CHECKPOINTS):
             return dataclasses.replace(run.config, resume=AUTO)
         return run.config
@@ -93,12 +83,15 @@ def _report(error: BaseException, rank: int) -> ErrorReport:
     kind = type(error).__name__
     if not isinstance(error, GalleryError) and (lack := what_ran_out(error)):
         kind, message = OutOfMemory.__name__, f"rank {rank}: {lack}"
-    elif loader := killed_loader(error):
-        kind, message = LoaderKilled.__name__, f"rank {rank}: {loader}"
+    elif isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
+        # A data-loading process was killed: torch's line says it, and no frame says more.
+        kind, message = RunFailed.__name__, f"rank {rank}: {str(error).splitlines()[0].strip()}"
     elif own_line and user_errors.hint(error):
         message = user_errors.explanation(error)
     else:
-        message = _own_message(error)
+        # A data-loading process passes an error on as a traceback; the message stands at its end.
+        marker = f"{type(error).__module__}.{type(error).__qualname__}: "
+        message = str(error).rpartition(marker)[2].strip()
     return ErrorReport(
         rank,
         kind,
@@ -143,23 +136,15 @@ def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> N
         os._exit(code)
 
 
-def _signals_as_in_a_new_process() -> None:
-    """Restore default signal handling: a forked process has torchrun's handlers, which raise.
-
-    A rank that takes SIGTERM for a notice still ignores it, until it listens.
-    """
-    default = {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-    if HEARS_NOTICE_VARIABLE in os.environ:
-        default.remove(signal.SIGTERM)
-    for number in default:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Train with the options in `arguments`, then end the process."""
     if multiprocessing.parent_process() is not None:
-        _signals_as_in_a_new_process()
+        # A forked process has torchrun's handlers, which raise. A rank that takes SIGTERM for a
+        # notice still ignores it, until it listens.
+        hears = {signal.SIGTERM} if HEARS_NOTICE_VARIABLE in os.environ else set()
+        for number in {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT} - hears:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     preload()
     from gallery_lib.train.loop import train
 

@@ -1,6 +1,6 @@
 """One training run: its options, loop, precision, records, results and the causes of failures.
 
-- `resolved`: the options of a run, checked and completed once.
+- `resolved`: the options of a run, checked and completed once, and the file that carries them.
 - `session`: data, model, optimizer, log and the clock of steps; `recipe` makes the model ready.
 - `loop`: the one loop for baseline and backend, and held-out metrics after it.
 - `precision`: fp32 or autocast, and gradient scaling.
@@ -8,5 +8,5 @@
 - `run_log`: `config.json`, `steps.jsonl`, a log per rank.
 - `pretrained`: weights that a run starts from, and those that it leaves.
 - `checkpoints`: what a run goes on from, and what is saved of it at the end of steps.
-- `divergence`: where a loss stopped being finite. `failure`: why a run failed, and who first.
+- `failure`: why a run failed, and who first.
 """

@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,30 +30,17 @@ from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
 from gallery_lib.system.files import written_if_possible
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
-from gallery_lib.train.run_log import STARTS_FILE, STEPS_FILE, last_step
+from gallery_lib.train.run_log import STEPS_FILE
 from gallery_lib.train.session import Session
 
 _OF_THE_TRAINING = (
-    "model",
-    "amp_level",
-    "amp_dtype",
-    "batch_size",
-    "image_size",
-    "sequence_length",
-    "lr",
-    "lr_schedule",
-    "lr_warmup_steps",
-    "lr_step_size",
-    "lr_schedule_steps",
-    "label_smoothing",
-    "weight_decay",
-    "max_grad_norm",
-    "data_dir",
-    "seed",
+    *("model", "amp_level", "amp_dtype", "batch_size", "image_size", "sequence_length"),
+    *("lr", "lr_schedule", "lr_warmup_steps", "lr_step_size", "lr_schedule_steps"),
+    *("label_smoothing", "weight_decay", "max_grad_norm", "data_dir", "seed"),
 )
 """Options that are the training's own. A run that goes on with others would be another one."""
 _GRAPHS = "compiled_graphs"
@@ -84,36 +70,26 @@ def choose(config: ResolvedConfig) -> Saved | None:
     saved = state.choose(config.resume, own if config.resume == AUTO else None)
     if saved is None:
         return None
-    _check_options(saved, config)
+    before, present = saved.manifest.facts.get("config"), options.to_mapping(config)
+    if not isinstance(before, dict):
+        raise InputError(
+            f"{saved.path} is a checkpoint of a script, and not of a run.", parameter="resume"
+        )
+    for name in _OF_THE_TRAINING:
+        if before.get(name) != present[name]:
+            what = "another model" if name == "model" else "another training"
+            raise InputError(
+                f"{saved.path} is of {what}, with {name}={before.get(name)}, and this run has "
+                f"{name}={present[name]}. Give it the same options.",
+                parameter=name,
+            )
     if process_group.rank() == 0 and saved.path.parent.resolve() == own.resolve():
         for aside in folders.set_aside_later(saved.path):
             saved.refused.append(f"{aside.name} is left behind: it has more steps.")
     return saved
 
 
-def _check_options(saved: Saved, config: ResolvedConfig) -> None:
-    before = saved.manifest.facts.get("config")
-    if not isinstance(before, dict):
-        raise InputError(
-            f"{saved.path} is a checkpoint of a script, and not of a run.", parameter="resume"
-        )
-    present = options.to_mapping(config)
-    for name in _OF_THE_TRAINING:
-        if before.get(name) != present[name]:
-            what = (
-                f"another model ({before[name]})"
-                if name == "model"
-                else f"a training with {name}={before.get(name)}"
-            )
-            raise InputError(
-                f"{saved.path} is of {what}, and this run has {name}={present[name]}. Give it the "
-                "same options.",
-                parameter=name,
-            )
-
-
 def _check_length(saved: Saved, config: ResolvedConfig) -> None:
-    """Raise InputError where the schedule of the learning rate is of a run of another length."""
     before = saved.manifest.facts["config"]["max_steps"]
     depends = config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None
     if depends and before != config.max_steps:
@@ -123,67 +99,6 @@ def _check_length(saved: Saved, config: ResolvedConfig) -> None:
             "that may get longer needs lr_schedule_steps from its start.",
             parameter="max_steps",
         )
-
-
-# --------------------------------------------------------------------------------------------------
-# Interruptions.
-
-
-@dataclass(frozen=True)
-class Start:
-    """Latest start of a run: its number of processes, and what had interrupted it before.
-
-    A checkpoint tells that, too. Nothing else would tell of a start that is killed before it has
-    saved one. A start counts as soon as its checkpoint is found to fit.
-    """
-
-    processes: int
-    interruptions: list[dict[str, Any]]
-    logged_steps: int = 0
-    """Last step that it has logged, as the next start finds it."""
-
-    @classmethod
-    def before(cls, run_dir: Path) -> Start | None:
-        """Return the start before this one, until whose log is begun anew; None without one."""
-        with contextlib.suppress(FileNotFoundError, InputError):
-            start = read_json(run_dir / STARTS_FILE, cls, again="")
-            return dataclasses.replace(start, logged_steps=last_step(run_dir))
-        return None
-
-
-def _interruption(saved: Saved | None, before: Start | None) -> dict[str, Any]:
-    """Return the entry of `results.json` about the interruption after which a run goes on.
-
-    `checkpoint` is None where it starts again from its beginning.
-    """
-    step = 0 if saved is None else saved.manifest.step
-    logged = before.logged_steps if before is not None else 0
-    last = before.processes if before is not None else process_group.world_size()
-    return {
-        "step": step,
-        "lost_steps": max(0, logged - step),
-        "processes_before": last if saved is None else saved.manifest.world_size,
-        "processes": process_group.world_size(),
-        "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "checkpoint": None if saved is None else str(saved.path),
-    }
-
-
-def _in_words(entry: dict[str, Any], config: ResolvedConfig) -> str:
-    now, before, lost = entry["processes"], entry["processes_before"], entry["lost_steps"]
-    return (
-        (
-            f"from {entry['checkpoint']}  at step {entry['step']}"
-            if entry["checkpoint"]
-            else f"{config.run_dir} was interrupted before its first checkpoint: a new start"
-        )
-        + (f"; {lost} logged steps are done again" if lost else "")
-        + (f"; {now} processes go on, and it was of {before}" if now != before else "")
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# A run.
 
 
 def parts_of(session: Session) -> Parts:
@@ -203,7 +118,7 @@ class RunCheckpoints:
 
     def __init__(self, session: Session, notice: Notice) -> None:
         config = session.config
-        self._session, self._notice, self._parts = session, notice, parts_of(session)
+        self._session, self._parts = session, parts_of(session)
         self._graphs = CompiledGraphs(session)
         self._folder = Path(config.run_dir) / CHECKPOINTS
         self._saver: Saver | None = None
@@ -211,36 +126,35 @@ class RunCheckpoints:
             interval = interval_of(config.checkpoint_every)
             self._saver = Saver(self._folder, interval, config.keep, session.log.say, notice)
 
-    def begin(self, saved: Saved | None, before: Start | None) -> Trained:
+    def begin(self, saved: Saved | None, logged_steps: int) -> Trained:
         """Return where the training begins: at its start, or where a checkpoint has left off.
 
-        The log and the run's folder are told of an interruption.
-
-        Args:
-            saved: the checkpoint to go on from; None: the run starts.
-            before: the start before this one, if there was one.
+        `logged_steps` is the last step that the run has logged before in its folder.
         """
         session, config = self._session, self._session.config
-        interruptions: list[dict[str, Any]] = []
-        if saved is not None:
-            _check_length(saved, config)
-            self._parts.check(saved)
-            interruptions = saved.common["run"]["interruptions"]
-        if before is not None:  # it also knows of starts that have saved no checkpoint
-            interruptions = before.interruptions
-        if saved is not None or before is not None:
-            entry = _interruption(saved, before)
-            interruptions = [*interruptions, entry]
-            session.log.say(f"resumed  {_in_words(entry, config)}")
-        elif config.resume:
-            session.log.say(f"resumed  {config.run_dir} has no checkpoint yet: a new start")
-        run_dir = Path(config.run_dir)
-        if (self._saver is not None or config.resume) and process_group.rank() == 0:
-            with written_if_possible(run_dir):
-                start = Start(process_group.world_size(), interruptions)
-                write_json(run_dir / STARTS_FILE, dataclasses.asdict(start))
-        trained = Trained() if saved is None else self._load(saved)
-        trained.interruptions = interruptions
+        if saved is None:
+            if config.resume:
+                session.log.say(f"resumed  {config.run_dir} has no checkpoint: a new start")
+            return Trained()
+        _check_length(saved, config)
+        self._parts.check(saved)
+        step, lost = saved.manifest.step, max(0, logged_steps - saved.manifest.step)
+        before, now = saved.manifest.world_size, process_group.world_size()
+        session.log.say(
+            f"resumed  from {saved.path}  at step {step}"
+            + (f"; {lost} logged steps are done again" if lost else "")
+            + (f"; {now} processes go on, and it was of {before}" if now != before else "")
+        )
+        trained = self._load(saved)
+        entry = {
+            "step": step,
+            "lost_steps": lost,
+            "processes_before": before,
+            "processes": now,
+            "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "checkpoint": str(saved.path),
+        }
+        trained.interruptions = [*saved.common["run"]["interruptions"], entry]
         return trained
 
     def _load(self, saved: Saved) -> Trained:
@@ -299,24 +213,13 @@ class RunCheckpoints:
     def end_early(self, steps: int) -> GoOnLater | RunFailed:
         """Return the error with which a run ends that was told to, and note it in its folder."""
         assert self._saver is not None
-        config = self._session.config
-        self.finish()
-        failure = self._saver.outcome.failure if self._saver.outcome else ""
-        name = self._notice.heard() or "another process's notice"
-        start = f"{name}: the run has ended after step {steps}"
-        last = next(iter(folders.newest_first(self._folder)), None)
-        if last is None:
-            return RunFailed(f"{start}, and its checkpoint could not be saved: {failure}")
-        saved = (
-            f"{start}, whose checkpoint could not be saved ({failure}); the last whole one is "
-            f"{last.name}"
-            if failure
-            else f"{start} with a checkpoint"
-        )
+        config, reason = self._session.config, self._saver.end(steps)
+        if not folders.newest_first(self._folder):
+            return RunFailed(f"{reason}, and there is none before it.")
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             with written_if_possible(Path(config.run_dir)):
-                write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "reason": saved})
-        return GoOnLater(f"{saved}. Go on with: {_resume_command(config)}")
+                write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "reason": reason})
+        return GoOnLater(f"{reason}. Go on with: {_resume_command(config)}")
 
 
 def _values(numbers: list[float]) -> Tensor:

@@ -17,18 +17,18 @@ from gallery_lib.tasks.task import Task
 def check(config: TrainConfig, task: Task) -> None:
     """Raise InputError for options of the schedule that do not go together, as far as is known."""
     name = config.lr_schedule
-    if config.lr_step_size is not None and name != "step":
+    wrong = {
+        "lr_step_size": config.lr_step_size is not None and name != "step",
+        "lr_schedule_steps": (
+            config.lr_schedule_steps is not None and name not in schedules.WITH_LENGTH
+        ),
+    }
+    for parameter in (parameter for parameter, is_wrong in wrong.items() if is_wrong):
+        which = "step" if parameter == "lr_step_size" else ", ".join(schedules.WITH_LENGTH)
         raise InputError(
-            f"lr_step_size={config.lr_step_size} is for lr_schedule=step, and lr_schedule is "
-            f"{name}. Leave it out, or choose step.",
-            parameter="lr_step_size",
-        )
-    if config.lr_schedule_steps is not None and name not in schedules.WITH_LENGTH:
-        raise InputError(
-            f"lr_schedule_steps={config.lr_schedule_steps} is for lr_schedule="
-            f"{', '.join(schedules.WITH_LENGTH)}, and lr_schedule is {name}. Leave it out, or "
-            "choose one of them.",
-            parameter="lr_schedule_steps",
+            f"{parameter}={getattr(config, parameter)} is for lr_schedule={which}, and lr_schedule "
+            f"is {name}. Leave it out, or choose such a schedule.",
+            parameter=parameter,
         )
     if config.lr_warmup_steps and name == "task" and task.optimizer.schedule:
         raise InputError(
@@ -42,7 +42,7 @@ def check(config: TrainConfig, task: Task) -> None:
 
 
 def _check_length(config: TrainConfig, total_steps: int) -> None:
-    """Raise InputError where the schedule ends before the run, or has no steps but its warm-up."""
+    """Refuse a schedule that ends before the run, or has no steps but its warm-up."""
     if config.lr_schedule not in schedules.WITH_LENGTH:
         return
     steps = config.lr_schedule_steps or total_steps

@@ -17,7 +17,7 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,20 +30,20 @@ from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed
+from gallery_lib.errors import Diverged, InputError, RunFailed
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import paths
 from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
-from gallery_lib.train import divergence, measurements, precision
-from gallery_lib.train.checkpoints import RunCheckpoints, Start, choose, notice_of_run
+from gallery_lib.train import measurements, precision
+from gallery_lib.train.checkpoints import RunCheckpoints, choose, notice_of_run
 from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.pretrained import save_weights
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
-from gallery_lib.train.run_log import STEPS_FILE
+from gallery_lib.train.run_log import STEPS_FILE, last_step
 from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
 
 
@@ -91,11 +91,15 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         if process_group.rank() == 0 and not observer.takes_turns:
             # What started several ranks is above all of this host.
             watch = Watch(os.getppid() if process_group.world_size() > 1 else None)
-        ends.enter_context(_silent_ranks_end_the_run(config))
+        if process_group.world_size() > 1:
+            silence = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
+            ends.callback(Heartbeat("run", config.rank_timeout, silence).stop)
         notice = ends.enter_context(notice_of_run(config))
-        saved, earlier = choose(config), Start.before(Path(config.run_dir))
+        saved, logged_steps = choose(config), last_step(config.run_dir)
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
-        with _compilations_shown(phases):
+        compiling = (phases.compilation_began, phases.build_began, phases.compilation_ended)
+        shown = functools.partial(notices.observed, *compiling)
+        with shown():
             session = open_session(
                 config,
                 phases,
@@ -111,13 +115,16 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         session.model.train()
         checkpoints = RunCheckpoints(session, notice)
         ready_seconds = now() - launched_at
-        with _compilations_shown(phases):
-            trained = checkpoints.begin(saved, earlier)
+        with shown():
+            trained = checkpoints.begin(saved, logged_steps)
             del saved  # a copy of weights and optimizer states
             _run_steps(session, observer, trained, checkpoints, watch)
         checkpoints.finish()
         observer.after_training(session)
-        metrics = {} if trained.broken_off else _held_out_metrics(session)
+        metrics: dict[str, float] = {}
+        if config.evaluate and not trained.broken_off:
+            phases.begin(EVALUATION)
+            metrics = evaluate(session)
         phases.begin(ENDING)
         if metrics:
             session.log.metrics(metrics, len(trained.curve))
@@ -130,7 +137,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             ready_seconds=ready_seconds,
             load=watch.seen({}) if watch else None,
         )
-        _write(session, results)
+        _write(session, results, trained)
         return results
 
 
@@ -155,25 +162,6 @@ def _check_one_precision(config: ResolvedConfig) -> None:
             f"{levels.index('O0')}, say, does not compute in half precision). Name one for all.",
             parameter="amp_level",
         )
-
-
-@contextlib.contextmanager
-def _silent_ranks_end_the_run(config: ResolvedConfig) -> Iterator[None]:
-    """Context: of several processes, end this one when another gives no sign of life."""
-    if process_group.world_size() == 1:
-        yield
-        return
-    run_dir, rank = Path(config.run_dir), process_group.rank()
-    watch = Heartbeat("run", config.rank_timeout, functools.partial(end_of_run, run_dir, rank))
-    try:
-        yield
-    finally:
-        watch.stop()
-
-
-def _compilations_shown(phases: PhaseLog) -> contextlib.AbstractContextManager[None]:
-    """Context: note in the phases what the compiler does."""
-    return notices.observed(phases.compilation_began, phases.build_began, phases.compilation_ended)
 
 
 def _announce(session: Session, data: dict[str, Any]) -> None:
@@ -209,7 +197,8 @@ def _run_steps(
         phases.begin(WARM_UP)
     else:
         phases.begin(TRAINING, count=done, total=total_steps)
-        _look(watch)
+        if watch is not None:
+            watch.at_pause()
     clock.start()
     for step, batch in _batches(session, trained, total_steps):
         clock.phase_done("input")
@@ -220,7 +209,7 @@ def _run_steps(
         clock.step_done()
         save, end = checkpoints.due(step + 1)
         if save or (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
-            _log(session, trained, trained.epoch, step + 1, batch)
+            _log(session, trained, step + 1, batch)
             if trained.diverged is not None and config.terminate_on_nan:
                 trained.broken_off = True
                 break
@@ -231,22 +220,12 @@ def _run_steps(
             watch.at_pause()
             clock.resume()
         if end and step + 1 < total_steps:
-            raise _ended_early(checkpoints, step + 1)
+            error = checkpoints.end_early(step + 1)
+            process_group.all_ranks(None)  # the first rank that ends has the others ended
+            raise error
     trained.step_seconds = clock.read()
-    _look(watch)
-
-
-def _look(watch: Watch | None) -> None:
     if watch is not None:
         watch.at_pause()
-
-
-def _ended_early(checkpoints: RunCheckpoints, steps: int) -> GalleryError:
-    """Return the error of a run that was told to end, when all its ranks are as far."""
-    error = checkpoints.end_early(steps)
-    # The first rank that ends has the others ended.
-    process_group.all_ranks(None)
-    return error
 
 
 def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[tuple[int, Any]]:
@@ -262,7 +241,7 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
         trained.epoch += 1
 
 
-def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any) -> None:
+def _log(session: Session, trained: Trained, steps: int, batch: Any) -> None:
     """Log the steps since the last call, extend the loss curve, and look for divergence."""
     since = len(trained.curve)
     own = session.losses[since:]
@@ -271,7 +250,7 @@ def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any)
     trained.curve += [[since + i + 1, loss] for i, loss in enumerate(losses)]
     memory = measurements.peak_memory_bytes(session.loader.device.type)
     session.log.step(
-        epoch=epoch,
+        epoch=trained.epoch,
         step=steps,
         batch_size=session.config.batch_size,
         loss=losses[-1],
@@ -282,17 +261,10 @@ def _log(session: Session, trained: Trained, epoch: int, steps: int, batch: Any)
         peak_memory_bytes=memory["device"] or memory["host"] or 0,
     )
     if trained.diverged is None:
-        trained.diverged = divergence.find(losses, own, since + 1, session.plain, batch)
+        trained.diverged = measurements.divergence(losses, own, since + 1, session.plain, batch)
 
 
-def _held_out_metrics(session: Session) -> dict[str, float]:
-    if not session.config.evaluate:
-        return {}
-    session.phases.begin(EVALUATION)
-    return evaluate(session)
-
-
-def _write(session: Session, results: Results) -> None:
+def _write(session: Session, results: Results, trained: Trained) -> None:
     """Write the run's files, results last; raise Diverged where training was broken off."""
     config = session.config
     if process_group.rank() == 0:
@@ -307,11 +279,11 @@ def _write(session: Session, results: Results) -> None:
                 f"{refusal(error)}"
             ) from None
     session.log.close()
-    if results.diverged_at is not None and results.status == "diverged":
+    if trained.broken_off:
         # The first rank that fails has the others ended, and rank 0 has to write first.
         process_group.all_ranks(None)
         raise Diverged(
-            f"{divergence.in_words(results.diverged_at)}, so the run has been ended. "
+            f"{trained.diverged}, so the run has been ended. "
             f"{config.run_dir}/results.json has what was measured until then. A smaller lr may "
             "help; --no-terminate-on-nan trains on in any case"
         )
@@ -321,10 +293,13 @@ def _write(session: Session, results: Results) -> None:
 # Held-out metrics of a trained model.
 
 
-def _evaluation_batches(session: Session) -> DeviceLoader:
-    """Return this rank's share of the held-out data, in batches on its device."""
-    data: Any = session.splits.held_out
-    loader = DataLoader(
+def evaluate(session: Session) -> dict[str, float]:
+    """Return the held-out metrics, each sample once.
+
+    Evaluation runs eagerly, since it is not what is being compiled.
+    """
+    model, data = session.plain, cast(Any, session.splits.held_out)
+    loader: DataLoader[Any] = DataLoader(
         data,
         batch_size=items_per_batch(session.config, session.task),
         sampler=range(process_group.rank(), len(data), process_group.world_size()),
@@ -332,35 +307,23 @@ def _evaluation_batches(session: Session) -> DeviceLoader:
         collate_fn=getattr(data, "collate", None),
         worker_init_fn=workers.begin,
     )
-    return DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
-
-
-def evaluate(session: Session) -> dict[str, float]:
-    """Return the held-out metrics, each sample once.
-
-    Evaluation runs eagerly, since it is not what is being compiled.
-    """
-    model, batches = session.plain, _evaluation_batches(session)
+    device, memory_format = session.loader.device, session.loader.memory_format
+    batches = DeviceLoader(loader, device, memory_format, shard=False)
     sums: dict[str, Any] = {}
     model.eval()
     with (
         torch.no_grad(),
         torch.compiler.set_stance("force_eager"),
-        precision.autocast(session.autocast_dtype, batches.device.type),
+        precision.autocast(session.autocast_dtype, device.type),
     ):
         for batch in session.watch.batches(batches):
             for name, (total, count) in session.task.metrics(model, batch).items():
-                pair = (
-                    total.double(),
-                    torch.tensor(float(count), device=batches.device, dtype=torch.float64),
-                )
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = (before[0] + pair[0], before[1] + pair[1])
+                counted = torch.tensor(float(count), device=device, dtype=torch.float64)
+                pair = torch.stack([total.double(), counted])
+                sums[name] = sums.get(name, 0.0) + pair
     model.train()
-    means = {
-        name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count)
-        for name, (total, count) in sums.items()
-    }
+    sums = {name: process_group.sum_over_ranks(pair) for name, pair in sums.items()}
+    means = {name: pair[0] / pair[1] for name, pair in sums.items()}
     if session.task.summary:
         return session.task.summary(means)
     return {name: float(mean) for name, mean in means.items()}

@@ -1,4 +1,4 @@
-"""Measurements of a run that has ended, as `results.json` holds them."""
+"""Measurements of a run that has ended, and where its loss was first no finite number."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import os
 import resource
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gallery_lib import optim, stats
 from gallery_lib.comm import process_group
@@ -20,31 +23,71 @@ from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.train import learning_rate
-from gallery_lib.train.divergence import Divergence
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
 from gallery_lib.tune import choice
 
 
-@dataclass
-class Trained:
-    """What the training loop leaves.
+@dataclass(frozen=True)
+class Divergence:
+    """Point at which a training diverged.
 
-    Args:
-        curve: [[step, loss], …] with every step from 1; the loss is the mean over ranks.
-        diverged: where the loss was first no finite number, or None.
-        broken_off: whether training ended there.
-        step_seconds: duration of every step.
-        epoch: number of the pass under way, from 0.
-        interruptions: where the run was resumed, oldest first.
+    `step` counts from 1. `what` names the first thing that is not finite on `rank`: the batch, a
+    parameter, or the loss alone.
     """
 
+    step: int
+    rank: int
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"its loss is no finite number from step {self.step} on rank {self.rank} on, where "
+            f"{self.what} is not finite"
+        )
+
+
+def divergence(
+    means: Sequence[float], own: Sequence[Tensor], first_step: int, model: nn.Module, batch: Any
+) -> Divergence | None:
+    """Return the divergence among some consecutive steps, or None. Collective if there is one.
+
+    Args:
+        means: losses, averaged over ranks.
+        own: this rank's losses of the same steps, scalars.
+        first_step: number of the first of these steps, from 1.
+        model: the trained model, with its weights after the last of these steps.
+        batch: the batch of the last of these steps.
+    """
+    place = next((place for place, loss in enumerate(means) if not math.isfinite(loss)), None)
+    if place is None:
+        return None
+    what = None
+    if not own[place].isfinite():
+        tensors = {"the batch": tree_leaves(batch if place == len(means) - 1 else None)}
+        tensors |= {f"the parameter {name}": [p] for name, p in model.named_parameters()}
+        wrong = (name for name, values in tensors.items() if not all(map(_is_finite, values)))
+        what = next(wrong, "the loss")
+    causes = process_group.all_ranks(what)
+    rank = next((rank for rank, what in enumerate(causes) if what is not None), 0)
+    return Divergence(first_step + place, rank, causes[rank] or "the mean of the ranks' losses")
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, Tensor) or bool(torch.isfinite(value.detach()).all())
+
+
+@dataclass
+class Trained:
+    """What the training loop leaves."""
+
+    # [[step, loss], …] with every step from 1; the loss is the mean over ranks.
     curve: list[list[float]] = field(default_factory=list)
     diverged: Divergence | None = None
-    broken_off: bool = False
+    broken_off: bool = False  # whether training ended where it diverged
     step_seconds: list[float] = field(default_factory=list)
-    epoch: int = 0
-    interruptions: list[dict[str, Any]] = field(default_factory=list)
+    epoch: int = 0  # number of the pass under way
+    interruptions: list[dict[str, Any]] = field(default_factory=list)  # oldest first
 
 
 def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
@@ -111,7 +154,9 @@ def results_of(
     first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
     world_size = process_group.world_size()
     whole_batch = config.batch_size * world_size
-    sustained = clock.sustained(warmup, config.workers * _batches_per_worker(session))
+    ready = int(getattr(session.loader, "prefetch_factor", None) or 2)  # batches of a worker
+    sustained = clock.sustained(warmup, config.workers * ready)
+    curve = [[step, loss if math.isfinite(loss) else None] for step, loss in trained.curve]
     return Results(
         task=config.model,
         config=options.to_mapping(config),
@@ -120,7 +165,7 @@ def results_of(
         nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         steps=steps,
         warmup_steps=warmup,
-        loss=_loss_facts(trained.curve),
+        loss={"first": curve[0][1], "last": curve[-1][1], "curve": curve},
         metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         step_seconds=step_seconds,
         samples_per_second={
@@ -152,20 +197,3 @@ def results_of(
         load=load,
         tuning=choice.explanation(session.plain),
     )
-
-
-def _batches_per_worker(session: Session) -> int:
-    """Return how many batches a loading process may have ready."""
-    return int(getattr(session.loader, "prefetch_factor", None) or 2)
-
-
-def _loss_facts(curve: list[list[float]]) -> dict[str, Any]:
-    return {
-        "first": _finite(curve[0][1]),
-        "last": _finite(curve[-1][1]),
-        "curve": [[step, _finite(loss)] for step, loss in curve],
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

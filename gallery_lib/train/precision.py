@@ -1,7 +1,4 @@
-"""Precision of a run: fp32 (O0) or autocast (O1), with loss scaling where the dtype needs it.
-
-The scaler that never waits for the device is `optim/grad_scaler.py`. The baseline uses torch's.
-"""
+"""Precision of a run: fp32 (O0) or autocast (O1), with loss scaling where the dtype needs it."""
 
 from __future__ import annotations
 
@@ -34,19 +31,18 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
     """
     if chosen_level(config.amp_level, device_type) == "O0":
         return None
-    if device_type == "cpu":
-        if config.amp_dtype == "fp16":
-            raise InputError(
-                "amp_dtype=fp16 is not offered on the CPU: few CPUs compute in it and gradients "
-                "underflow. Use bf16 (the default there).",
-                parameter="amp_dtype",
-            )
-        return torch.bfloat16
-    if config.amp_dtype == "bf16" or (
-        config.amp_dtype == "auto" and hardware.computes_in_bf16(device_type)
-    ):
-        return torch.bfloat16
-    return torch.float16
+    if device_type == "cpu" and config.amp_dtype == "fp16":
+        raise InputError(
+            "amp_dtype=fp16 is not offered on the CPU: few CPUs compute in it and gradients "
+            "underflow. Use bf16 (the default there).",
+            parameter="amp_dtype",
+        )
+    is_fp16 = config.amp_dtype == "fp16" or (
+        config.amp_dtype == "auto"
+        and device_type != "cpu"
+        and not hardware.computes_in_bf16(device_type)
+    )
+    return torch.float16 if is_fp16 else torch.bfloat16
 
 
 def described(config: TrainConfig, device_type: str) -> str:
@@ -57,10 +53,7 @@ def described(config: TrainConfig, device_type: str) -> str:
 
 
 def notice(dtype: torch.dtype | None, device_type: str, *, accelerated: bool) -> str | None:
-    """Return a warning for a run that its precision will make slow, or None.
-
-    It is shown before the first step.
-    """
+    """Return a warning for a run that its precision will make slow, or None."""
     if dtype is not torch.bfloat16 or accelerated or hardware.computes_in_bf16(device_type):
         return None
     device = "CPU" if device_type == "cpu" else "GPU"

@@ -7,9 +7,9 @@ the other ranks get its weights, so the file need not be on every host.
 
 from __future__ import annotations
 
-import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ _OF_A_CHECKPOINT = "weights.safetensors"
 _WRAPPER = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Attributes in which DataParallel and trainers keep the model.
 _PREFIXES = ("module.", "model.", "net.", "network.")
+_CODE = re.compile(r"(TorchScript|Unsupported (?:global|class|operand))", re.IGNORECASE)
 _SHOWN = 4
 
 
@@ -81,32 +82,19 @@ def source(config: TrainConfig) -> tuple[Path, str] | None:
 
 def _of_run(run_dir: Path) -> Path:
     """Return the file of the weights of a run: those of its end, or of its newest checkpoint."""
-    if not run_dir.is_dir():
-        what = "is a file; that is pretrained" if run_dir.exists() else "does not exist"
-        raise InputError(
-            f"init_from={run_dir} {what}. Give the folder of an earlier run.",
-            parameter="init_from",
-        )
-    if (weights := run_dir / WEIGHTS_FILE).exists():
-        return weights
-    for checkpoint in newest_first(run_dir / CHECKPOINTS):
-        if (weights := checkpoint / _OF_A_CHECKPOINT).exists():
+    checkpoints = newest_first(run_dir / CHECKPOINTS)
+    for folder, name in (
+        (run_dir, WEIGHTS_FILE),
+        *((one, _OF_A_CHECKPOINT) for one in checkpoints),
+    ):
+        if (weights := folder / name).exists():
             return weights
     raise InputError(
-        f"init_from={run_dir} holds no weights: it has neither {WEIGHTS_FILE}, which save_weights "
-        f"writes, nor {CHECKPOINTS}/step-*/{_OF_A_CHECKPOINT}. Give the folder of a run with "
-        "weights.",
+        f"init_from={run_dir} is no folder of a run with weights: it has neither {WEIGHTS_FILE}, "
+        f"which save_weights writes, nor {CHECKPOINTS}/step-*/{_OF_A_CHECKPOINT}. A file is given "
+        "as pretrained.",
         parameter="init_from",
     )
-
-
-def check(config: TrainConfig) -> None:
-    """Raise InputError for options that name two sources of weights."""
-    if config.pretrained is not None and config.init_from is not None:
-        raise InputError(
-            "pretrained and init_from both name weights to start from. Give one of them.",
-            parameter="init_from",
-        )
 
 
 def check_file(config: TrainConfig) -> None:
@@ -198,45 +186,31 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _renamed(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `tensors` without what wrappers add to keys, as far as more of them then match."""
     names = {_WRAPPER.sub("", name): value for name, value in tensors.items()}
-    matches = _matches(names, own)
-    improved = True
-    while improved:
-        improved = False
-        for other in _other_names(names, own):
-            if len(other) == len(names) and _matches(other, own) > matches:
-                names, matches, improved = other, _matches(other, own), True
-                break
+    for _ in range(_DEPTH):
+        others = [
+            {name.removeprefix(prefix): value for name, value in names.items()}
+            for prefix in _PREFIXES
+        ]
+        # A file of the trunk alone lacks the first part of the model's names.
+        others += [
+            {f"{first}.{name}": value for name, value in names.items()}
+            for first in dict.fromkeys(name.partition(".")[0] for name in own)
+        ]
+        best = max(others, key=lambda other: len(other.keys() & own.keys()))
+        if len(best) < len(names) or len(best.keys() & own.keys()) <= len(
+            names.keys() & own.keys()
+        ):
+            break
+        names = best
     return names
-
-
-def _other_names(
-    names: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> Iterable[dict[str, Tensor]]:
-    """Yield `names` as they are without what a wrapper, an old version or a part did to them.
-
-    These are a wrapper's prefix, TensorFlow's names of layer norms in the first BERT files, and
-    the first part of the model's names, which a file of the trunk alone lacks.
-    """
-    yield {
-        re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value
-        for name, value in names.items()
-    }
-    for prefix in _PREFIXES:
-        yield {name.removeprefix(prefix): value for name, value in names.items()}
-    for first in dict.fromkeys(name.partition(".")[0] for name in own):
-        yield {f"{first}.{name}": value for name, value in names.items()}
-
-
-def _matches(names: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:
-    return sum(name in own for name in names)
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:
     """Return whether `given` can be copied to `own`; another precision is converted."""
-    kinds = [(value.is_floating_point(), value.is_complex()) for value in (own, given)]
     return (
         own.shape == given.shape
-        and kinds[0] == kinds[1]
+        and own.is_floating_point() == given.is_floating_point()
+        and own.is_complex() == given.is_complex()
         and given.layout is torch.strided
         and not given.is_quantized
     )
@@ -263,11 +237,9 @@ def _with_shape(item: tuple[str, Tensor]) -> str:
 # is unwrapped.
 
 
-WRAPPERS = ("state_dict", "model_state_dict", "model", "weights", "net", "network", "module")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "weights", "net", "network", "module")
 """Names under which trainers keep a model's state dict, in the order of precedence."""
-
 _DEPTH = 3  # of wrappers in wrappers
-_CODE = re.compile(r"Unsupported (global|class|operand)|TorchScript|GLOBAL (\S+)", re.IGNORECASE)
 
 
 def read_weights(path: Path, parameter: str) -> dict[str, Tensor]:
@@ -281,90 +253,56 @@ def read_weights(path: Path, parameter: str) -> dict[str, Tensor]:
         InputError: for a file that is missing, damaged, of another format, without tensors, or that
             needs code to be executed.
     """
+    from safetensors.torch import load_file
+
+    form = "Give a file of weights: safetensors, or torch.save(model.state_dict(), FILE)."
     try:
         with path.open("rb") as file:
             start = file.read(9)
+        if start[8:] == b"{":  # after eight bytes of length, safetensors has JSON
+            content: Any = load_file(path)
+        else:
+            with warnings.catch_warnings(action="ignore"):  # TorchScript is refused with an error
+                # Mapped: pages that are not needed are not read. Before torch 1.6 none could be.
+                content = torch.load(
+                    path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+                )
     except OSError as error:
-        instead = (
-            " A run's folder is given as init_from."
-            if path.is_dir() and parameter == "pretrained"
-            else ""
-        )
+        instead = " A run's folder is given as init_from." if path.is_dir() else ""
         raise InputError(
-            f"{parameter}: cannot read {path}: {error.strerror}. Give a file of weights, "
-            f"safetensors or a state dict of torch.save.{instead}",
+            f"{parameter}: cannot read {path}: {error.strerror}. {form}{instead}",
             parameter=parameter,
         ) from None
-    # After eight bytes of length, safetensors has JSON.
-    content = _safetensors(path, parameter) if start[8:] == b"{" else _torch(path, parameter)
+    except Exception as error:  # of unpickling, of the archive, of safetensors
+        text = " ".join(str(error).split())
+        if code := re.search(r"GLOBAL (\S+)", text) or _CODE.search(text):
+            raise InputError(
+                f"{parameter}: {path} holds more than tensors ({code[1].rstrip('.,')}), and "
+                "loading it would execute its code. Where you trust it, load it and save its "
+                f"tensors. {form}",
+                parameter=parameter,
+            ) from None
+        reason = text.partition(". ")[0] or type(error).__name__
+        raise InputError(
+            f"{parameter}: {path} is damaged, or no file of weights ({reason}). {form}",
+            parameter=parameter,
+        ) from None
     tensors = _unwrapped(content)
     if not tensors:
+        names = f": {', '.join(map(repr, list(content)[:5]))}" if isinstance(content, dict) else ""
         raise InputError(
-            f"{parameter}: {path} holds {_described(content)} and no tensors by name. Save them "
-            "with torch.save(model.state_dict(), FILE).",
+            f"{parameter}: {path} holds a {type(content).__name__}{names}, and no tensors by name. "
+            f"{form}",
             parameter=parameter,
         )
     return tensors
-
-
-def _safetensors(path: Path, parameter: str) -> dict[str, Tensor]:
-    import safetensors
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise _unreadable(path, parameter, error) from None
-
-
-def _torch(path: Path, parameter: str) -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # it is torch.load that refuses TorchScript
-            return _load(path)
-    except Exception as error:  # of unpickling, of the archive, of the system
-        code = _CODE.search(str(error))
-        if isinstance(error, (pickle.UnpicklingError, RuntimeError)) and code:
-            raise InputError(
-                f"{parameter}: {path} holds more than tensors ({_what_code(str(error))}), and "
-                "loading it would execute its code. Where you trust it, load it yourself and save "
-                "the tensors: torch.save(model.state_dict(), FILE).",
-                parameter=parameter,
-            ) from None
-        raise _unreadable(path, parameter, error) from None
-
-
-def _load(path: Path) -> Any:
-    try:
-        # Pages that are not needed are not read.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-    # torch's format before 1.6 cannot be mapped.
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _what_code(message: str) -> str:
-    if match := re.search(r"GLOBAL (\S+)", message):
-        return match[1].rstrip(".,")
-    return "a TorchScript archive" if "TorchScript" in message else "Python objects"
-
-
-def _unreadable(path: Path, parameter: str, error: Exception) -> InputError:
-    text = " ".join(str(error).split()).partition(". ")[0]
-    reason = text if " " in text else type(error).__name__
-    return InputError(
-        f"{parameter}: {path} is damaged, or no file of weights ({reason}). Give a safetensors "
-        "file, or a state dict of torch.save.",
-        parameter=parameter,
-    )
 
 
 def _unwrapped(content: Any, depth: int = _DEPTH) -> dict[str, Tensor]:
     """Return the tensors by key in `content`, or in the first wrapper that has some."""
     if not isinstance(content, Mapping):
         return {}
-    for name in WRAPPERS if depth else ():
+    for name in _WRAPPERS if depth else ():
         if tensors := _unwrapped(content.get(name), depth - 1):
             return tensors
     return {
@@ -372,9 +310,3 @@ def _unwrapped(content: Any, depth: int = _DEPTH) -> dict[str, Tensor]:
         for key, value in content.items()
         if isinstance(key, str) and isinstance(value, Tensor)
     }
-
-
-def _described(content: Any) -> str:
-    if isinstance(content, Mapping):
-        return f"a dict of {', '.join(map(repr, list(content)[:5])) or 'nothing'}"
-    return f"a {type(content).__name__}"

@@ -1,21 +1,24 @@
-"""Options of a run with nothing left open.
+"""Options of a run with nothing left open, and the file that carries them to its processes.
 
 `resolve` checks the options once; the task and this machine supply what was left open. The launcher
-does so for the processes that it starts (`launcher/description.py`), and `train()` does so when
-nobody has before. Needs no torch but in `resolve`.
+writes the result to `run-host<n>.json`, whose path is in the variable GALLERY_RUN; `train()`
+resolves where nobody has before. Needs no torch but in `resolve`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib.checkpoint.folders import AUTO, places_of
+from gallery_lib.checkpoint.folders import AUTO, place_of
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
+from gallery_lib.system.json_files import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,16 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         InputError: for a value that is wrong, options that do not go together, or an unknown task.
     """
     from gallery_lib import tasks  # imports torch
-    from gallery_lib.train import learning_rate, precision, pretrained
+    from gallery_lib.train import learning_rate, precision
 
     config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
     learning_rate.check(config, task)
-    pretrained.check(config)
+    if config.pretrained is not None and config.init_from is not None:
+        raise InputError(
+            "pretrained and init_from both name weights to start from. Give one of them.",
+            parameter="init_from",
+        )
     _check_checkpoints(config)
     default = task.optimizer
     completed = {
@@ -72,15 +79,56 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
-    """Raise InputError for options of checkpoints that do not say when, or name none."""
     if config.checkpoint_every is not None:
         interval_of(config.checkpoint_every)
-    if config.resume is None:
-        return
-    if config.resume != AUTO:
-        places_of(Path(config.resume).expanduser())  # the ranks look at what is in it
-    elif not config.run_dir:
+    if config.resume not in (None, AUTO):
+        place_of(Path(str(config.resume)).expanduser())  # the ranks look at what is in it
+    if config.resume == AUTO and not config.run_dir:
         raise InputError(
             "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",
             parameter="resume",
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# From the launcher to the processes that train.
+
+
+RUN_FILE = "run-host{}.json"
+RUN_VARIABLE = "GALLERY_RUN"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Resolved options of a run, and which of its ranks one host has."""
+
+    config: ResolvedConfig
+    world_size: int
+    local_processes: int
+    host: int = 0
+    held: bool = False  # wait after the imports, see launcher/forked.py
+    restarts: bool = False  # the processes may be started again, from their checkpoints
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the folder of the run."""
+        return Path(self.config.run_dir)
+
+    @property
+    def first_rank(self) -> int:
+        """Return the global rank of local rank 0."""
+        return self.host * self.local_processes
+
+    def write(self) -> dict[str, str]:
+        """Write the run's file to its folder; return the variable that leads to it."""
+        path = self.run_dir.absolute() / RUN_FILE.format(self.host)
+        write_json(path, dataclasses.asdict(self))
+        return {RUN_VARIABLE: str(path)}
+
+
+def this_run() -> Run | None:
+    """Return what the launcher has written for this process; None without one."""
+    if RUN_VARIABLE not in os.environ:
+        return None
+    path = Path(os.environ[RUN_VARIABLE])
+    return read_json(path, Run, again="Start the run again with the launcher.")

@@ -97,15 +97,11 @@ def hidden_wait(steady_seconds: float, sustained: dict[str, float]) -> float:
 
 def data_lines(data: dict[str, Any]) -> list[str]:
     """Return `Results.data` as lines for people: classes and outputs, what a folder leaves out."""
-    classes = (
-        [
-            f"classes of the training data: {data['classes']}; outputs of the model: "
-            f"{data['outputs']}"
-        ]
-        if data.keys() >= {"classes", "outputs"}
-        else []
-    )
-    return [*classes, *data.get("notices", [])]
+    lines = list(data.get("notices", []))
+    if data.keys() >= {"classes", "outputs"}:
+        outputs = f"outputs of the model: {data['outputs']}"
+        lines.insert(0, f"classes of the training data: {data['classes']}; {outputs}")
+    return lines
 
 
 def write_results(run_dir: Path, results: Results) -> None:
@@ -124,20 +120,11 @@ def check_folder(folder: Path | str) -> None:
         )
 
 
-ENVIRONMENT = having(
-    {
-        "device": str,
-        "cpu": str,
-        "cores": int,
-        "isa": list[str],
-        "memory_bytes": int,
-        "python": str,
-        "torch": str,
-    }
-)
+_TEXTS = dict.fromkeys(("device", "cpu", "python", "torch"), str)
+ENVIRONMENT = having({**_TEXTS, "cores": int, "isa": list[str], "memory_bytes": int})
 """Values of an `environment` that are read without a check that they exist."""
 
-_SUSTAINED = {"step_seconds": float, "input_seconds": float, "steady_input_seconds": float}
+_SUSTAINED = dict.fromkeys(("step_seconds", "input_seconds", "steady_input_seconds"), float)
 _FIGURES = having(
     {
         "step_seconds": {"p50": Positive},
@@ -146,25 +133,19 @@ _FIGURES = having(
     }
 )
 _SUSTAINED_FIGURES = having({"sustained": _SUSTAINED, "samples_per_second": {"sustained": float}})
+_LOSSES = {"first": float | None, "last": float | None}
 _ASKED_OF_ALL = having(
     {
         "config": {
-            "amp_level": str,
-            "batch_size": int,
-            "threads": int,
-            "workers": int,
-            "compiler_opt": bool,
+            **{"amp_level": str, "compiler_opt": bool},
+            **dict.fromkeys(("batch_size", "threads", "workers"), int),
         },
         "environment": ENVIRONMENT,
         "step_seconds": {"p75": float, "p90": float, "p95": float},
         "samples_per_second": {"per_device": float},
         "startup_seconds": {"compile": float},
         "peak_memory_bytes": {"host": int | None, "device": int | None},
-        "loss": {
-            "first": float | None,
-            "last": float | None,
-            "curve": list[tuple[int, float | None]],
-        },
+        "loss": {**_LOSSES, "curve": list[tuple[int, float | None]]},
         "interruptions": [{"step": int, "lost_steps": int, "processes": int}],
         "data": {"notices": NotRequired[list[str]]},
     }

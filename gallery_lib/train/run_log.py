@@ -19,8 +19,6 @@ from gallery_lib.system.files import written_if_possible
 from gallery_lib.system.json_files import Misfit, converted, parsed, write_json
 
 STEPS_FILE = "steps.jsonl"
-STARTS_FILE = "interruptions.json"
-"""What has interrupted a run before its latest start (checkpoints.py)."""
 
 
 class RunLog:
@@ -102,8 +100,7 @@ class RunLog:
         """
         if self._steps is None:
             return
-        before = step - len(step_seconds)
-        counted = step_seconds[max(0, warmup - before) :] or step_seconds
+        counted = step_seconds[max(0, warmup - step + len(step_seconds)) :] or step_seconds
         mean = sum(counted) / len(counted)
         samples_per_second = batch_size * world_size / mean
         line = {
@@ -124,21 +121,20 @@ class RunLog:
             f"step_time {mean:.4f} s  "
             f"{rate(samples_per_second)}  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
         )
+        board = {name: line[name] for name in ("learning_rate", "step_seconds")}
+        board |= {"loss": loss, "samples_per_second": samples_per_second}
+        self._draw({**board, "peak_memory_gibibytes": peak_memory_bytes / 2**30}, step)
+
+    def _draw(self, values: dict[str, Any], step: int) -> None:
         if self._board is not None:
             with written_if_possible(self.run_dir):
-                self._board.add_scalar("loss", loss, step)
-                self._board.add_scalar("learning_rate", learning_rate, step)
-                self._board.add_scalar("step_seconds", mean, step)
-                self._board.add_scalar("samples_per_second", samples_per_second, step)
-                self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
 
     def metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log the held-out metrics after `step`."""
         self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-        if self._board is not None:
-            with written_if_possible(self.run_dir):
-                for name, value in metrics.items():
-                    self._board.add_scalar(f"held_out/{name}", value, step)
+        self._draw({f"held_out/{name}": value for name, value in metrics.items()}, step)
 
     def close(self) -> None:
         """Close all files, so that everything is on disk."""
@@ -153,22 +149,18 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
     Raises:
         InputError: for a line that is no step.
     """
-    path = Path(run_dir) / STEPS_FILE
+    path, steps = Path(run_dir) / STEPS_FILE, []
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    return [
-        _step(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")
-    ]
-
-
-def _step(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        return converted(parsed(line), dict[str, Any])
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}, line {number}, is damaged: {error}. Run it again.", parameter=str(path)
-        ) from None
+    for number, line in enumerate(lines, 1):
+        try:
+            steps += [converted(parsed(line), dict[str, Any])] if line.endswith("\n") else []
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path}, line {number}, is damaged: {error}. Run it again.", parameter=str(path)
+            ) from None
+    return steps
 
 
 def last_step(run_dir: Path | str) -> int:

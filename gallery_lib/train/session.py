@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,11 +145,17 @@ def open_session(
     started_from = None if after_step else pretrained.start_from(config, model)
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    ready = recipe.prepare(Plain(model, loader, _builder(config, task, model), config, dtype))
+    build = functools.partial(
+        task.optimizer.build,
+        list(model.parameters()),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+    )
+    ready = recipe.prepare(Plain(model, loader, build, config, dtype))
     ready.loader.draw_from_generators()
-    _check_enough_data(config, task, splits, ready.loader)
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
-    total_steps = _total_steps(config, ready.loader)
+    samples = len(cast(Any, splits.train)) * task.samples_per_item
+    total_steps = _total_steps(config, len(ready.loader), samples)
     schedule = learning_rate.scheduler(config, task, ready.optimizer, total_steps=total_steps)
     run_dir, rank = Path(config.run_dir), process_group.rank()
     log = RunLog(
@@ -178,18 +184,6 @@ def open_session(
         techniques=ready.techniques,
         propagate=ready.propagate,
         started_from=started_from,
-    )
-
-
-def _builder(
-    config: ResolvedConfig, task: Task, model: nn.Module
-) -> Callable[..., torch.optim.Optimizer]:
-    """Return what builds the task's optimizer, with the rates that the run asks for."""
-    return functools.partial(
-        task.optimizer.build,
-        list(model.parameters()),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
     )
 
 
@@ -226,23 +220,21 @@ def _training_state_bytes(task: Task) -> int:
     return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
 
 
-def _check_enough_data(
-    config: ResolvedConfig, task: Task, splits: Any, loader: DeviceLoader
-) -> None:
-    """Raise InputError where the training data does not fill one batch of every process."""
-    if len(loader) == 0:
+def _total_steps(config: ResolvedConfig, steps_of_pass: int, samples: int) -> int:
+    """Return the steps to train: the fewer of `max_steps` and `epochs`, where both are given.
+
+    Raises:
+        InputError: where the training data does not fill one batch of every process.
+    """
+    if steps_of_pass == 0:
         processes = process_group.world_size()
         raise InputError(
             f"batch_size={config.batch_size} on {processes} process(es) needs "
-            f"{config.batch_size * processes} training samples, and the data set has "
-            f"{len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data.",
+            f"{config.batch_size * processes} training samples, and the data set has {samples}. "
+            "Use a smaller batch_size or more data.",
             parameter="batch_size",
         )
-
-
-def _total_steps(config: ResolvedConfig, loader: DeviceLoader) -> int:
-    """Return the steps to train: the fewer of `max_steps` and `epochs`, where both are given."""
-    of_epochs = len(loader) * (config.epochs or 1)
+    of_epochs = steps_of_pass * (config.epochs or 1)
     if config.max_steps is None:
         return of_epochs
     return min(config.max_steps, of_epochs) if config.epochs else config.max_steps

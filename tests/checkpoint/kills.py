@@ -111,26 +111,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--compiler-opt", action="store_true")
     options = parser.parse_args()
-    wrong = False
+    more, wrong = {"compiler_opt": options.compiler_opt}, False
     for processes in options.processes:
         folder = Path(tempfile.mkdtemp(prefix="kills-"))
-        began = time.monotonic()
-        outcome = kill_and_go_on(
-            folder,
-            options.moments,
-            processes,
-            options.seed,
-            compiler_opt=options.compiler_opt,
-        )
+        outcome = kill_and_go_on(folder, options.moments, processes, options.seed, **more)
         same = outcome.killed.loss == outcome.undisturbed.loss
-        interruptions = outcome.killed.interruptions
         wrong = wrong or not same
-        lost = sum(one["lost_steps"] for one in interruptions)
         print(
             f"seed {options.seed}, {processes} process(es): {outcome.kills} kills, "
-            f"{outcome.in_a_write} in a write, {len(interruptions)} in results.json, "
-            f"{outcome.killed.steps} steps, {lost} done again, "
-            f"{time.monotonic() - began:.0f} s: "
+            f"{outcome.in_a_write} in a write: "
             f"{'the same losses, bit for bit' if same else f'OTHER LOSSES, see {folder}'}",
             flush=True,
         )

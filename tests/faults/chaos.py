@@ -18,15 +18,16 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from .commands import EVERY, compare, data, train
 from .driver import message_of
 from .planted.sitecustomize import BREACHES, SEEN_AS
-from .preparations import jumping_clock
-from .random_faults import END_SECONDS, FAULTS, Try
-from .workspace import ROOT, Command, Workspace, started
+from .workspace import ROOT, Command, Workspace, started, workers
 
 _LIMIT_SECONDS = 240.0
 """Limit for a command with everything that befalls it; the longest takes a third of that alone."""
@@ -42,6 +43,84 @@ _OF_PYTHONS_TRACKER = re.compile(
 )
 """What Python says when its resource tracker was killed and started anew; nothing is lost."""
 _RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "report.json")
+
+END_SECONDS = 45.0
+"""Limit for the end of all processes, once the command was told to end."""
+
+
+@dataclass
+class Try:
+    """One command, what befell it, and what was wrong."""
+
+    command: str
+    fault: str
+    moment: float
+    """Seconds from the start of the command or, with `file`, from when that file is there."""
+    file: str | None = None
+    said: list[str] = field(default_factory=list)
+    blamed: int | None = None  # the rank that was killed
+
+
+def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
+    """Kill any process of the command but the command itself.
+
+    Of two ranks it is known which must be blamed.
+    """
+    with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
+        watched = done.command == "train, two processes" and command.wait_until(
+            lambda: command.workspace.steps() > 0, END_SECONDS
+        )
+        ranks = workers(command) if watched else []
+        if len(ranks) == 2:
+            done.blamed = chosen.randrange(2)
+            ranks[done.blamed].kill()
+            return
+        others = [process for process in command.everything() if process.pid != command.process.pid]
+        chosen.choice(others).kill()
+
+
+def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
+    """Suspend a training process.
+
+    Where it is alone, it goes on after 3 seconds. Of two ranks, it stands still for good.
+    """
+    with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
+        process = chosen.choice(workers(command))
+        process.suspend()
+        if not done.command.startswith("train, two"):  # the one whose ranks watch one another
+            time.sleep(3)
+            process.resume()
+
+
+def _corrupt(chosen: random.Random, command: Command, done: Try) -> None:
+    """Cut or overwrite a file of the cache, but for its data."""
+    with contextlib.suppress(OSError, IndexError):
+        files = [
+            path
+            for path in command.workspace.cache.rglob("*")
+            if path.is_file() and "data" not in path.parts
+        ]
+        path = chosen.choice(files)
+        if chosen.random() < 0.5:
+            os.truncate(path, path.stat().st_size // 2)
+        else:
+            path.write_bytes(os.urandom(300))
+
+
+Fault = Callable[[random.Random, Command, Try], None]
+FAULTS: dict[str, Fault] = {
+    "signal": lambda chosen, command, done: command.process.send_signal(
+        chosen.choice([signal.SIGINT, signal.SIGTERM])
+    ),
+    "kill": lambda chosen, command, done: command.process.kill(),
+    "kill one": _kill_one,
+    "stop": _stop_one,
+    "close": lambda *_: None,  # the reader of the output goes
+    "fill": lambda *_: None,  # the disk of the runs is small
+    "corrupt": _corrupt,
+    "nothing": lambda *_: None,
+}
+
 
 COMMANDS = {
     "train": train(steps=30),
@@ -84,8 +163,6 @@ def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -
             [str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH", "")]
         )
         workspace.environment |= {"GALLERY_FAULTS_PLANTED": planted, "PYTHONPATH": path}
-    if fault == "clock":
-        jumping_clock(workspace)
     small = fault == "fill" and _small_disk(folder)
     try:
         with started(
@@ -102,13 +179,8 @@ def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -
 def _small_disk(folder: Path) -> bool:
     """Put the workspace on a disk that is soon full; return whether it worked, which takes root."""
     size = random.Random(str(folder)).choice(["200k", "1m", "8m"])
-    return (
-        os.geteuid() == 0
-        and subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)], check=False
-        ).returncode
-        == 0
-    )
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)]
+    return os.geteuid() == 0 and subprocess.run(words, check=False).returncode == 0
 
 
 def _befall(chosen: random.Random, command: Command, done: Try) -> None:
@@ -118,8 +190,6 @@ def _befall(chosen: random.Random, command: Command, done: Try) -> None:
     command.wait_until(lambda: False, done.moment)
     if command.process.poll() is None:
         FAULTS[done.fault](chosen, command, done)
-        if done.fault == "clock":
-            (command.workspace.folder / "jump").touch()
 
 
 def _is_there(folder: Path, name: str) -> bool:

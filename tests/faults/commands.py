@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .workspace import ROOT, TASKS, Workspace, python
+from .workspace import ROOT, TASKS, Workspace
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
@@ -21,41 +21,24 @@ from tiny_notebooks import write_notebook
 Words = Callable[[Workspace], list[str]]
 
 
+def python(*words: str) -> list[str]:
+    """Return the words that run this Python from anywhere."""
+    return [sys.executable, *words]
+
+
 def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
     """Return the launcher's command for one of the faulty tasks."""
-    words = [
-        "--model",
-        f"{TASKS}:{task}",
-        "--max_steps",
-        str(steps),
-        "--log_interval",
-        "1",
-        "--threads",
-        "1",
-        "--no-evaluate",
-        *more,
-    ]
+    options = [f"--max_steps={steps}", "--log_interval=1", "--threads=1", "--no-evaluate", *more]
     return lambda workspace: python(
-        str(ROOT / "launch_single_task.py"), *words, "--run_dir", str(workspace.folder / "run")
+        str(ROOT / "launch_single_task.py"),
+        *(f"--model={TASKS}:{task}", *options, f"--run_dir={workspace.folder / 'run'}"),
     )
 
 
 def compare(task: str = "SLOW", *more: str) -> Words:
     """Return the command of a short comparison."""
-    words = [
-        "--model",
-        f"{TASKS}:{task}",
-        "--threads",
-        "1",
-        "--rounds",
-        "4",
-        "--block_steps",
-        "2",
-        "--workers",
-        "0",
-        *more,
-    ]
-    return lambda workspace: gallery("compare", *words)
+    options = ["--threads=1", "--rounds=4", "--block_steps=2", "--workers=0", *more]
+    return lambda workspace: gallery("compare", f"--model={TASKS}:{task}", *options)
 
 
 def gallery(*words: str) -> list[str]:

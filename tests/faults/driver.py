@@ -8,49 +8,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .workspace import ROOT, Command, Workspace, started
+from .workspace import Command, Workspace, started
 
 Cause = Callable[[Command], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A fault, how it is caused, and what must be seen.
+    """A fault, how it is caused, and what must be seen."""
 
-    Args:
-        kind: kind of the fault, a heading of the table.
-        name: name of the row in the table.
-        words: returns the command to run, in a workspace that `prepare` has made ready.
-        cause: what is done to the command while it runs; None: nothing.
-        codes: exit codes that are right.
-        says: a part of what must be said on standard error, or printed.
-        lines: largest number of lines of the message.
-        seconds: longest time from the cause until no process is left.
-        prepare: makes the workspace ready; None: nothing to do.
-        there: patterns of files that must be in the workspace afterwards.
-        absent: patterns of files that must not be in the workspace afterwards.
-        output: where standard output goes (`workspace.Command`).
-        check: more that must hold; it returns what is wrong, or "".
-        quick: whether the row is an ordinary test as well.
-        starting: whether Python may still be starting the command. Its own traceback is accepted
-            then: before the first lines of a script nobody else can answer a signal.
-    """
-
-    kind: str
+    kind: str  # a heading of the table
     name: str
-    words: Callable[[Workspace], list[str]]
-    cause: Cause | None = None
-    codes: tuple[int, ...] = (0,)
-    says: str = ""
-    lines: int = 3
-    seconds: float = 60.0
+    words: Callable[[Workspace], list[str]]  # the command, in a workspace that is ready
+    cause: Cause | None = None  # what is done to the command while it runs
+    codes: tuple[int, ...] = (0,)  # exit codes that are right
+    says: str = ""  # a part of what must be said on standard error, or printed
+    lines: int = 3  # largest number of lines of the message
+    seconds: float = 60.0  # longest time from the cause until no process is left
     prepare: Callable[[Workspace], None] | None = None
-    there: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-    output: str = "file"
-    check: Callable[[Workspace, Command], str] | None = None
-    quick: bool = False
-    starting: bool = False
+    there: tuple[str, ...] = ()  # patterns of files that must be in the workspace afterwards
+    absent: tuple[str, ...] = ()  # and of those that must not
+    output: str = "file"  # where standard output goes (`workspace.Command`)
+    check: Callable[[Workspace, Command], str] | None = None  # returns what is wrong, or ""
+    quick: bool = False  # whether the row is an ordinary test as well
 
 
 @dataclass(frozen=True)
@@ -73,14 +53,8 @@ def message_of(text: str) -> list[str]:
     progress and the log's last lines are left out.
     """
     lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
-    begin = next(
-        (
-            n
-            for n, line in enumerate(lines)
-            if re.match(r"(error|[\w.]+|interrupted|stopped)\b[^ ]*: ", line)
-        ),
-        len(lines),
-    )
+    start = re.compile(r"(error|[\w.]+|interrupted|stopped)\b[^ ]*: ")
+    begin = next((n for n, line in enumerate(lines) if start.match(line)), len(lines))
     found = [
         line for line in lines[begin:] if not _PROGRESS.match(line) or line.startswith("error")
     ]
@@ -114,51 +88,23 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
 
 
 def _wrong(row: Row, workspace: Workspace, command: Command, took: float | None) -> list[str]:
-    found = []
     if took is None:
         left = [" ".join(process.cmdline())[:100] for process in command.everything()]
         return [f"after {row.seconds:g} s there was still {left}"]
-    code, text, printed = command.process.returncode, command.text(), command.result()
-    if row.starting and _python_was_starting(text):
-        return []
-    if code not in row.codes:
-        found.append(f"exit code {code}, not {' or '.join(map(str, row.codes))}")
-    if "Traceback (most recent call last)" in text:
-        found.append("a traceback")
-    if row.says not in text and row.says not in printed:
-        found.append(f"it does not say {row.says!r}")
-    if len(message_of(text)) > row.lines:
-        found.append(f"a message of {len(message_of(text))} lines")
-    if command.open_ports:
-        found.append(f"it listens beyond loopback: {command.open_ports}")
-    found += [
-        f"{pattern} is missing" for pattern in row.there if not any(workspace.folder.rglob(pattern))
-    ]
-    found += [
-        f"{pattern} is there" for pattern in row.absent if any(workspace.folder.rglob(pattern))
-    ]
-    if row.check is not None and (more := row.check(workspace, command)):
-        found.append(more)
-    return found
-
-
-_FIRST_IMPORTS = re.compile(
-    r"/(launch_single_task\.py|faults/gallery\.py|data_prep/\w+\.py|gallery_lib/__init__\.py"
-    r"|gallery_lib/system/(__init__|prepared_python|paths)\.py)$"
-)
-"""Files that a script of the checkout imports before it takes care of signals."""
-
-
-def _python_was_starting(text: str) -> bool:
-    """Return whether the traceback is one of Ctrl-C before a script took care of signals."""
-    if not text.rstrip().endswith("KeyboardInterrupt"):
-        return False
-    # The call that takes care of it is the last moment at which it may come.
-    if "in run_in_prepared" in text and "signal.signal(signal.SIGINT, signal.SIG_DFL)" not in text:
-        return False
-    files = re.findall(r'File "([^"]+)"', text)
-    ours = [file for file in files if file.startswith(f"{ROOT}/") and "/.venv/" not in file]
-    return all(_FIRST_IMPORTS.search(file) for file in ours)
+    code, text = command.process.returncode, command.text()
+    there = {name: any(workspace.folder.rglob(name)) for name in (*row.there, *row.absent)}
+    more = row.check(workspace, command) if row.check is not None else ""
+    faults = {
+        f"exit code {code}, not {' or '.join(map(str, row.codes))}": code not in row.codes,
+        "a traceback": "Traceback (most recent call last)" in text,
+        f"it does not say {row.says!r}": row.says not in text + command.result(),
+        f"a message of {len(message_of(text))} lines": len(message_of(text)) > row.lines,
+        f"it listens beyond loopback: {command.open_ports}": bool(command.open_ports),
+        **{f"{pattern} is missing": not there[pattern] for pattern in row.there},
+        **{f"{pattern} is there": there[pattern] for pattern in row.absent},
+        more: bool(more),
+    }
+    return [fault for fault, is_so in faults.items() if is_so]
 
 
 def wait_for_steps(count: int, then: Cause) -> Cause:

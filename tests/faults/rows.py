@@ -2,388 +2,250 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from .checkpoint_rows import checkpoints
-from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
-from .driver import Cause, Row, after, wait_for_steps
-from .limit_rows import limits
-from .preparations import (
-    damaged_inductor,
-    damaged_library,
-    damaged_reference,
-    damaged_text,
-    fifo_among_images,
-    fifo_as_manifest,
-    jumping_clock,
-    open_to_others,
+from gallery_lib.checkpoint import folders
+
+from . import causes
+from .causes import Prepare, damaged, results, send, to_loader, to_rank, with_file
+from .commands import (
+    EVERY,
+    Words,
+    batch,
+    compare,
+    comparison,
+    data,
+    foreign,
+    half,
+    on,
+    plot,
+    python,
+    train,
 )
-from .workspace import ROOT, Command, Workspace, python, workers
-from .wrong_values import wrong_values
+from .driver import Row, after, wait_for_steps
+from .workspace import ROOT, TASKS, Command, Workspace, started
 
 INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
 
 
-def send(number: int) -> Cause:
-    """Return a cause that sends a signal to the command itself."""
-    return lambda command: command.process.send_signal(number)
-
-
-def _to_rank(rank: int, number: int) -> Cause:
-    def cause(command: Command) -> None:
-        os.kill(workers(command)[rank].pid, number)
-
-    return cause
-
-
-def _once_there_are_results(then: Cause) -> Cause:
-    def cause(command: Command) -> None:
-        if command.wait_until(lambda: any(command.workspace.folder.rglob("results.json"))):
-            with contextlib.suppress(IndexError, ProcessLookupError, psutil.Error):  # it has ended
-                then(command)
-
-    return cause
-
-
-def _to_loader(number: int) -> Cause:
-    def cause(command: Command) -> None:
-        loaders = [one for one in command.everything() if one.name() == "pt_data_worker"]
-        loaders[0].send_signal(number)
-
-    return cause
-
-
-def _to(part: str, number: int) -> Cause:
-    """Return a cause that signals the oldest process that runs the module `part` (`-m part`)."""
-
-    def cause(command: Command) -> None:
-        found = [
-            process
-            for process in command.everything()
-            if process.cmdline()[1:4] == ["-P", "-m", part]
-        ]
-        os.kill(min(found, key=lambda process: process.create_time()).pid, number)
-
-    return cause
-
-
-def _results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
-    return json.loads(next(workspace.folder.rglob("results.json")).read_text())
-
-
-def _diverged_at_5(workspace: Workspace, command: Command) -> str:
-    at = _results(workspace).get("diverged_at") or {}
-    return "" if (at.get("step"), at.get("rank")) == (5, 0) else f"diverged_at is {at}"
-
-
-def _no_ratio(workspace: Workspace, command: Command) -> str:
-    values = json.loads(next(workspace.folder.rglob("comparison.json")).read_text())
-    if values["speedup"] is not None or values["parity"]["passed"]:
-        return f"speedup {values['speedup']}, parity {values['parity']['passed']}"
-    return "it prints a speed-up" if "× as fast" in command.result() else ""
-
-
-def _positive_start_up(workspace: Workspace, command: Command) -> str:
-    total = _results(workspace)["startup_seconds"]["total"]
-    return "" if 0 < total < 120 else f"start-up of {total} s"
-
-
-def _finished(workspace: Workspace, command: Command) -> str:
-    return "" if _results(workspace)["status"] == "finished" else "not finished"
-
-
-def _jump(command: Command) -> None:
-    (command.workspace.folder / "jump").touch()
-
-
-def _two_runs(command: Command) -> None:
-    """Start a second run with the same folder while the first is at work.
-
-    The second has to be refused, and the first goes on.
-    """
-    from .workspace import Command as Another
-
-    words = train()(command.workspace)
-    second_space = Workspace(command.workspace.folder / "second", command.workspace.cache)
-    second_space.folder.mkdir()
-    second = Another(words, second_space)
-    second.ended_after(60)
-    (command.workspace.folder / "second.txt").write_text(
-        f"{second.process.returncode} {second.text()}"
-    )
-    second.end()
-
-
-def _second_refused(workspace: Workspace, command: Command) -> str:
-    text = (workspace.folder / "second.txt").read_text()
-    return (
-        ""
-        if text.startswith("2 ") and "another run is at work" in text
-        else f"the second: {text[-300:]}"
-    )
-
-
-def _strangers(command: Command) -> None:
-    """Connect strangers to the socket where turns are handed out: one silent, one with garbage."""
-    import socket
-    import time
-
-    folder = Path("/dev/shm")
-    if command.wait_until(lambda: any(folder.glob("gallery-sockets-*/turns"))):
-        for path in folder.glob("gallery-sockets-*/turns"):
-            silent, garbage = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-            silent.connect(str(path))
-            garbage.connect(str(path))
-            garbage.sendall(b"\xff" * 64)
-            time.sleep(0.2)
-            garbage.close()
-
-
-def _faults() -> Iterator[Row]:
+def _network() -> Iterator[Row]:
+    kind = "open to the network"
     for name, words in EVERY.items():
-        yield Row(
-            "open to the network",
-            f"{name}: no port",
-            words,
-            seconds=300,
-            lines=99,
-            codes=(0, 1),
-            quick=name == "train",
-        )
-    yield Row(
-        "open to the network",
-        "strangers where turns are handed out",
-        compare(),
-        _strangers,
-        seconds=300,
-        says="same training",
-    )
+        one = f"{name}: no port"
+        yield Row(kind, one, words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
+    name = "strangers where turns are handed out"
+    yield Row(kind, name, compare(), causes.strangers, seconds=300, says="same training")
 
+
+def _divergence() -> Iterator[Row]:
+    kind, on_words = "a run that diverged", "--no-terminate-on-nan"
     yield Row(
-        *("a run that diverged", "training"),
-        train("DIVERGES", steps=20),
+        *(kind, "training", train("DIVERGES", steps=20)),
         codes=(1,),
         says="its loss is no finite number from step 5 on rank 0 on",
-        check=_diverged_at_5,
+        check=causes.diverged_at_5,
         quick=True,
     )
     yield Row(
-        "a run that diverged",
-        "training that goes on",
-        train("DIVERGES", "--no-terminate-on-nan", steps=20),
-        check=_diverged_at_5,
+        *(kind, "training that goes on", train("DIVERGES", on_words, steps=20)),
+        check=causes.diverged_at_5,
     )
-    yield Row(
-        *("a run that diverged", "a comparison, accelerated only"),
-        compare("DIVERGES_ACCELERATED"),
-        codes=(0, 1),
-        says="not comparable",
-        check=_no_ratio,
-        seconds=300,
-    )
-    yield Row(
-        "a run that diverged",
-        "a comparison, both",
-        compare("DIVERGES"),
-        codes=(0, 1),
-        says="not comparable",
-        check=_no_ratio,
-        seconds=300,
-    )
-
-    for output, codes in {"head": (0, 141), "full": (1,), "closed": (0,)}.items():
+    for name, task in {"accelerated only": "DIVERGES_ACCELERATED", "both": "DIVERGES"}.items():
         yield Row(
-            "output that cannot be written",
-            f"train, {output}",
-            train(steps=6),
-            codes=codes,
-            output=output,
-            quick=output == "head",
-        )
-        for name in ("list", "show"):
-            yield Row(
-                "output that cannot be written",
-                f"{name}, {output}",
-                EVERY[name],
-                codes=codes,
-                output=output,
-            )
-        yield Row(
-            "output that cannot be written",
-            f"compare, {output}",
-            compare(),
-            codes=codes,
-            output=output,
+            *(kind, f"a comparison, {name}", compare(task)),
+            codes=(0, 1),
+            says="not comparable",
+            check=causes.no_ratio,
             seconds=300,
         )
-    yield Row(
-        "output that cannot be written",
-        "bytes that are no text",
-        train("PRINTS", steps=6),
-        there=("results.json",),
-        check=_finished,
-    )
-    for locale in ("C", "en_US.ISO-8859-1"):
-        for name in ("list", "show"):
-            yield Row(
-                "output that cannot be written",
-                f"{name}, LC_ALL={locale}",
-                EVERY[name],
-                prepare=_locale(locale),
-            )
 
+
+def _outputs() -> Iterator[Row]:
+    kind = "output that cannot be written"
+    commands = {"train": train(steps=6), "compare": compare(), "list": EVERY["list"]}
+    for output, codes in {"head": (0, 141), "full": (1,), "closed": (0,)}.items():
+        for name, words in commands.items():
+            yield Row(
+                *(kind, f"{name}, {output}", words),
+                codes=codes,
+                output=output,
+                seconds=300,
+                quick=(name, output) == ("train", "head"),
+            )
+    yield Row(*(kind, "bytes that are no text", train("PRINTS", steps=6)), there=("results.json",))
+    yield Row(kind, "show, LC_ALL=C and latin-1", EVERY["show"], prepare=causes.latin)
+
+
+def _signals() -> Iterator[Row]:
     for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
         yield Row(
-            "signals",
-            f"{number.name} in training",
-            train(),
+            *("signals", f"{number.name} in training", train()),
             wait_for_steps(3, send(number)),
             codes,
             seconds=12,
             quick=True,
         )
         for name in ("compare", "run a notebook", "make images", "train on two processes"):
-            # A batch says by its report which signal it was.
-            right = (
-                *codes,
-                0,
-                *(INTERRUPTED if name == "run a notebook" else ()),
-            )
             yield Row(
-                "signals",
-                f"{number.name} after 4 s: {name}",
-                EVERY[name],
+                *("signals", f"{number.name} after 4 s: {name}", EVERY[name]),
                 after(4.0, send(number)),
-                right,
+                # A batch says by its report which signal it was.
+                (*codes, 0, *(INTERRUPTED if name == "run a notebook" else ())),
                 seconds=15,
             )
-    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
-        yield Row(
-            "signals",
-            f"{number.name} in training",
-            train(),
-            wait_for_steps(3, send(number)),
-            (-number,),
-            seconds=15,
-            lines=99,
-        )
+    yield Row(
+        *("signals", "SIGKILL in training", train()),
+        wait_for_steps(3, send(signal.SIGKILL)),
+        (-signal.SIGKILL,),
+        seconds=15,
+        lines=99,
+    )
+    name = "run a script on two processes"
+    yield Row(
+        *("signals", "a script on two processes is interrupted", EVERY[name]),
+        after(6.0, send(signal.SIGINT)),
+        (1, 130, -2),
+        lines=99,
+    )
 
-    two = train("SLOW", "--nproc_per_node", "2", steps=400)
+
+def _who_failed() -> Iterator[Row]:
+    kind, two = "who failed", train("SLOW", "--nproc_per_node", "2", steps=400)
     for rank in (0, 1):
-        says = f"rank {rank} (process"
         yield Row(
-            "who failed",
-            f"rank {rank} is killed",
-            two,
-            wait_for_steps(3, _to_rank(rank, signal.SIGKILL)),
+            *(kind, f"rank {rank} is killed", two),
+            wait_for_steps(3, to_rank(rank, signal.SIGKILL)),
             (1,),
-            says,
+            f"rank {rank} (process",
             seconds=10,
         )
     yield Row(
-        *("who failed", "a process that loads data is killed"),
-        train("SLOW", steps=400),
-        wait_for_steps(3, _to_loader(signal.SIGKILL)),
+        *(kind, "a process that loads data is killed", train("SLOW", steps=400)),
+        wait_for_steps(3, to_loader(signal.SIGKILL)),
         (1,),
-        "which loads data, was killed by SIGKILL",
+        "DataLoader worker",
         seconds=15,
     )
+    name = "a rank is killed while it waits for the others to end"
     yield Row(
-        *("who failed", "a rank is killed while it waits for the others to end"),
-        train("SLOW", "--nproc_per_node", "2", steps=8),
-        _once_there_are_results(_to_rank(1, signal.SIGKILL)),
+        *(kind, name, train("SLOW", "--nproc_per_node", "2", steps=8)),
+        causes.once_there_are_results(to_rank(1, signal.SIGKILL)),
         (0, 1),
         seconds=20,
     )
+    limited = ("--rank_timeout", "8")
     yield Row(
-        *("who failed", "a rank is stopped"),
-        train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "8", steps=400),
-        wait_for_steps(3, _to_rank(1, signal.SIGSTOP)),
+        *(kind, "a rank is stopped", train("SLOW", "--nproc_per_node", "2", *limited, steps=400)),
+        wait_for_steps(3, to_rank(1, signal.SIGSTOP)),
         (1,),
         "rank 1 gives no sign of life",
         seconds=25,
     )
+    for processes in ("1", "2"):
+        name = f"a process that loads data is stopped, of {processes} rank(s)"
+        yield Row(
+            *(kind, name, train("SLOW", "--nproc_per_node", processes, *limited, steps=400)),
+            wait_for_steps(3, to_loader(signal.SIGSTOP)),
+            (1,),
+            "stands still",
+            seconds=25,
+            quick=processes == "1",
+        )
     yield Row(
-        "who failed",
-        "papermill is killed",
-        batch(),
-        after(8.0, _to("papermill", signal.SIGKILL)),
+        *(kind, "papermill is killed", batch()),
+        after(8.0, causes.to_papermill),
         (1,),
         "SIGKILL",
         seconds=20,
         lines=30,
     )
 
-    yield from limits(_to_loader(signal.SIGSTOP))
 
-    compiled, compared, aside = train("SLOW", "--compiler-opt", steps=6), compare(), ("*.damaged",)
+def _limits() -> Iterator[Row]:
+    def within(blocks: int) -> Words:
+        words = train("SLOW", "--workers", "0")
+        shell = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash"]
+        return lambda workspace: [*shell, *words(workspace)]
+
+    yield Row(
+        *("limits", "ulimit -f 8", within(8)),
+        says="cannot be written to",
+        there=("results.json",),
+        quick=True,
+    )
+    yield Row(
+        *("limits", "ulimit -f 4", within(4)),
+        codes=(1,),
+        says="its results could not be written and are lost",
+    )
+
+
+def _caches() -> Iterator[Row]:
+    compiled = train("SLOW", "--compiler-opt", steps=6)
     for name, prepare, words, says in (
-        ("files of the compiler are damaged", damaged_inductor, compiled, "is made anew"),
-        ("C++ of ours is cut off", damaged_library, compiled, ""),
-        ("a reference is another's", damaged_reference, compared, "same training"),
+        (
+            "files of the compiler are damaged",
+            damaged("inductor/**/*", lambda file: file.write_bytes(os.urandom(200))),
+            compiled,
+            "is made anew",
+        ),
+        (
+            "C++ of ours is cut off",
+            damaged("cpu_kernels/*.so", lambda file: os.truncate(file, file.stat().st_size // 2)),
+            compiled,
+            "",
+        ),
+        (
+            "a reference is another's",
+            damaged("references/*.pt", causes.flip),
+            compare(),
+            "same training",
+        ),
     ):
+        there = ("*.damaged", "results.json")
         yield Row(
-            "caches",
-            name,
-            words,
+            *("caches", name, words),
             says=says,
             prepare=prepare,
             seconds=300,
             lines=20,
-            there=(*aside, "results.json"),
+            there=there,
         )
     yield Row(
-        "caches",
-        "others may write into the compiler's",
-        compiled,
-        prepare=open_to_others,
+        *("caches", "others may write into the compiler's", compiled),
+        prepare=causes.open_to_others,
         codes=(2,),
         says="chmod -R go-w",
     )
 
-    yield Row(
-        "files of others",
-        "a comparison cut in half",
-        on(half, "show"),
-        codes=(2,),
-        says="is no JSON",
-        quick=True,
-    )
-    for name, content in {
-        "results.json": [1, 2],
-        "comparison.json": {"task": 5},
-        "report.json": {"schema": 1, "notebooks": []},
-    }.items():
-        yield Row(
-            "files of others",
-            f"{name} of something else",
-            on(foreign(name, content), "show"),
-            codes=(2,),
-            says=name,
-        )
-    name = "a comparison without its runs is drawn"
-    yield Row(
-        "files of others", name, plot(comparison), codes=(2,), says="has no steps.jsonl", quick=True
-    )
+
+def _files_of_others() -> Iterator[Row]:
+    kind = "files of others"
     source = (
         "import json, os, pathlib\n"
         "folder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\n"
         "folder.mkdir(parents=True)\n"
     )
+    for name, words, says in (
+        ("a comparison cut in half", on(half, "show"), "is no JSON"),
+        (
+            "results.json of something else",
+            on(foreign("results.json", [1, 2]), "show"),
+            "results.json",
+        ),
+        ("a comparison without its runs is drawn", plot(comparison), "has no steps.jsonl"),
+    ):
+        yield Row(kind, name, words, codes=(2,), says=says, quick="results.json" not in name)
     yield Row(
-        "files of others",
-        "a notebook leaves a list as config.json",
-        batch(f"{source}(folder / 'config.json').write_text('[1, 2]')"),
-    )
-    yield Row(
-        *("files of others", "a notebook leaves half a comparison"),
+        *(kind, "a notebook leaves half a comparison"),
         batch(f"{source}(folder / 'comparison.json').write_text('{{')"),
         codes=(1,),
         says="comparison that cannot be read",
@@ -391,110 +253,209 @@ def _faults() -> Iterator[Row]:
         there=("report.json",),
     )
     yield Row(
-        *("files of others", "a notebook's error has escape sequences"),
+        *(kind, "a notebook's error has escape sequences"),
         batch("raise ValueError('\\x1b[31mred\\x1b]0;title\\x07 \\x00')"),
         codes=(1,),
         lines=30,
-        check=_no_escapes,
+        check=causes.no_escapes,
     )
+    checker = str(ROOT / "data_prep" / "check_imagenet.py")
     yield Row(
-        *("files of others", "a pipe among images"),
-        lambda workspace: python(
-            str(ROOT / "data_prep" / "check_imagenet.py"), str(workspace.folder / "images")
-        ),
-        prepare=fifo_among_images,
+        *(kind, "a pipe among images"),
+        lambda workspace: python(checker, str(workspace.folder / "images")),
+        prepare=causes.fifo_among_images,
         says="a pipe",
     )
     yield Row(
-        *("files of others", "a pipe as a manifest"),
-        lambda workspace: python(
-            str(ROOT / "data_prep" / "check_features.py"),
-            str(workspace.folder / "features"),
-            "--task",
-            "tts_angular",
-        ),
-        prepare=fifo_as_manifest,
-        codes=(2,),
-        says="has neither manifest.tsv nor",
-    )
-    yield Row(
-        "files of others",
-        "damaged text data",
-        data("text.py"),
-        prepare=damaged_text,
+        *(kind, "damaged text data", data("text.py")),
+        prepare=causes.damaged_text,
         codes=(2,),
         says="is damaged",
     )
 
+
+def _values() -> Iterator[Row]:
+    """Yield rows for values that are refused before anything is started or written."""
+    kind, folder = "folders and values", "{folder}"
     yield Row(
-        *("folders and values", "two runs with one folder"),
-        train(),
-        wait_for_steps(3, _two_runs),
+        *(kind, "two runs with one folder", train()),
+        wait_for_steps(3, causes.two_runs),
         there=("results.json",),
-        check=_second_refused,
+        check=causes.second_refused,
         seconds=90,
     )
-    yield Row(
-        *("clocks", "the wall clock is set back by a day"),
-        train(steps=20),
-        after(1.0, _jump),
-        prepare=jumping_clock,
-        check=_positive_start_up,
-    )
-    yield Row(
-        "signals",
-        "a script on two processes is interrupted",
-        EVERY["run a script on two processes"],
-        after(6.0, send(signal.SIGINT)),
-        (1, 130, -2),
-        lines=99,
-    )
-    yield from wrong_values()
-    yield from checkpoints()
-
-
-def _locale(name: str) -> object:
-    def prepare(workspace: Workspace) -> None:
-        workspace.environment |= {"LC_ALL": name, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-        if name != "C":
-            workspace.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "latin-1"}
-
-    return prepare
-
-
-def _no_escapes(workspace: Workspace, command: Command) -> str:
-    from xml.etree import ElementTree
-
-    if (
-        "\x1b[31m" in command.result() + command.text()
-        or "\x07" in command.result() + command.text()
+    start = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--max_steps=3"]
+    prepare: Prepare | None
+    for name, word, says, prepare in (
+        ("run_dir is /", "--run_dir=/", "holds files of something else", None),
+        ("run_dir is a home", "--run_dir=~", "run_dir=~", None),
+        ("run_dir is a file", f"--run_dir={folder}/run", "is a file", with_file("run", "mine")),
+        (
+            "run_dir holds files of others",
+            f"--run_dir={folder}/run",
+            "thesis.tex",
+            with_file("run/thesis.tex", "precious"),
+        ),
+        ("lr is inf", "--lr=inf", "lr='inf' must be", None),
+        ("seed is 2**63 - 1", f"--seed={2**63 - 1}", f"seed='{2**63 - 1}' must be", None),
+        (
+            "a task file with an exit",
+            f"--model={folder}/task.py:TASK",
+            "task.py",
+            with_file("task.py", "import sys; sys.exit(5)"),
+        ),
     ):
-        return "an escape sequence reaches the terminal"
-    for file in workspace.folder.rglob("*.xml"):
-        ElementTree.parse(file)
+
+        def words(workspace: Workspace, word: str = word) -> list[str]:
+            return python(*start, word.replace(folder, str(workspace.folder)))
+
+        yield Row(
+            *(kind, name, words),
+            codes=(2,),
+            says=says,
+            seconds=30,
+            absent=("results.json", "config.json"),
+            prepare=prepare,
+            quick=name in ("run_dir holds files of others", "lr is inf"),
+        )
+    yield Row(
+        *(kind, "prepare.sh --run ''"),
+        lambda workspace: ["bash", str(ROOT / "prepare.sh"), "--run", ""],
+        codes=(2,),
+        says="--run '': no such notebook",
+        quick=True,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints: what cannot be written, what is damaged, and a kill in a write.
+
+
+_FIRST, _SECOND = "step-00000010", "step-00000020"
+
+
+def _saving(*more: str, steps: int = 30) -> Words:
+    return train("SLOW", "--checkpoint_every", "10", *more, steps=steps)
+
+
+def _checkpoints(workspace: Workspace) -> Path:
+    return workspace.folder / "run" / folders.CHECKPOINTS
+
+
+def _whole(folder: Path, *names: str) -> str:
+    """Return what is wrong with the checkpoints of these names, or ""; nothing else may be left."""
+    if left := [path.name for path in folder.glob(".*.tmp")]:
+        return f"{left} is left"
+    try:
+        for name in names:
+            folders.read_whole(folder / name)
+    except folders.Unusable as error:
+        return str(error)
     return ""
 
 
-ROWS = tuple(_faults())
+def _on_small_disk(words: Words) -> Words:
+    """Return the command with its checkpoints on a disk that is full after the first of them.
 
-SWEPT = ("train", "compare", "make images", "doctor", "list")
-
-
-def sweep(step_seconds: float, end_seconds: float) -> Iterator[Row]:
-    """Yield rows that send signals to commands in steps, from their start on.
-
-    No signal may be lost while libraries are imported.
+    The disk is one of a mount namespace, so it is gone with the command. Its checkpoints are copied
+    to the folder `seen`.
     """
-    for name in SWEPT:
-        for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
-            for place in range(1, int(end_seconds / step_seconds) + 1):
-                moment = place * step_seconds
-                yield Row(
-                    "signals",
-                    f"{number.name} after {moment:.2f} s: {name}",
-                    EVERY[name],
-                    after(moment, send(number)),
-                    (*codes, 0),
-                    seconds=14,
-                    starting=True,
-                )
+    script = (
+        "mkdir -p run/checkpoints && mount -t tmpfs -o size=4m faults run/checkpoints || exit 99\n"
+        f"(until [ -d run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
+        " head -c 100M /dev/zero > run/checkpoints/filled 2> /dev/null) &\n"
+        '"$@"; code=$?; wait; cp -a run/checkpoints seen; exit $code'
+    )
+    own = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c", script, "sh"]
+    return lambda workspace: [*own, *words(workspace)]
+
+
+def _interrupted(workspace: Workspace) -> None:
+    """Have a run in the workspace that has come to step 20 of 30, with two checkpoints."""
+    with started(_saving(steps=20)(workspace), workspace) as command:
+        command.ended_after(60)
+    (workspace.folder / "run" / "results.json").unlink()
+
+
+def _damaged_newest(workspace: Workspace) -> None:
+    _interrupted(workspace)
+    path = _checkpoints(workspace) / _SECOND
+    shutil.copy(path / "rank-00000.pt", path / "training.pt")
+
+
+def _killed_in_a_write(workspace: Workspace) -> None:
+    """Leave a run whose processes were killed while a checkpoint was written, after whole ones."""
+    words = train("SLOW", "--checkpoint_every", "1", "--resume", "auto", steps=400)(workspace)
+    folder = _checkpoints(workspace)
+    for _ in range(10):
+        with started(words, workspace) as command:
+            command.wait_until(lambda: len(folders.newest_first(folder)) == 2)
+            numbers = [process.pid for process in command.everything()]
+            deadline = time.monotonic() + 30
+            while not list(folder.glob(".step-*.tmp")) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            for number in sorted(numbers, reverse=True):  # those that train were started last
+                if psutil.pid_exists(number):
+                    os.kill(number, signal.SIGKILL)
+            command.ended_after(10)
+        if list(folder.glob(".step-*.tmp")):
+            return
+    raise AssertionError("no kill came in the middle of a write")
+
+
+def _gone_on(workspace: Workspace, command: Command) -> str:
+    """Return what is wrong with a run that went on: unlike steps, or no word of it."""
+    run_dir = workspace.folder / "run"
+    steps = [json.loads(line)["step"] for line in (run_dir / "steps.jsonl").open()]
+    if steps != list(range(1, len(steps) + 1)):
+        return f"the log has the steps {steps}"
+    if not results(workspace)["interruptions"]:
+        return "results.json tells of no interruption"
+    folder = _checkpoints(workspace)
+    return _whole(folder, *(path.name for path in folders.newest_first(folder)))
+
+
+def _checkpoint_rows() -> Iterator[Row]:
+    kind = "checkpoints"
+    yield Row(
+        *(kind, "the disk is full while one is written", _on_small_disk(_saving())),
+        says="step 20 could not be saved, and the training goes on: ",
+        there=("results.json",),
+        check=lambda workspace, command: (
+            _whole(workspace.folder / "seen", _FIRST)
+            or ("" if "No space left on device" in command.result() else "it gives no reason")
+        ),
+    )
+    yield Row(
+        *(kind, "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
+        prepare=_damaged_newest,
+        says="training.pt has",
+        there=(f"damaged-{_SECOND}", "results.json"),
+        check=_gone_on,
+        quick=True,
+    )
+    other = train("PRINTS", "--checkpoint_every", "10", "--resume", "auto", steps=30)
+    yield Row(
+        *(kind, "they are of another model", other),
+        prepare=_interrupted,
+        codes=(2,),
+        says="is of another model",
+        lines=1,
+        absent=("results.json",),
+        check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST, _SECOND),
+    )
+    yield Row(
+        *(kind, "a run is killed while one is written, and goes on"),
+        train("SLOW", "--checkpoint_every", "5", "--resume", "auto", steps=60),
+        prepare=_killed_in_a_write,
+        says="resumed  from",
+        there=("results.json",),
+        check=_gone_on,
+        quick=True,
+    )
+
+
+ROWS = (
+    *(*_network(), *_divergence(), *_outputs(), *_signals(), *_who_failed(), *_limits()),
+    *(*_caches(), *_files_of_others(), *_values(), *_checkpoint_rows()),
+)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -50,15 +49,10 @@ class Workspace:
     cache: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def runs(self) -> Path:
-        """Return the folder of new run directories."""
-        return self.folder / "runs"
-
     def variables(self, mark: str) -> dict[str, str]:
         """Return the environment of a command."""
         own = {
-            "GALLERY_RUNS_DIR": str(self.runs),
+            "GALLERY_RUNS_DIR": str(self.folder / "runs"),
             "GALLERY_CACHE_DIR": str(self.cache),
             MARK: mark,
             "OMP_NUM_THREADS": "1",
@@ -68,16 +62,11 @@ class Workspace:
         }
         return {**others, **own, "HF_HUB_OFFLINE": "1", **self.environment}
 
-    def run_dir(self) -> Path | None:
-        """Return the newest folder with a log of a run, if there is one."""
-        logs = sorted(self.folder.rglob("log-rank0.txt"), key=lambda path: path.stat().st_mtime)
-        return logs[-1].parent if logs else None
-
     def steps(self) -> int:
         """Return how many steps the newest run has logged."""
-        run_dir = self.run_dir()
-        with contextlib.suppress(OSError, TypeError):
-            return len((run_dir / "steps.jsonl").read_text().splitlines())  # type: ignore[operator]
+        with contextlib.suppress(OSError, IndexError):
+            logs = sorted(self.folder.rglob("log-rank0.txt"), key=lambda path: path.stat().st_mtime)
+            return len(logs[-1].with_name("steps.jsonl").read_text().splitlines())
         return 0
 
 
@@ -120,13 +109,12 @@ class Command:
             for process in self.everything():
                 with contextlib.suppress(psutil.Error):
                     for socket in process.net_connections("inet"):
+                        at = socket.laddr
                         if (
                             socket.status == psutil.CONN_LISTEN
-                            and not ipaddress.ip_address(socket.laddr.ip).is_loopback
+                            and not ipaddress.ip_address(at.ip).is_loopback
                         ):
-                            self.open_ports[f"{socket.laddr.ip}:{socket.laddr.port}"] = " ".join(
-                                process.cmdline()
-                            )[:120]
+                            self.open_ports[f"{at.ip}:{at.port}"] = str(process.cmdline())[:120]
 
     def wait_until(self, ready: Callable[[], bool], seconds: float = 120.0) -> bool:
         """Return whether `ready` became true before the command ended or the time was over."""
@@ -176,40 +164,22 @@ def _output(output: str, words: Sequence[str], heard: Path) -> tuple[int | None,
     return os.open(os.devnull, os.O_WRONLY), ["bash", "-o", "pipefail", "-c", line, "bash", *words]
 
 
-def python(*words: str) -> list[str]:
-    """Return the words that run this Python from anywhere."""
-    return [sys.executable, *words]
-
-
 def workers(command: Command) -> list[psutil.Process]:
     """Return the training processes of a run, by rank.
 
-    They are children of `launcher/torchrun.py` or `launcher/forked.py`.
+    They are children of `launcher/torchrun.py` or `launcher/forked.py`. The environment of a forked
+    process shows that of its parent, but its standard error is the log of its rank.
     """
     found: dict[int, psutil.Process] = {}
     for process in command.everything():
         with contextlib.suppress(psutil.Error, ValueError, KeyError):
             parent = process.parent()
-            if parent is not None and any(
-                word in parent.cmdline()
-                for word in ("gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
-            ):
-                name = process.environ().get("RANK") or _rank_of(process)
-                found.setdefault(int(name), process)
+            starters = {"gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked"}
+            if parent is not None and starters & set(parent.cmdline()):
+                log = Path(f"/proc/{process.pid}/fd/2").resolve().stem
+                rank = process.environ().get("RANK") or log.removeprefix("log-rank")
+                found.setdefault(int(rank), process)
     return [found[rank] for rank in sorted(found)]
-
-
-def _rank_of(process: psutil.Process) -> str:
-    """Return the rank in the name of a forked process's log, which is open as its standard error.
-
-    The environment of a forked process shows that of its parent.
-    """
-    return (
-        Path(f"/proc/{process.pid}/fd/2")
-        .resolve()
-        .name.removeprefix("log-rank")
-        .removesuffix(".txt")
-    )
 
 
 @contextlib.contextmanager

@@ -1,13 +1,11 @@
 """Runs of real processes: results, refusals and failures; no process is ever left running."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,11 +15,11 @@ from refusal import refused
 from tiny_task import config
 from worker_processes import workers_of
 
-from gallery_lib.config import LaunchConfig
+from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.commands import dry_run
 from gallery_lib.launcher.job import launch, start
-from gallery_lib.train.results import read_results
+from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import read_steps
 
 TWO = LaunchConfig(nproc_per_node=2)
@@ -68,16 +66,7 @@ def test_a_run_writes_its_directory_and_learns(
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
     shown = capsys.readouterr().out
     assert "$ python3 launch_single_task.py" in shown
-    for word in (
-        "parameters",
-        "epoch 0",
-        "step 60",
-        "batch_size 8",
-        "loss",
-        "step_time",
-        "samples/s",
-        "peak_memory",
-    ):
+    for word in ("epoch 0", "step 60", "loss", "step_time", "samples/s", "peak_memory"):
         assert word in shown
     assert shown.count("parameters  ") == 1 and "emulated" not in shown
 
@@ -88,13 +77,23 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
     tmp_path: Path,
 ) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
-    two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
     assert one is not None
-    assert two is not None
-    assert two.world_size == 2
-    for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
-    assert one.metrics == two.metrics
+    for torchrun in (True, False):
+        two = finished(config(batch_size=4, run_dir=str(tmp_path / str(torchrun))), TWO, torchrun)
+        assert two is not None and two.world_size == 2
+        for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+        assert one.metrics == two.metrics
+    assert not (tmp_path / "False" / "rendezvous").exists()
+
+
+def finished(config: TrainConfig, launch: LaunchConfig, torchrun: bool) -> Results | None:
+    """Return the results of a run that is started and waited for."""
+    job = start(config, launch, torchrun=torchrun)
+    try:
+        return job.result()
+    finally:
+        job.stop()
 
 
 @pytest.mark.slow
@@ -127,53 +126,19 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torchrun", [True, False])
+def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(
+    tmp_path: Path, torchrun: bool
+) -> None:
     with pytest.raises(RunFailed) as caught:
-        launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO)
-    assert "ValueError: planted failure" in str(caught.value)
-    line = 'tiny_task.py, line {}: raise ValueError("planted failure")'
+        finished(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun)
     lines = Path(tiny_task.__file__).read_text().splitlines()
     number = lines.index('    raise ValueError("planted failure")') + 1
-    assert line.format(number) in str(caught.value)
-    assert "Traceback" not in str(caught.value)  # it is in the log that is named
-    assert "log-rank0.txt" in str(caught.value)
-    assert "Last log lines" in str(caught.value)
+    said = str(caught.value)
+    assert f'tiny_task.py, line {number}: raise ValueError("planted failure")' in said
+    assert "ValueError: planted failure" in said and "Last log lines" in said
+    assert "Traceback" not in said and "log-rank" in said  # it is in the log that is named
     assert not (tmp_path / "run" / "results.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.several_cores
-def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
-    losses = {}
-    for torchrun in (True, False):
-        job = start(config(run_dir=str(tmp_path / str(torchrun))), TWO, torchrun=torchrun)
-        results = job.result()
-        assert results is not None and results.world_size == 2
-        losses[torchrun] = results.loss["curve"]
-    assert losses[True] == losses[False]
-    assert not (tmp_path / "False" / "rendezvous").exists()
-
-
-@pytest.mark.slow
-def test_libraries_print_nothing_when_a_run_without_torchrun_ends(tmp_path: Path) -> None:
-    (tmp_path / "greeting.py").write_text("def main(words):\n    print(*words)\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "gallery_lib.launcher.forked", "1", tmp_path, "greeting", "hello"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, "hello\n")
-
-
-@pytest.mark.slow
-@pytest.mark.several_cores
-def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
-    job = start(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun=False)
-    with pytest.raises(RunFailed, match="ValueError: planted failure"):
-        job.result()
 
 
 @pytest.mark.slow
@@ -199,27 +164,16 @@ def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(
         job.stop()
 
 
-def rename(run_dir: Path) -> None:
-    run_dir.rename(run_dir.with_name("renamed"))
-
-
-def replace(run_dir: Path) -> None:
-    rename(run_dir)
-    run_dir.mkdir()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [rename, replace])
-def test_a_run_whose_folder_is_gone_is_ended_with_that_reason(
-    tmp_path: Path, fault: Callable[[Path], object]
-) -> None:
+def test_a_run_whose_folder_is_gone_is_ended_with_that_reason(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     job = start(config("SLEEPING", max_steps=1000, run_dir=str(run_dir)))
     try:
         wait_for(lambda: job.steps_done() >= 2)
         tree = psutil.Process(job._process.pid)
         everyone = [tree, *tree.children(recursive=True)]
-        fault(run_dir)
+        run_dir.rename(run_dir.with_name("renamed"))
+        run_dir.mkdir()
         with pytest.raises(RunFailed, match="was removed or renamed"):
             wait_for(lambda: not job.running())
     finally:
@@ -229,7 +183,7 @@ def test_a_run_whose_folder_is_gone_is_ended_with_that_reason(
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_the_launching_process_ends_everything_within_ten_seconds(
     checkout: Path, tmp_path: Path, signal_number: signal.Signals
 ) -> None:
@@ -258,35 +212,20 @@ def test_ending_the_launching_process_ends_everything_within_ten_seconds(
 
 
 @pytest.mark.slow
-def test_stopping_twice_or_after_the_end_is_harmless(tmp_path: Path) -> None:
-    job = start(config(max_steps=2, run_dir=str(tmp_path / "run")))
-    assert job.result() is not None
-    job.stop()
-    job.stop()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--batch_size", "0"], "batch_size='0'"),
         (["--amp_level=O2"], "amp_level=O2"),
         (["--nproc_per_node=99"], "nproc_per_node=99"),
-        (["--model", "nope"], "model='nope'"),
         (["--model", "resnet5"], "`resnet50`"),
         (["--data_dir", "/nowhere"], "/nowhere"),
-        (["--model", "gone.py:TASK"], "model=gone.py:TASK"),
         (["--nnodes=2"], "master_addr"),
-        (["--master_addr=a b"], "'a b'"),
         (["--threads=1024"], "threads=1024"),
-        (["--amp_level=O1", "--amp_dtype=fp16"], "amp_dtype=fp16"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(
     checkout: Path, words: list[str], part: str, runs_dir: Path
 ) -> None:
-    if part == "amp_dtype=fp16" and os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1"):
-        pytest.skip("fp16 is refused on the CPU only; runs on a machine without a GPU")
     result = subprocess.run(command(checkout, *words), capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
     *before, message = result.stderr.splitlines()
@@ -299,20 +238,9 @@ def test_bad_input_is_one_message_and_exit_code_2(
 @pytest.mark.slow
 def test_a_damaged_image_is_named_with_exit_code_2(checkout: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    maker = [
-        sys.executable,
-        str(checkout / "data_prep" / "mock_imagenet.py"),
-        "--out",
-        str(data),
-        "--classes",
-        "2",
-    ]
-    subprocess.run(
-        [*maker, "--train-per-class", "4", "--val-per-class", "2"],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    maker = [sys.executable, str(checkout / "data_prep" / "mock_imagenet.py"), f"--out={data}"]
+    sizes = ["--classes=2", "--train-per-class=4", "--val-per-class=2"]
+    subprocess.run([*maker, *sizes], check=True, capture_output=True, timeout=120)
     images = sorted((data / "train").rglob("*.JPEG"))
     for image in images:
         image.write_bytes(image.read_bytes()[:500])

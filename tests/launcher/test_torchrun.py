@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from gallery_lib.launcher.torchrun import _Finished
-from gallery_lib.system.processes import began_at, now
 
 
 def test_a_rank_that_is_killed_while_it_waits_for_the_others_does_not_block_torchrun() -> None:
@@ -45,25 +44,6 @@ def test_torchrun_says_that_a_rank_has_failed_without_importing_the_compiler() -
     said = subprocess.run(words, capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
     assert "failed" in said.stderr and "ValueError: planted" in said.stderr
-
-
-def test_a_process_knows_when_it_began() -> None:
-    before = now()
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            (
-                "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; "
-                "print(began_at())"
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert before - 0.05 < float(said.stdout) < before + 0.3
-    assert abs(began_at() - began_at()) < 0.05
 
 
 IN_A_WORKER = """

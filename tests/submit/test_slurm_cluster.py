@@ -161,7 +161,7 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     assert ended["ExitCode"] == "0:0"
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
     agent = (run_dir / f"slurm-{job}-node0.out").read_text()
-    assert agent.count("the run has ended after step") == 2, agent  # told by SIGTERM, by SIGUSR1
+    assert agent.count(": ended after step") == 2, agent  # told by SIGTERM, by SIGUSR1
     # A start that ended before its model was built is not among them.
     interruptions = json.loads((run_dir / "results.json").read_text())["interruptions"]
     assert interruptions[0]["lost_steps"] == 0, interruptions

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib import tasks
-from gallery_lib.config import TrainConfig
 from gallery_lib.errors import Diverged
-from gallery_lib.train import divergence
 from gallery_lib.train.loop import train
+from gallery_lib.train.measurements import Divergence, divergence
 from gallery_lib.train.results import read_results
 
 
@@ -35,17 +34,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     task = dataclasses.replace(tiny_task.TASK, loss=loss)
     monkeypatch.setattr(tasks, "get", lambda name: task)
-    return lambda **values: TrainConfig(
-        **{
-            "model": "resnet50",
-            "amp_level": "O0",
-            "run_dir": str(tmp_path / "run"),
-            "workers": 0,
-            "max_steps": 12,
-            "threads": 1,
-            "evaluate": False,
-            **values,
-        }
+    return lambda **values: tiny_task.config(
+        run_dir=str(tmp_path / "run"), max_steps=12, evaluate=False, **values
     )
 
 
@@ -81,14 +71,14 @@ def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None
 def test_what_was_not_finite_first_is_named() -> None:
     model = nn.Linear(2, 1)
     good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
-    found = divergence.find(
+    found = divergence(
         [1.0, float("nan")], [good, bad], 11, model, [torch.ones(2), torch.tensor([1, 2])]
     )
-    assert found == divergence.Divergence(12, 0, "the loss")
-    found = divergence.find([float("nan")], [bad], 1, model, {"x": torch.tensor([float("inf")])})
+    assert found == Divergence(12, 0, "the loss")
+    found = divergence([float("nan")], [bad], 1, model, {"x": torch.tensor([float("inf")])})
     assert found is not None and found.what == "the batch"
     with torch.no_grad():
         model.bias.fill_(float("nan"))
-    found = divergence.find([float("nan")], [bad], 1, model, torch.ones(2))
+    found = divergence([float("nan")], [bad], 1, model, torch.ones(2))
     assert found is not None and found.what == "the parameter bias"
-    assert divergence.find([1.0], [good], 1, model, None) is None
+    assert divergence([1.0], [good], 1, model, None) is None

@@ -11,14 +11,10 @@ import torch
 from ranks import Ranks
 from refusal import refused
 from safetensors.torch import save_file
-from small_tasks import SMALL
 from tiny_task import TASK, config
 from torch import Tensor, nn
 
-from gallery_lib import tasks
-from gallery_lib.compiler import backend
 from gallery_lib.config import TrainConfig
-from gallery_lib.system import hardware
 from gallery_lib.train import pretrained
 from gallery_lib.train.loop import train
 from gallery_lib.train.pretrained import Fit
@@ -71,14 +67,13 @@ def from_file(model: nn.Module, content: Any, folder: Path, name: str = "weights
 
 
 WRAPPED: dict[str, Callable[[State], Any]] = {
-    "as it is": lambda state: state,
     "of a trainer": lambda state: {"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}},
-    "model, beside a tensor": lambda state: {"model": state, "loss": torch.tensor(1.0)},
-    "twice": lambda state: {"model": {"state_dict": state}},
+    "twice, beside a tensor": lambda state: {
+        "model": {"state_dict": state},
+        "loss": torch.tensor(1.0),
+    },
     "of DistributedDataParallel": lambda state: prefixed("module.", state),
-    "of torch.compile": lambda state: {"model": prefixed("_orig_mod.", state)},
-    "of both": lambda state: prefixed("_orig_mod.module.", state),
-    "of both, the other way": lambda state: prefixed("module._orig_mod.", state),
+    "of torch.compile and both": lambda state: {"model": prefixed("_orig_mod.module.", state)},
     "of a compiled part": lambda state: {
         name.replace("trunk.", "trunk._orig_mod."): value for name, value in state.items()
     },
@@ -94,14 +89,6 @@ def test_a_state_dict_is_found_in_what_is_wrapped_around_it(
     fit = from_file(model, wrapped(state), tmp_path)
     assert fit == Fit(str(tmp_path / "weights.pt"), tensors=len(state), fitted=len(state))
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
-
-
-def test_an_averaged_model_fits_but_for_its_count(tmp_path: Path) -> None:
-    averaged = torch.optim.swa_utils.AveragedModel(trained())
-    model = Net(2)
-    fit = from_file(model, averaged.state_dict(), tmp_path)
-    assert (fit.fitted, fit.unexpected) == (9, ["n_averaged"])
-    torch.testing.assert_close(model.state_dict(), trained().state_dict(), rtol=0, atol=0)
 
 
 def test_safetensors_and_torch_s_old_format_are_told_by_their_content(tmp_path: Path) -> None:
@@ -157,18 +144,6 @@ def test_a_tensor_of_two_names_may_stand_under_one_and_a_trunk_in_a_file_of_its_
     assert torch.equal(net.trunk[0].weight, trained().trunk[0].weight)
 
 
-def test_the_names_of_the_first_bert_files_are_understood(tmp_path: Path) -> None:
-    def net(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return nn.ModuleDict({"bert": nn.ModuleDict({"LayerNorm": nn.LayerNorm(4)})})
-
-    model = net(2)
-    given = {"bert.LayerNorm.gamma": torch.arange(4.0), "bert.LayerNorm.beta": torch.ones(4)}
-    assert from_file(model, given, tmp_path).fitted == 2
-    norm = model["bert"]["LayerNorm"]
-    assert norm.weight.tolist() == [0, 1, 2, 3] and norm.bias.tolist() == [1] * 4
-
-
 def test_weights_of_another_model_are_refused_and_change_nothing(tmp_path: Path) -> None:
     model, drawn = Net(2), Net(2).state_dict()
     with refused(
@@ -192,8 +167,6 @@ def test_weights_of_a_run_are_those_of_its_end_or_its_newest_checkpoint(tmp_path
     assert torch.equal(model.head.weight, trained().head.weight)
     torch.save(trained().state_dict(), tmp_path / "weights.pt")
     assert start(Net(2), init_from=str(tmp_path)).file == str(tmp_path / "weights.pt")
-    with refused("init_from", "pretrained"):
-        pretrained.check(TrainConfig(pretrained="a", init_from="b"))
 
 
 def test_every_rank_gets_the_weights_of_rank_0_s_file_and_its_error(tmp_path: Path) -> None:
@@ -224,43 +197,6 @@ def test_a_run_goes_on_from_another_s_weights_and_says_so(
     model = TASK.build_model()
     model.load_state_dict(torch.load(file, weights_only=True))
     assert results.loss["first"] == TASK.loss(model, watching.batches[0]).item()
-
-
-def test_both_variants_start_from_the_file_s_weights_and_keep_its_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def eager(model: Any, options: object, device: object, channels_last: bool) -> str:
-        model._compiled_call_impl = model._call_impl
-        return "nothing: a test of weights"
-
-    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
-    monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
-    torch.manual_seed(5)
-    given = tasks.get("resnet18").build_model().state_dict()
-    save_file(given, tmp_path / "given.safetensors")
-    results = {}
-    for accelerated in (False, True):
-        results[accelerated] = train(
-            TrainConfig(
-                model="resnet18",
-                amp_level="O0",
-                pretrained=str(tmp_path / "given.safetensors"),
-                lr=0.0,
-                compiler_opt=accelerated,
-                save_weights=True,
-                max_steps=1,
-                workers=0,
-                evaluate=False,
-                run_dir=str(tmp_path / str(accelerated)),
-                **SMALL["resnet18"],
-            ),
-            own_operators_on_cpu=True,
-        )
-        saved = torch.load(tmp_path / str(accelerated) / "weights.pt", weights_only=True)
-        assert saved.keys() == given.keys()
-        assert torch.equal(saved["layer1.0.bn1.weight"], given["layer1.0.bn1.weight"])
-    assert results[True].started_from == results[False].started_from
-    assert results[True].loss["first"] == pytest.approx(results[False].loss["first"], rel=1e-5)
 
 
 class Trap:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import resource
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import made_comparison
 import pytest
 from refusal import refused
 
-from gallery_lib.system.json_files import write_json
 from gallery_lib.train.results import Results, read_results, write_results
 from gallery_lib.train.run_log import RunLog, each_step_seconds, read_steps
 
@@ -21,13 +19,6 @@ def results() -> Results:
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_results(tmp_path, results())
-    assert read_results(tmp_path) == results()
-
-
-def test_results_of_a_run_before_they_said_what_its_data_are_can_be_read(tmp_path: Path) -> None:
-    older = dataclasses.asdict(results())
-    del older["data"], older["sustained"]
-    (tmp_path / "results.json").write_text(json.dumps(older))
     assert read_results(tmp_path) == results()
 
 
@@ -95,14 +86,6 @@ def test_damaged_or_foreign_results_are_refused(
     (tmp_path / "results.json").write_text(content)
     with refused(parameter or tmp_path / "results.json", tmp_path / "results.json"):
         read_results(tmp_path)
-
-
-def test_a_number_that_is_none_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"x": 1})
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "a.json", {"x": math.nan})
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:

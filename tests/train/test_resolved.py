@@ -1,0 +1,83 @@
+"""The options of a run: completed once, carried by one file, and the precision they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refusal import refused
+from tiny_task import config
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.system import hardware
+from gallery_lib.train import precision
+from gallery_lib.train.resolved import Run, resolve, this_run
+
+
+def test_a_run_arrives_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolve(config(lr=None, max_grad_norm=0.5), local_processes=1, run_dir=str(tmp_path))
+    run = Run(resolved, world_size=2, local_processes=1, host=1, held=True)
+    ((variable, path),) = run.write().items()
+    assert path == str(tmp_path / "run-host1.json")
+    monkeypatch.delenv(variable, raising=False)
+    assert this_run() is None
+    monkeypatch.setenv(variable, path)
+    assert this_run() == run
+    Path(path).write_text("[]")
+    with refused(tmp_path / "run-host1.json"):
+        this_run()
+
+
+def test_nothing_is_left_open_and_what_was_given_is_checked(tmp_path: Path) -> None:
+    task = tasks.get("vgg16")
+    resolved = resolve(TrainConfig("vgg16"), local_processes=1, run_dir=str(tmp_path))
+    left = {name for name, value in dataclasses.asdict(resolved).items() if value is None}
+    assert left <= {
+        *("sequence_length", "epochs", "max_steps", "max_grad_norm", "data_dir"),
+        *("lr_step_size", "lr_schedule_steps", "label_smoothing", "pretrained", "init_from"),
+        *("checkpoint_every", "resume"),
+    }
+    assert resolved.batch_size == task.batch_size and resolved.lr == task.optimizer.lr
+    assert resolve(TrainConfig("vgg16", lr=0.5), local_processes=1, run_dir="x").lr == 0.5
+    with refused("batch_size", 0):
+        resolve(TrainConfig("vgg16", batch_size=0), local_processes=1, run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("asked", "device_type", "has_units", "chosen"),
+    [
+        ("auto", "cpu", True, "O1"),
+        ("auto", "cpu", False, "O0"),
+        ("O1", "cpu", False, "O1"),
+        ("O0", "cuda", True, "O0"),
+        ("auto", "cuda", False, "O1"),
+    ],
+)
+def test_auto_is_what_the_device_is_for(
+    monkeypatch: pytest.MonkeyPatch, asked: Any, device_type: str, has_units: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
+    assert precision.chosen_level(asked, device_type) == chosen
+
+
+@pytest.mark.parametrize(("has_units", "words"), [(True, "bf16 autocast"), (False, "fp32")])
+def test_baseline_and_candidate_have_the_precision_of_the_machine_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, has_units: bool, words: str
+) -> None:
+    monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
+    monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
+
+    def level(**options: Any) -> str:
+        options_ = TrainConfig("tts_angular", **options)
+        return resolve(options_, local_processes=1, run_dir="x").amp_level
+
+    assert level() == level(compiler_opt=True) == ("O1" if has_units else "O0")
+    assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
+    assert precision.described(TrainConfig(), "cpu") == f"{words} (auto)"
+    emulated = precision.notice(torch.bfloat16, "cpu", accelerated=False)
+    assert (emulated is not None and "Use --amp_level=O0" in emulated) == (not has_units)
+    assert precision.notice(torch.bfloat16, "cpu", accelerated=True) is None
