@@ -217,8 +217,8 @@ def multiplying(draw: random.Random) -> None:
         tensors += [torch.ones(n)] if draw.random() < 0.5 else []
         call(draw, lambda *t: mixed_product.multiply(t), tensors)
         return
-    tensors[2] = torch.ones(m, n)
-    batches = [t.unsqueeze(0).repeat_interleave(draw.randint(1, 3), 0) for t in tensors]
+    tensors[2], batch = torch.ones(m, n), draw.randint(1, 3)
+    batches = [t.unsqueeze(0).repeat_interleave(batch, 0) for t in tensors]
     call(draw, lambda *t: mixed_product.multiply(t, "exact_products"), batches)
 
 
