@@ -5,7 +5,7 @@ For backward it keeps its input and (with a residual) its result, which neighbou
 anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64 in a fixed order.
 
 - Forward: statistics of the batch (`batch_norm_statistics`), then `batch_norm_relu`.
-- Backward: `batch_norm_relu_sums`, which several processes add up, `batch_norm_relu_gradient`.
+- Backward: `batch_norm_relu_sums`, then `batch_norm_relu_gradient`.
 - `batch_norm_relu_sums_of_two` is `batch_norm_relu_sums` of a gradient in two parts. A result that
   two layers read has two gradients. Added up first, their sum is written and read once more. The
   compiler's graph pass `compiler.passes.large_batch_norms` calls it, on CPUs.
@@ -85,31 +85,23 @@ def batch_norm_relu(
 
 def _check(x: Tensor, residual: Tensor | None, **channels: Tensor | None) -> None:
     """Raise InputError unless residual and values of channels fit x."""
-    if x.dim() != 4 or not x.is_floating_point():
-        raise InputError(
-            f"batch_norm_relu takes floating-point [N, C, H, W]; got {x.dtype} {tuple(x.shape)}.",
-            parameter="x",
-        )
-    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
-        raise InputError(
-            f"a residual must be like x, {x.dtype} {tuple(x.shape)}; got {residual.dtype} "
-            f"{tuple(residual.shape)}.",
-            parameter="residual",
-        )
-    for name, tensor in channels.items():
-        if tensor is not None and (
-            tensor.shape != x.shape[1:2] or tensor.dtype is not arithmetic(x)
-        ):
+    wide = arithmetic(x)
+
+    def fits(tensor: Tensor | None, shape: Any, dtype: torch.dtype) -> bool:
+        return tensor is None or (tensor.shape == shape and tensor.dtype is dtype)
+
+    both = (channels["running_mean"] is None) == (channels["running_var"] is None)
+    for name, tensor, taken, right in (
+        ("x", x, "floating-point [N, C, H, W]", x.dim() == 4 and x.is_floating_point()),
+        ("residual", residual, "one like x", fits(residual, x.shape, x.dtype)),
+        *((n, t, f"{wide} [C]", fits(t, x.shape[1:2], wide)) for n, t in channels.items()),
+        ("running_mean", channels["running_mean"], "it and running_var, or neither", both),
+    ):
+        if not right:
+            form = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
             raise InputError(
-                f"{name} must be {arithmetic(x)} [{x.shape[1]}] for this batch; got "
-                f"{tensor.dtype} {tuple(tensor.shape)}.",
-                parameter=name,
+                f"batch_norm_relu takes {taken} as {name}; got {form}.", parameter=name
             )
-    if (channels["running_mean"] is None) != (channels["running_var"] is None):
-        raise InputError(
-            "batch_norm_relu takes both running_mean and running_var, or neither.",
-            parameter="running_mean",
-        )
 
 
 def _new_like(x: Tensor) -> Tensor:
@@ -136,18 +128,9 @@ def _scale(inverse_deviation: Tensor, weight: Tensor | None) -> Tensor:
 _Relu = structure(shape=Shape, x=POINTER, residual=POINTER, channels=_Channels, result=POINTER)
 
 
-def _relu_reference(
-    x: Tensor,
-    residual: Tensor | None,
-    mean: Tensor,
-    inverse_deviation: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> Tensor:
-    """Return relu((x − mean) · inverse deviation · weight + bias + residual).
-
-    The result is in channels_last and has x's dtype.
-    """
+def _relu_reference(x: Tensor, residual: Tensor | None, *channels: Any) -> Tensor:
+    """Return relu((x − mean) · inverse deviation · weight + bias + residual), in x's dtype."""
+    mean, inverse_deviation, weight, bias = channels
     value = (x - _column(mean)) * _column(_scale(inverse_deviation, weight))
     if bias is not None:
         value = value + _column(bias)
@@ -161,7 +144,7 @@ def _relu_kernel(x: Tensor, residual: Tensor | None, *channels: Tensor | None) -
     x, residual = in_channels_last(x), _channels_last_or_none(residual)
     c, result = _without_gaps(*channels), _new_like(x)
     slabs = slabs_of(x, residual, result)
-    values = (slabs.as_structure(), x, residual, filled(_Channels, *c), result)
+    values = (slabs.shape, x, residual, filled(_Channels, *c), result)
     enqueue("batch_norm.cu", "batch_norm_relu", x, slabs.blocks, _Relu, *values)
     return result
 
@@ -178,11 +161,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the operator's inputs.
-
-    Mean and deviation count as functions of x. The gradient of x includes what goes through them,
-    and they get no gradient themselves.
-    """
+    """Return the inputs' gradients; that of x includes what goes through mean and deviation."""
     x, result, *channels = ctx.saved_tensors
     of_weight, of_bias, masked = torch.ops.gallery.batch_norm_relu_sums(
         gradient, x, result, *channels
@@ -191,7 +170,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     of_x = None
     if ctx.needs_input_grad[0]:
         of_x = torch.ops.gallery.batch_norm_relu_gradient(
-            passed, is_masked, x, *channels, of_weight, of_bias, None
+            passed, is_masked, x, *channels, of_weight, of_bias
         )
     weight, bias = channels[2:]
     return (
@@ -230,20 +209,14 @@ _Totals = structure(
 
 
 def _sums_reference(
-    gradient: Tensor,
-    x: Tensor,
-    result: Tensor | None,
-    mean: Tensor,
-    inverse_deviation: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias [C], and the gradient behind ReLU.
 
     The last one is in channels_last, and empty without `result`, which is what the forward pass
     returned. When `result` is None, it is computed again, which is right only without a residual.
     """
-    channels = (mean, inverse_deviation, weight, bias)
+    mean, inverse_deviation, *_ = channels
     masked = _masked(gradient, x, result, *channels)
     wide = masked.to(arithmetic(x))
     of_weight = (wide * (x - _column(mean))).sum(OVER) * inverse_deviation
@@ -251,7 +224,6 @@ def _sums_reference(
 
 
 def _masked(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any) -> Tensor:
-    """Return the gradient behind ReLU."""
     blocked = (_relu_reference(x, None, *channels) if result is None else result) <= 0
     return in_channels_last(gradient.masked_fill(blocked, 0))
 
@@ -259,27 +231,18 @@ def _masked(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any) 
 def _sums_kernel(
     gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradient, x, result = (
-        in_channels_last(gradient),
-        in_channels_last(x),
-        _channels_last_or_none(result),
-    )
+    gradient, x = in_channels_last(gradient), in_channels_last(x)
+    result = _channels_last_or_none(result)
     c = _without_gaps(*channels)
     of_weight, of_bias, masked = _sums_fake(gradient, x, result)
     slabs = slabs_of(x, gradient, result, None if result is None else masked)
     parts = new_pair(x, slabs.count)
-    values = (slabs.as_structure(), gradient, x, result, filled(_Channels, *c), masked, *parts)
+    values = (slabs.shape, gradient, x, result, filled(_Channels, *c), masked, *parts)
     enqueue(_BACKWARD_SOURCE, "batch_norm_sums", x, slabs.blocks, _Sums, *values)
     totals = (*parts, c[1], *parts[0].shape, of_weight, of_bias)
     blocks = -(-x.shape[1] // TILE)
     enqueue(_BACKWARD_SOURCE, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
     return of_weight, of_bias, masked
-
-
-def _sums_cpp(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _sums_of_parts_cpp(gradient, None, x, result, *channels)
 
 
 def _sums_of_parts_cpp(
@@ -312,7 +275,7 @@ register(
     fake=_sums_fake,
     cpp=Cpp(
         lambda gradient, x, result, *channels: suits_cpp(x, (gradient, result), channels),
-        _sums_cpp,
+        lambda gradient, *rest: _sums_of_parts_cpp(gradient, None, *rest),
     ),
 )
 
@@ -339,32 +302,17 @@ _Input = structure(
     shape=Shape,
     **each(POINTER, "gradient x"),
     channels=_Channels,
-    **each(POINTER, "of_weight of_bias count"),
+    **each(POINTER, "of_weight of_bias"),
     masked=INT,
     of_x=POINTER,
 )
 
 
-def _gradient_reference(
-    gradient: Tensor,
-    masked: bool,
-    x: Tensor,
-    mean: Tensor,
-    inverse_deviation: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    of_weight: Tensor,
-    of_bias: Tensor,
-    count: Tensor | None,
-) -> Tensor:
-    """Return the gradient of x, in channels_last.
-
-    `masked` says whether `gradient` has been through ReLU's mask. `of_weight`, `of_bias` and
-    `count` are those of all rows that were normalised together.
-    """
-    channels = (mean, inverse_deviation, weight, bias)
-    passed = gradient if masked else _masked(gradient, x, None, *channels)
-    n = max(rows_of(x), 1) if count is None else count.reshape(()).to(arithmetic(x))
+def _gradient_reference(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
+    """Return the gradient of x; `masked`: whether `gradient` has been through ReLU's mask."""
+    *channels, of_weight, of_bias = rest
+    mean, inverse_deviation, weight, _ = channels
+    passed, n = gradient if masked else _masked(gradient, x, None, *channels), max(rows_of(x), 1)
     standardised = (x - _column(mean)) * _column(inverse_deviation)
     of_x = _column(_scale(inverse_deviation, weight)) * (
         passed - _column(of_bias / n) - standardised * _column(of_weight / n)
@@ -374,29 +322,28 @@ def _gradient_reference(
 
 def _gradient_kernel(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
     gradient, x, of_x = in_channels_last(gradient), in_channels_last(x), _new_like(x)
-    *channels, of_weight, of_bias, count = _without_gaps(*rest)
+    *channels, of_weight, of_bias = _without_gaps(*rest)
     slabs = slabs_of(x, gradient, of_x)
-    inputs = (slabs.as_structure(), gradient, x, filled(_Channels, *channels))
-    values = (of_weight, of_bias, count, masked, of_x)
+    inputs = (slabs.shape, gradient, x, filled(_Channels, *channels))
+    values = (of_weight, of_bias, masked, of_x)
     enqueue(_BACKWARD_SOURCE, "batch_norm_input", x, slabs.blocks, _Input, *inputs, *values)
     return of_x
 
 
-def _gradient_cpp(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    *values, count = rest
-    of_x, number = _new_like(x), 0.0 if count is None else float(count)
+def _gradient_cpp(gradient: Tensor, masked: bool, x: Tensor, *values: Any) -> Tensor:
+    of_x = _new_like(x)
     batches = (in_channels_last(x), in_channels_last(gradient), None, None, None, of_x)
-    call_cpp("gradient", *batches, *values, flag=masked, number=number)
+    call_cpp("gradient", *batches, *values, flag=masked)
     return of_x
 
 
 register(
     "batch_norm_relu_gradient",
     "(Tensor gradient, bool masked, Tensor x, Tensor mean, Tensor inverse_deviation, "
-    "Tensor? weight, Tensor? bias, Tensor of_weight, Tensor of_bias, Tensor? count) -> Tensor",
+    "Tensor? weight, Tensor? bias, Tensor of_weight, Tensor of_bias) -> Tensor",
     reference=_gradient_reference,
     kernel=_gradient_kernel,
     device=lambda gradient, masked, x, *_: kernel_device(x),
     fake=lambda gradient, masked, x, *_: _new_like(x),
-    cpp=Cpp(lambda gradient, masked, x, *rest: suits_cpp(x, (gradient,), rest[:-1]), _gradient_cpp),
+    cpp=Cpp(lambda gradient, masked, x, *rest: suits_cpp(x, (gradient,), rest), _gradient_cpp),
 )

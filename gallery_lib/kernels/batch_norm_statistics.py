@@ -1,8 +1,6 @@
-"""Statistics of a batch: `gallery::batch_norm_statistics_`, and its parts for several processes.
+"""Statistics of a batch: `gallery::batch_norm_statistics_`.
 
-The kernels use Welford's method in fp32, and merge in fp64 in a fixed order. In one process
-`batch_norm_statistics_` does everything. With several, each has `batch_norm_partial`; after a
-gather of (count, mean, squares), `batch_norm_combine_` merges them.
+The kernels use Welford's method in fp32, and merge in fp64 in a fixed order.
 
 Inputs are [N, C, H, W]. References compute in fp32, or in fp64 for an fp64 input. Values of
 channels are [C] in that dtype. The C++ (`cpu/batch_norm.cpp`) takes fp32 and bf16; its threads are
@@ -11,7 +9,6 @@ OpenMP's, and their number changes no bit of a result.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,101 +109,41 @@ Shape = structure(**each(LONG, "rows rows_per_slab"), **each(INT, "channels tile
 
 @dataclass(frozen=True)
 class Slabs:
-    """Division of `rows` × `channels` into slabs of rows, and of slabs into tiles of channels.
+    """Division of a batch into slabs of rows, and of slabs into tiles of channels.
 
-    It depends only on the batch's shape, not on the device. So the order of summation, and with it
-    every bit of the result, is the same everywhere.
+    It depends only on the batch's shape, and so does every bit of a result. `shape` is the
+    structure for a kernel; results of slabs are [count, C] in fp32.
     """
 
-    rows: int
-    channels: int
-    tiles: int
-    rows_per_slab: int
-    in_vectors: bool
-
-    @property
-    def count(self) -> int:
-        """Return the number of slabs."""
-        return -(-self.rows // self.rows_per_slab)
-
-    @property
-    def blocks(self) -> int:
-        """Return the number of blocks that work on all slabs."""
-        return self.count * self.tiles
-
-    def as_structure(self) -> ctypes.Structure:
-        """Return the structure for a kernel."""
-        return Shape(self.rows, self.rows_per_slab, self.channels, self.tiles, self.in_vectors)
+    shape: Any
+    count: int
+    blocks: int
 
 
 def slabs_of(x: Tensor, *others: Tensor | None) -> Slabs:
     """Return how x [N, C, H, W] in channels_last is divided into slabs.
 
-    `others` are the tensors that are read and written beside x. Results of a slab are [slabs, C] in
-    fp32.
+    `others` are the tensors that are read and written beside x.
     """
     rows, channels, width = rows_of(x), x.shape[1], 16 // x.element_size()
     aligned = all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in (x, *others))
     in_vectors = aligned and channels % width == 0
     tiles = -(-channels // (TILE * width if in_vectors else TILE))
     wanted = max(4 * LANES, -(-rows * tiles // BLOCKS), -(-rows // SLABS))
-    return Slabs(rows, channels, tiles, -(-wanted // LANES) * LANES, in_vectors)
+    rows_per_slab = -(-wanted // LANES) * LANES
+    count = -(-rows // rows_per_slab)
+    shape = Shape(rows, rows_per_slab, channels, tiles, in_vectors)
+    return Slabs(shape, count, count * tiles)
 
 
 _Moments = structure(shape=Shape, **each(POINTER, "x means squares batches"))
 _Combine = structure(
-    **each(POINTER, "means squares counts"),
+    **each(POINTER, "means squares"),
     **each(LONG, "rows rows_per_part"),
     **each(INT, "parts channels"),
-    **each(POINTER, "mean squares_of_all inverse_deviation running_mean running_variance batches"),
+    **each(POINTER, "mean inverse_deviation running_mean running_variance batches"),
     **each(DOUBLE, "momentum epsilon"),
 )
-
-
-def _launch_moments(
-    x: Tensor, batches: Tensor | None = None
-) -> tuple[Slabs, tuple[Tensor, Tensor]]:
-    """Compute mean and squared deviations of each slab, [slabs, C]; count `batches` up by one."""
-    slabs = slabs_of(x)
-    parts = new_pair(x, slabs.count)
-    # Without rows there is nothing to compute, but a batch to count.
-    blocks = slabs.blocks or int(batches is not None)
-    values = (slabs.as_structure(), x, *parts, batches)
-    enqueue("batch_norm.cu", "batch_norm_moments", x, blocks, _Moments, *values)
-    return slabs, parts
-
-
-def _launch_combine(
-    parts: tuple[Tensor, Tensor],
-    counts: Tensor | Slabs,
-    results: tuple[Tensor, Tensor | None, Tensor | None],
-    running: tuple[Any, ...] = (None, None, None, None, 0.0),
-) -> None:
-    """Merge parts into mean, squared deviations and inverse deviation, and running statistics.
-
-    `counts` holds the rows of each part, int64 on the device, or is the division into slabs.
-    """
-    running_mean, running_var, batches, momentum, eps = running
-    number, channels = parts[0].shape
-    rows = (counts.rows, counts.rows_per_slab) if isinstance(counts, Slabs) else (0, 0)
-    enqueue(
-        "batch_norm.cu",
-        "batch_norm_combine",
-        parts[0],
-        -(-channels // TILE),
-        _Combine,
-        *parts,
-        None if isinstance(counts, Slabs) else counts,
-        *rows,
-        number,
-        channels,
-        *results,
-        running_mean,
-        running_var,
-        batches if momentum is None else None,
-        momentum or 0.0,
-        eps,
-    )
 
 
 def _count_versions(*changed: Tensor | None) -> None:
@@ -214,131 +151,47 @@ def _count_versions(*changed: Tensor | None) -> None:
     torch.autograd.graph.increment_version([tensor for tensor in changed if tensor is not None])
 
 
-def _partial_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (mean, sum of squared deviations from it) [C] of the rows of this process.
-
-    Both are 0 when there are no rows.
-    """
-    if rows_of(x) == 0:
-        nothing = x.new_zeros(x.shape[1], dtype=arithmetic(x))
-        return nothing, nothing.clone()
-    variance, mean = torch.var_mean(x.to(arithmetic(x)), OVER, correction=0)
-    return mean, variance * rows_of(x)
-
-
-def _partial_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
-    x = in_channels_last(x)
-    slabs, parts = _launch_moments(x)
-    mean, squares = new_pair(x)
-    _launch_combine(parts, slabs, (mean, squares, None))
-    return mean, squares
-
-
-def _partial_cpp(x: Tensor) -> tuple[Tensor, Tensor]:
-    mean, squares = new_pair(x)
-    call_cpp("statistics", in_channels_last(x), *[None] * 5, mean, squares, flag=True)
-    return mean, squares
-
-
-register(
-    "batch_norm_partial",
-    "(Tensor x) -> (Tensor, Tensor)",
-    reference=_partial_reference,
-    kernel=_partial_kernel,
-    device=kernel_device,
-    fake=new_pair,
-    cpp=Cpp(lambda x: suits_cpp(x, (), ()), _partial_cpp),
-)
-
-
-def _combine_reference(
-    counts: Tensor,
-    means: Tensor,
-    squares: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    batches: Tensor | None,
-    momentum: float | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Return (mean, inverse deviation) [C] of all parts together; update running statistics.
-
-    `counts` is [parts]; `means` and `squares` are [parts, C].
-    """
-    n = counts.double()[:, None]
-    total = n.sum().clamp(min=1)
-    mean = (n * means).sum(0) / total
-    squared = (squares + n * (means - mean).square()).sum(0)
-    if running_mean is not None and running_var is not None:
+def _reference(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    """Return (mean, inverse deviation) [C]; update running statistics and count `batches` up."""
+    running_mean, running_var, batches, momentum, eps = running
+    if batches is not None:
+        batches.add_(1)
+    n, wide = rows_of(x), arithmetic(x)
+    if n == 0:  # then the running statistics stay as they are
+        mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float64).unbind()
+    else:
+        variance, mean = torch.var_mean(x.to(wide), OVER, correction=0)
+        mean, variance = mean.double(), variance.double()
+    if n and running_mean is not None and running_var is not None:
         share: Tensor | float = momentum or 0.0
         if momentum is None and batches is not None:
             share = 1 / batches.double()
-        share = (n.sum() > 0).double() * share  # without rows, no change
         running_mean.copy_((1 - share) * running_mean + share * mean)
-        running_var.copy_((1 - share) * running_var + share * squared / (total - 1).clamp(min=1))
-    _count_versions(running_mean, running_var)
-    return mean.to(means.dtype), (squared / total + eps).rsqrt().to(means.dtype)
+        running_var.copy_((1 - share) * running_var + share * variance * n / max(n - 1, 1))
+    _count_versions(running_mean, running_var, batches)
+    return mean.to(wide), (variance + eps).rsqrt().to(wide)
 
 
-def _combine_kernel(
-    counts: Tensor, means: Tensor, squares: Tensor, *running: Any
-) -> tuple[Tensor, Tensor]:
-    # These names keep the copies alive until the launch.
-    counts, means, squares = counts.contiguous(), means.contiguous(), squares.contiguous()
-    mean, inverse_deviation = torch.empty_like(means[0]), torch.empty_like(means[0])
-    _launch_combine((means, squares), counts, (mean, None, inverse_deviation), running)
-    _count_versions(*running[:2])
-    return mean, inverse_deviation
-
-
-def _combine_device(counts: Tensor, means: Tensor, *_: Any) -> torch.device | None:
-    return means.device if means.dtype is torch.float32 else None
-
-
-def _combine_fake(counts: Tensor, means: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(means[0]), torch.empty_like(means[0])
-
-
-register(
-    "batch_norm_combine_",
-    "(Tensor counts, Tensor means, Tensor squares, Tensor(a!)? running_mean, "
-    "Tensor(b!)? running_var, Tensor? batches, float? momentum, float eps) -> (Tensor, Tensor)",
-    reference=_combine_reference,
-    kernel=_combine_kernel,
-    device=_combine_device,
-    fake=_combine_fake,
-)
-
-
-def _statistics_reference(
-    x: Tensor, running_mean: Any, running_var: Any, batches: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    if batches is not None:
-        batches.add_(1)
-        _count_versions(batches)
-    mean, squares = _partial_reference(x)
-    counts = torch.full((1,), rows_of(x), device=x.device)
-    running = (running_mean, running_var, batches, *rest)
-    return _combine_reference(counts, mean[None], squares[None], *running)
-
-
-def _statistics_kernel(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+def _kernel(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    running_mean, running_var, batches, momentum, eps = running
     x = in_channels_last(x)
-    slabs, parts = _launch_moments(x, running[2])
-    mean, inverse_deviation = new_pair(x)
-    _launch_combine(parts, slabs, (mean, None, inverse_deviation), running)
-    _count_versions(*running[:3])
-    return mean, inverse_deviation
+    slabs = slabs_of(x)
+    parts, shape = new_pair(x, slabs.count), slabs.shape
+    # Without rows there is nothing to compute, but a batch to count.
+    blocks = slabs.blocks or int(batches is not None)
+    values = (shape, x, *parts, batches)
+    enqueue("batch_norm.cu", "batch_norm_moments", x, blocks, _Moments, *values)
+    results, counted = new_pair(x), batches if momentum is None else None
+    merged = (*parts, shape.rows, shape.rows_per_slab, *parts[0].shape, *results)
+    rest = (running_mean, running_var, counted, momentum or 0.0, eps)
+    blocks = -(-x.shape[1] // TILE)
+    enqueue("batch_norm.cu", "batch_norm_combine", x, blocks, _Combine, *merged, *rest)
+    _count_versions(running_mean, running_var, batches)
+    return results
 
 
-def _statistics_cpp(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    batches: Tensor | None,
-    momentum: float | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def _in_cpp(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    running_mean, running_var, batches, momentum, eps = running
     if batches is not None:
         batches.add_(1)
     share = momentum or 0.0
@@ -352,7 +205,7 @@ def _statistics_cpp(
     return mean, inverse_deviation
 
 
-def _cpp_takes_statistics(x: Tensor, *rest: Any) -> bool:
+def _takes_cpp(x: Tensor, *rest: Any) -> bool:
     return suits_cpp(x, (), rest[:2]) and (rest[2] is None or rest[2].dtype is torch.int64)
 
 
@@ -360,9 +213,9 @@ register(
     "batch_norm_statistics_",
     "(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, "
     "float? momentum, float eps) -> (Tensor, Tensor)",
-    reference=_statistics_reference,
-    kernel=_statistics_kernel,
+    reference=_reference,
+    kernel=_kernel,
     device=kernel_device,
     fake=lambda x, *_: new_pair(x),
-    cpp=Cpp(_cpp_takes_statistics, _statistics_cpp),
+    cpp=Cpp(_takes_cpp, _in_cpp),
 )

@@ -21,7 +21,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import (
     ELEMENTS,
@@ -53,11 +52,9 @@ def scale_bytes(size: int) -> int:
 
 def packed_bytes(size: int, wire: str) -> int:
     """Return how many bytes `size` elements take on the wire, which is `int8` or `bf16`."""
-    return (
-        scale_bytes(size) + _rounded_up(size, ALIGNMENT)
-        if wire == "int8"
-        else _rounded_up(2 * size, ALIGNMENT)
-    )
+    if wire == "bf16":
+        return _rounded_up(2 * size, ALIGNMENT)
+    return scale_bytes(size) + _rounded_up(size, ALIGNMENT)
 
 
 def pack(
@@ -66,43 +63,22 @@ def pack(
     """Return the bytes to be sent, uint8 [packed_bytes(size, wire)], and update `error`.
 
     Args:
-        gradient: [size] in fp32, bf16 or fp16.
+        gradient: [size] in fp32, bf16 or fp16, without gaps.
         wire: `int8` or `bf16`.
         error: fp32 [size], what earlier packing lost; updated in place. None for no error feedback.
         out: uint8 [packed_bytes(size, wire)] that receives the bytes; a new tensor when left out.
-
-    Raises:
-        InputError: for anything else than the following.
     """
-    _check(gradient, "gradient", wire)
-    if error is not None and (
-        error.dtype is not torch.float32
-        or error.shape != gradient.shape
-        or not error.is_contiguous()
-    ):
-        raise InputError(
-            f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} "
-            f"{tuple(error.shape)}.",
-            parameter="error",
-        )
+    assert _is_buffer(gradient) and wire in WIRES
     size = packed_bytes(gradient.numel(), wire)
     if out is None:
         out = torch.empty(size, dtype=torch.uint8, device=gradient.device)
-    elif (
-        out.dtype is not torch.uint8
-        or out.shape != (size,)
-        or not out.is_contiguous()
-        or out.data_ptr() % ALIGNMENT
-    ):
-        raise InputError(
-            f"out must be uint8 [{size}] without gaps, at a multiple of {ALIGNMENT} bytes; got "
-            f"{out.dtype} {tuple(out.shape)}.",
-            parameter="out",
-        )
+    assert out.dtype is torch.uint8 and out.shape == (size,) and out.is_contiguous()
+    assert out.data_ptr() % ALIGNMENT == 0
+    if error is not None:
+        assert error.dtype is torch.float32 and error.shape == gradient.shape
+        assert error.is_contiguous()
     torch.ops.gallery.pack_gradient_(gradient, error, wire, out)
-    for changed in (error, out):
-        if changed is not None:
-            torch.autograd.graph.increment_version(changed)
+    torch.autograd.graph.increment_version([out] if error is None else [out, error])
     return out
 
 
@@ -114,66 +90,35 @@ def accumulate_(
     The result is rounded once.
 
     Args:
-        sum: [size] in fp32, bf16 or fp16.
+        sum: [size] in fp32, bf16 or fp16, without gaps.
         packed: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or
             [packed_bytes] of one rank.
         wire: `int8` or `bf16`.
         factor: factor of the ranks' sum.
         add: whether `sum` keeps its value as one of the terms.
-
-    Raises:
-        InputError: for anything else than the following.
     """
-    _check(sum, "sum", wire)
     parts = packed[None] if packed.dim() == 1 else packed
-    size = packed_bytes(sum.numel(), wire)
-    if (
-        parts.dtype is not torch.uint8
-        or parts.dim() != 2
-        or parts.shape[1] != size
-        or (size and parts.stride(1) != 1)
-    ):
-        raise InputError(
-            f"packed must be uint8 [ranks, {size}] for {sum.numel()} elements; got {packed.dtype} "
-            f"{tuple(packed.shape)}.",
-            parameter="packed",
-        )
+    assert _is_buffer(sum) and wire in WIRES and parts.dtype is torch.uint8
+    assert parts.shape[1:] == (packed_bytes(sum.numel(), wire),)
+    assert parts.stride(1) == 1 or not parts.numel()
     torch.ops.gallery.accumulate_gradient_(sum, parts, wire, float(factor), add)
     torch.autograd.graph.increment_version(sum)
 
 
-def _check(buffer: Tensor, name: str, wire: str) -> None:
-    if wire not in WIRES:
-        raise InputError(
-            f"there is no wire format {wire!r}; there are "
-            f"{', '.join(WIRES)}.{did_you_mean(wire, WIRES)}",
-            parameter="wire",
-        )
-    if buffer.dim() != 1 or buffer.dtype not in ELEMENTS or not buffer.is_contiguous():
-        raise InputError(
-            f"{name} must be a flat buffer without gaps, in fp32, bf16 or fp16; got "
-            f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()}.",
-            parameter=name,
-        )
+def _is_buffer(tensor: Tensor) -> bool:
+    return tensor.dim() == 1 and tensor.dtype in ELEMENTS and tensor.is_contiguous()
 
 
 CPP = cpp.Functions("compression.cpp", flag=LONG, factor=FLOAT)
 _Pack = structure(gradient=POINTER, error=POINTER, size=LONG, scales=POINTER, packed=POINTER)
 _Accumulate = structure(
-    sum=POINTER,
-    size=LONG,
-    add=INT,
-    factor=FLOAT,
-    ranks=INT,
-    bytes_of_rank=LONG,
-    packed=POINTER,
-    codes_from=LONG,
+    **{"sum": POINTER, "size": LONG, "add": INT, "factor": FLOAT, "ranks": INT},
+    **{"bytes_of_rank": LONG, "packed": POINTER, "codes_from": LONG},
 )
-_ELEMENTS_OF_THREAD = 8
 
 
 def _blocks(size: int) -> int:
-    return -(-size // (THREADS * _ELEMENTS_OF_THREAD))
+    return -(-size // (THREADS * 8))  # a thread has eight elements
 
 
 def _takes_cpp(buffer: Tensor, wire: str) -> bool:
@@ -197,9 +142,7 @@ def pack_reference(gradient: Tensor, error: Tensor | None, wire: str, out: Tenso
         codes = torch.where(scales > 0, (groups / scales).round().clamp(-127, 127), 0.0)
         lost = (groups - codes * scales).view(-1)[:size]
         packed[: 4 * len(scales)].view(torch.float32).copy_(scales[:, 0])
-        packed[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).copy_(
-            codes.view(-1)[:size]
-        )
+        packed[scale_bytes(size) :][:size].view(torch.int8).copy_(codes.view(-1)[:size])
         keep = (~finite).repeat_interleave(GROUP, output_size=GROUP * len(finite))[:size]
     if error is not None:
         error.copy_(torch.where(keep, error, lost))
@@ -237,15 +180,9 @@ def accumulate_reference(sum: Tensor, packed: Tensor, wire: str, factor: float, 
         if wire == "bf16":
             total += part[: 2 * size].clone().view(torch.bfloat16).float()
         else:
-            scales = (
-                part[: 4 * -(-size // GROUP)]
-                .clone()
-                .view(torch.float32)
-                .repeat_interleave(GROUP)[:size]
-            )
-            total += (
-                part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).float() * scales
-            )
+            scales = part[: 4 * -(-size // GROUP)].clone().view(torch.float32)
+            codes = part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8)
+            total += codes.float() * scales.repeat_interleave(GROUP)[:size]
     total *= factor
     sum.copy_(total + sum.float() if add else total)
 

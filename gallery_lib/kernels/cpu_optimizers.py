@@ -21,7 +21,6 @@ from torch import Tensor
 from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import DOUBLE, FLOAT, LONG, POINTER, each, structure
 
-_ADAM_COLUMNS = ("weights", "gradients", "averages", "squares")
 CPP = cpp.Functions("optimizers.cpp", rows=LONG, columns=LONG, threads=LONG)
 _moments = each(DOUBLE, "beta1 beta2") | each(FLOAT, "weight_decay epsilon sign keep")
 OPTIONS = {
@@ -34,18 +33,12 @@ OPTIONS = {
 }
 """Second structure of each rule's step."""
 available = CPP.available
+Column = Sequence[Tensor]
+"""A tensor of each row. A row is a weight with its gradient and states, all fp32, dense, and of one
+layout."""
 
 
-def _numbers(values: Sequence[float]) -> Any:
-    return (FLOAT * len(values))(*values)
-
-
-def _step(
-    name: str,
-    columns: Sequence[Sequence[Tensor] | None],
-    names: Sequence[str],
-    *options: Any,
-) -> None:
+def _step(name: str, columns: Sequence[Column | None], names: Sequence[str], *options: Any) -> None:
     """Run a C++ step on weights, gradients and columns of states; the last column may be None.
 
     Raises:
@@ -65,27 +58,9 @@ def _step(
     torch.autograd.graph.increment_version(changed)
 
 
-def adam_(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    steps: Sequence[float],
-    **options: Any,
-) -> None:
-    """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
-
-    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`, and options are
-    torch's: lr, betas, eps, weight_decay, decoupled_weight_decay and maximize.
-    """
-    beta2 = options["betas"][1]
-    roots = [1.0 / math.sqrt(1.0 - beta2**step) for step in steps]
-    _moments_step("adam", [weights, gradients, averages, squares], steps, roots, **options)
-
-
 def _moments_step(
     name: str,
-    columns: Sequence[Sequence[Tensor]],
+    columns: Sequence[Column],
     steps: Sequence[float],
     factors: Sequence[float],
     *,
@@ -96,63 +71,38 @@ def _moments_step(
     decoupled_weight_decay: bool,
     maximize: bool,
 ) -> None:
-    rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
-    second = _numbers(factors)
+    numbers: Any = FLOAT * len(steps)
+    rates = numbers(*[lr / (1.0 - betas[0] ** step) for step in steps])
+    second = numbers(*factors)
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
     places = ctypes.addressof(rates), ctypes.addressof(second), len(rates)
-    sign = -1.0 if maximize else 1.0
-    _step(name, columns, _ADAM_COLUMNS, *betas, decay, eps, sign, keep, *places)
+    names, sign = ("weights", "gradients", "averages", "squares"), -1.0 if maximize else 1.0
+    _step(name, columns, names, *betas, decay, eps, sign, keep, *places)
 
 
-def sgd_(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    buffers: Sequence[Tensor] | None,
-    *,
-    lr: float,
-    weight_decay: float,
-    momentum: float,
-    nesterov: bool,
-    maximize: bool,
+def adam_(
+    weights: Column,
+    gradients: Column,
+    averages: Column,
+    squares: Column,
+    steps: Sequence[float],
+    **options: Any,
 ) -> None:
-    """Run one step of SGD in place.
+    """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
 
-    `buffers` are needed with momentum, and are zeros before the first step. Rows are as in
-    `rmsprop_`.
+    `steps[i]` is the number of tensor i's step, from 1. Options are torch's: lr, betas, eps,
+    weight_decay, decoupled_weight_decay and maximize.
     """
-    names = ("weights", "gradients", "buffers")
-    options = (lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
-    _step("sgd", [weights, gradients, buffers], names, *options)
-
-
-def rmsprop_(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    buffers: Sequence[Tensor] | None,
-    *,
-    lr: float,
-    weight_decay: float,
-    alpha: float,
-    eps: float,
-    momentum: float,
-    maximize: bool,
-) -> None:
-    """Run one step of RMSprop in place.
-
-    A row is a weight with its gradient and states. All of a row are fp32, dense, and of one layout.
-    `buffers` are needed with momentum.
-    """
-    names = ("weights", "gradients", "squares", "buffers")
-    options = (alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
-    _step("rmsprop", [weights, gradients, squares, buffers], names, *options)
+    beta2 = options["betas"][1]
+    roots = [1.0 / math.sqrt(1.0 - beta2**step) for step in steps]
+    _moments_step("adam", [weights, gradients, averages, squares], steps, roots, **options)
 
 
 def radam_(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
+    weights: Column,
+    gradients: Column,
+    averages: Column,
+    squares: Column,
     steps: Sequence[float],
     **options: Any,
 ) -> None:
@@ -171,6 +121,41 @@ def _rectified(beta2: float, step: float) -> float:
     length = longest - 2.0 * step * beta2**step / (1.0 - beta2**step)
     if length <= 5.0:
         return 0.0
-    return math.sqrt(
-        (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    )
+    of_length = (length - 4) * (length - 2) * longest
+    return math.sqrt(of_length / ((longest - 4) * (longest - 2) * length))
+
+
+def sgd_(
+    weights: Column,
+    gradients: Column,
+    buffers: Column | None,
+    *,
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """Run one step of SGD in place; with momentum `buffers`, which are zeros before the first."""
+    names = ("weights", "gradients", "buffers")
+    options = (lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
+    _step("sgd", [weights, gradients, buffers], names, *options)
+
+
+def rmsprop_(
+    weights: Column,
+    gradients: Column,
+    squares: Column,
+    buffers: Column | None,
+    *,
+    lr: float,
+    weight_decay: float,
+    alpha: float,
+    eps: float,
+    momentum: float,
+    maximize: bool,
+) -> None:
+    """Run one step of RMSprop in place; `buffers` are needed with momentum."""
+    names = ("weights", "gradients", "squares", "buffers")
+    options = (alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
+    _step("rmsprop", [weights, gradients, squares, buffers], names, *options)

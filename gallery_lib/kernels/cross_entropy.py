@@ -2,9 +2,8 @@
 
 It equals `torch.nn.functional.cross_entropy` for class indices, with label smoothing and
 `ignore_index` but without class weights. Between forward and backward it keeps one number per row
-beside the logits. The same read also counts how many logits exceed the label's, which gives top-k
-hits. A label outside of the classes makes its loss and gradient NaN: an error would have to wait
-for the device.
+beside the logits. A label outside of the classes makes its loss and gradient NaN: an error would
+have to wait for the device.
 
 Arithmetic is in fp32, or in fp64 for fp64 logits. On CUDA one block works on each row. Where there
 is a C++ compiler, C++ (`cpu/cross_entropy.cpp`) does the work on the CPU for fp32 and bf16 logits,
@@ -21,31 +20,16 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import cpp
-from gallery_lib.kernels.runtime.launch import (
-    DOUBLE,
-    FLOAT,
-    INT,
-    LONG,
-    POINTER,
-    enqueue,
-    structure,
-)
+from gallery_lib.kernels.runtime.launch import DOUBLE, FLOAT, INT, LONG, POINTER, enqueue, structure
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
 
-DTYPES_IN_CPP = (torch.float32, torch.bfloat16)
 _SOURCE = "cross_entropy.cu"
 _CPP = cpp.Functions(
     "cross_entropy.cpp", "-fopenmp", ignored_label=LONG, smoothing=DOUBLE, threads=LONG
 )
-_SHARED: dict[str, type] = {
-    "logits": POINTER,
-    "row_stride": LONG,
-    "classes": INT,
-    "labels": POINTER,
-    "ignored_label": LONG,
-    "smoothing": FLOAT,
-}
-_Rows = structure(**_SHARED, loss=POINTER, log_sum=POINTER, above=POINTER)
+_SHARED: dict[str, type] = {"logits": POINTER, "row_stride": LONG, "classes": INT}
+_SHARED |= {"labels": POINTER, "ignored_label": LONG, "smoothing": FLOAT}
+_Rows = structure(**_SHARED, loss=POINTER, log_sum=POINTER)
 _Gradient = structure(**_SHARED, log_sum=POINTER, of_loss=POINTER, gradient=POINTER)
 available = _CPP.available
 
@@ -70,28 +54,6 @@ def cross_entropy(
     Raises:
         InputError: for other shapes, dtypes and reductions, and for smoothing outside of 0 to 1.
     """
-    return with_ranks(
-        logits,
-        labels,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-    )[0]
-
-
-def with_ranks(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> tuple[Tensor, Tensor]:
-    """Return the loss as `cross_entropy` does, and each label's rank, int32 [N].
-
-    A rank of k - 1 or less is a top-k hit; -1 stands for an ignored row. The rank counts the logits
-    that are greater, so a tie is a hit.
-    """
     if (
         logits.dim() != 2
         or labels.shape != logits.shape[:1]
@@ -110,19 +72,19 @@ def with_ranks(
             f"{reduction!r}, {label_smoothing}.",
             parameter="label_smoothing" if known else "reduction",
         )
-    losses, _, above = torch.ops.gallery.cross_entropy_rows(
+    losses, _ = torch.ops.gallery.cross_entropy_rows(
         logits, labels, float(label_smoothing), ignore_index
     )
     if reduction == "none":
-        return losses, above
+        return losses
     total = losses.sum()
-    return (total / (labels != ignore_index).sum() if reduction == "mean" else total), above
+    return total / (labels != ignore_index).sum() if reduction == "mean" else total
 
 
 def takes_cpp(logits: Tensor, labels: Tensor, *_: Any) -> bool:
     """Return whether the C++ does the work for these logits."""
     return (
-        logits.dtype in DTYPES_IN_CPP
+        logits.dtype in (torch.float32, torch.bfloat16)
         and logits.numel() > 0
         and labels.dtype is torch.int64
         and available()
@@ -130,14 +92,7 @@ def takes_cpp(logits: Tensor, labels: Tensor, *_: Any) -> bool:
 
 
 def _shared(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Any, ...]:
-    return (
-        logits,
-        logits.stride(0),
-        logits.shape[1],
-        labels,
-        ignore_index,
-        smoothing,
-    )
+    return logits, logits.stride(0), logits.shape[1], labels, ignore_index, smoothing
 
 
 def _rows_without_gaps(logits: Tensor) -> Tensor:
@@ -150,31 +105,24 @@ def _wide(logits: Tensor) -> Tensor:
 
 def _rows_reference(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (loss, log-sum-exp, number of logits above the label's) [N]."""
+) -> tuple[Tensor, Tensor]:
+    """Return (loss, log-sum-exp) [N]."""
     x, ignored = _wide(logits), labels == ignore_index
     known = (labels >= 0) & (labels < x.shape[1])
-    own = (
-        x.gather(1, labels.where(known, 0)[:, None])[:, 0].where(known, torch.nan)
-        if x.shape[1]
-        else x.new_full(labels.shape, torch.nan)
-    )
+    own = x.new_full(labels.shape, torch.nan)
+    if x.shape[1]:
+        own = x.gather(1, labels.where(known, 0)[:, None])[:, 0].where(known, torch.nan)
     log_sum = torch.logsumexp(x, 1)
     log_sum = log_sum.where(log_sum != torch.inf, torch.nan)
     loss = log_sum - own
     if smoothing:
         loss = (1 - smoothing) * loss + smoothing * (log_sum - x.sum(1) / x.shape[1])
-    above = (x > own[:, None]).sum(1, dtype=torch.int32)
-    return (
-        loss.masked_fill(ignored, 0),
-        log_sum.masked_fill(ignored, 0),
-        above.masked_fill(ignored, -1),
-    )
+    return loss.masked_fill(ignored, 0), log_sum.masked_fill(ignored, 0)
 
 
 def _rows_kernel(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     # These names keep the copies alive until the launch.
     results, rows, labels = _results(logits), _rows_without_gaps(logits), labels.contiguous()
     values = (*_shared(rows, labels, smoothing, ignore_index), *results)
@@ -184,7 +132,7 @@ def _rows_kernel(
 
 def _rows_cpp(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     results = _results(logits)
     tensors = (logits.contiguous(), labels.contiguous(), *results)
     call_cpp("forward", smoothing, ignore_index, tensors)
@@ -192,45 +140,30 @@ def _rows_cpp(
 
 
 def call_cpp(function: str, smoothing: float, ignore_index: int, tensors: Sequence[Tensor]) -> None:
-    """Write the results of a pass.
+    """Write the results of a pass, of logits [N, C] without gaps and labels int64 [N].
 
-    Args:
-        function: `forward` or `backward`.
-        smoothing: 0 to 1.
-        ignore_index: label of the rows that are ignored.
-        tensors: logits [N, C] without gaps and labels int64 [N]. Then, for `forward`, what is
-            written, [N] each: loss and log_sum, fp32, and above, int32. For `backward`: log_sum and
-            of_loss, fp32 [N], and the gradient, which is written, like the logits.
+    The other tensors are, for `forward`, loss and log_sum, which are written; for `backward`
+    log_sum, of_loss and the gradient, which is written. They are fp32 [N], the gradient like the
+    logits.
 
     Raises:
         cpp.Refused: for tensors that do not fit together; nothing is changed then.
     """
-    rest = ("loss", "log_sum", "above")
-    if function == "backward":
-        rest = ("log_sum", "of_loss", "gradient")
+    rest = ("loss", "log_sum") if function == "forward" else ("log_sum", "of_loss", "gradient")
     values = (ignore_index, smoothing, torch.get_num_threads())
     _CPP.call(f"cross_entropy_{function}", ("logits", "labels", *rest), tensors, *values)
 
 
-def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
     rows = logits.shape[0]
-    return (
-        logits.new_empty(rows, dtype=wide),
-        logits.new_empty(rows, dtype=wide),
-        logits.new_empty(rows, dtype=torch.int32),
-    )
+    return logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=wide)
 
 
 def _gradient_reference(
-    logits: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    ignore_index: int,
-    log_sum: Tensor,
-    of_loss: Tensor,
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, *rest: Tensor
 ) -> Tensor:
-    """Return the gradient of the logits, [N, C] in their dtype."""
+    log_sum, of_loss = rest
     x, classes = _wide(logits), logits.shape[1]
     known = (labels >= 0) & (labels < classes)
     difference = (x - log_sum[:, None]).exp() - smoothing / max(classes, 1)
@@ -242,31 +175,21 @@ def _gradient_reference(
 
 
 def _gradient_kernel(
-    logits: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    ignore_index: int,
-    log_sum: Tensor,
-    of_loss: Tensor,
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, *rest: Tensor
 ) -> Tensor:
     # These names keep the copies alive until the launch.
     gradient, rows, labels = _new_gradient(logits), _rows_without_gaps(logits), labels.contiguous()
-    log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
+    log_sum, of_loss = (tensor.contiguous() for tensor in rest)
     values = (*_shared(rows, labels, smoothing, ignore_index), log_sum, of_loss, gradient)
     enqueue(_SOURCE, "cross_entropy_gradient", logits, logits.shape[0], _Gradient, *values)
     return gradient
 
 
 def _gradient_cpp(
-    logits: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    ignore_index: int,
-    log_sum: Tensor,
-    of_loss: Tensor,
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, *rest: Tensor
 ) -> Tensor:
     gradient = _new_gradient(logits)
-    read = [tensor.contiguous() for tensor in (logits, labels, log_sum, of_loss)]
+    read = [tensor.contiguous() for tensor in (logits, labels, *rest)]
     call_cpp("backward", smoothing, ignore_index, (*read, gradient))
     return gradient
 
@@ -277,11 +200,11 @@ def _new_gradient(logits: Tensor, *_: Any) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits, labels, ctx.smoothing, ctx.ignore_index = inputs
-    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(logits, labels, output[1])
 
 
-def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
+def _backward(ctx: Any, of_loss: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
     logits, labels, log_sum = ctx.saved_tensors
     gradient = torch.ops.gallery.cross_entropy_gradient(
         logits, labels, ctx.smoothing, ctx.ignore_index, log_sum, of_loss
@@ -291,7 +214,7 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Tensor, None, None, N
 
 register(
     "cross_entropy_rows",
-    "(Tensor logits, Tensor labels, float smoothing, int ignore_index) -> (Tensor, Tensor, Tensor)",
+    "(Tensor logits, Tensor labels, float smoothing, int ignore_index) -> (Tensor, Tensor)",
     reference=_rows_reference,
     kernel=_rows_kernel,
     device=kernel_device,

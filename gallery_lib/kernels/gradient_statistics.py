@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime.launch import ELEMENTS, LONG, POINTER, enqueue, structure
 from gallery_lib.kernels.runtime.operators import register
 from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_list
@@ -25,39 +24,17 @@ _Finish = structure(partial=POINTER, count=LONG, norm=POINTER, found_inf=POINTER
 
 
 def _reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (norm, found_inf), computed in plain torch with a float64 sum.
-
-    Gradients may have any floating dtype. There is no host synchronisation.
-    """
-    device = gradients[0].device if gradients else torch.device("cpu")
-    squares = [gradient.double().square().sum() for gradient in gradients]
-    total = (
-        torch.stack(squares).sum()
-        if squares
-        else torch.zeros((), dtype=torch.float64, device=device)
-    )
+    total = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
     return total.sqrt().float(), (~total.isfinite()).float()
 
 
 def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return (norm, found_inf), two fp32 scalars on the gradients' device.
 
-    Takes at least one dense floating-point tensor.
-
-    Raises:
-        InputError: for no tensors at all, for several devices, and for tensors that are not
-            floating point.
+    Takes at least one tensor, all dense, floating-point and on one device.
     """
-    if not gradients:
-        raise InputError("gradient_statistics got no gradients.", parameter="gradients")
-    device = gradients[0].device
-    for gradient in gradients:
-        if gradient.device != device or not gradient.is_floating_point():
-            raise InputError(
-                "gradient_statistics takes floating-point tensors of one device; got "
-                f"{gradient.dtype} on {gradient.device}.",
-                parameter="gradients",
-            )
+    assert len({gradient.device for gradient in gradients}) == 1
+    assert all(gradient.is_floating_point() for gradient in gradients)
     return torch.ops.gallery.gradient_statistics(list(gradients))
 
 
@@ -86,9 +63,8 @@ def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return gradients[0].new_empty((), dtype=torch.float32), gradients[0].new_empty(
-        (), dtype=torch.float32
-    )
+    new = gradients[0].new_empty
+    return new((), dtype=torch.float32), new((), dtype=torch.float32)
 
 
 register(

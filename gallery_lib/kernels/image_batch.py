@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime.launch import (
     ELEMENTS,
     FLOAT,
@@ -47,9 +46,7 @@ def scale_and_shift(
 ) -> tuple[list[float], list[float]]:
     """Return (s, b) per channel: byte · s + b = (byte / 255 − mean) / standard deviation."""
     pairs = list(zip(mean, standard_deviation, strict=True))
-    return [1 / (255 * deviation) for _, deviation in pairs], [
-        -m / deviation for m, deviation in pairs
-    ]
+    return [1 / (255 * deviation) for _, deviation in pairs], [-m / d for m, d in pairs]
 
 
 @dataclass(frozen=True)
@@ -93,107 +90,41 @@ def prepare_images(
         lefts: int32 [N], the first column of each image's crop; 0 when left out.
         mirrored: bool [N], whether each crop is mirrored left to right.
         dtype: floating-point dtype of the batch.
-
-    Raises:
-        InputError: for other shapes and dtypes than these.
     """
-    _check_images(images, tops, lefts, mirrored)
+    assert images.dtype is torch.uint8 and images.dim() == 4 and images.shape[3] == _CHANNELS
+    for tensor, wanted in ((tops, torch.int32), (lefts, torch.int32), (mirrored, torch.bool)):
+        if tensor is not None:
+            assert tensor.dtype is wanted and tensor.shape == images.shape[:1]
+            assert tensor.device == images.device
     height, width = images.shape[1:3] if size is None else size
-    _check_result(mean, standard_deviation, height, width, dtype)
     scale, shift = scale_and_shift(mean, standard_deviation)
     return torch.ops.gallery.prepare_images(
         images, tops, lefts, mirrored, height, width, scale, shift, dtype
     )
 
 
-def _check_images(
-    images: Tensor, tops: Tensor | None, lefts: Tensor | None, mirrored: Tensor | None
-) -> None:
-    if images.dim() != 4 or images.shape[3] != _CHANNELS or images.dtype is not torch.uint8:
-        raise InputError(
-            f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} "
-            f"{tuple(images.shape)}.",
-            parameter="images",
-        )
-    for name, tensor, wanted in (
-        ("tops", tops, torch.int32),
-        ("lefts", lefts, torch.int32),
-        ("mirrored", mirrored, torch.bool),
-    ):
-        if tensor is not None and (
-            tensor.shape != images.shape[:1]
-            or tensor.dtype is not wanted
-            or tensor.device != images.device
-        ):
-            raise InputError(
-                f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got "
-                f"{tensor.dtype} {tuple(tensor.shape)}.",
-                parameter=name,
-            )
-
-
-def _check_result(
-    mean: Sequence[float],
-    standard_deviation: Sequence[float],
-    height: int,
-    width: int,
-    dtype: torch.dtype,
-) -> None:
-    if (
-        len(mean) != _CHANNELS
-        or len(standard_deviation) != _CHANNELS
-        or not all(deviation > 0 for deviation in standard_deviation)
-    ):
-        raise InputError(
-            f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} "
-            f"and {standard_deviation}.",
-            parameter="standard_deviation" if len(mean) == _CHANNELS else "mean",
-        )
-    if height < 0 or width < 0 or not dtype.is_floating_point:
-        raise InputError(
-            "the batch's size must not be negative and its dtype floating point; got "
-            f"{(height, width)} and {dtype}.",
-            parameter="height" if height < 0 else "width" if width < 0 else "dtype",
-        )
-
-
 def _reference(images: Tensor, *preparation: Any) -> Tensor:
     """Return the batch computed in plain torch; in fp64 for an fp64 result."""
     p = Preparation(*preparation)
-    count, device = images.shape[0], images.device
+    (count, height, width), device = images.shape[:3], images.device
     zero = torch.zeros(count, dtype=torch.int64, device=device)
-    # [N, h]
-    rows = (
-        torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]
-    )
+    tops, lefts = (zero if t is None else t.long() for t in (p.tops, p.lefts))
+    rows = torch.arange(p.height, device=device) + tops[:, None]  # [N, h]
     columns = torch.arange(p.width, device=device).expand(count, p.width)
     if p.mirrored is not None:
-        columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
-    columns = columns + (zero if p.lefts is None else p.lefts.long())[:, None]  # [N, w]
-    inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & (
-        (columns >= 0) & (columns < images.shape[2])
-    )[:, None, :]
+        columns = columns.flip(1).where(p.mirrored[:, None], columns)
+    columns = columns + lefts[:, None]  # [N, w]
+    inside = ((rows >= 0) & (rows < height))[:, :, None]
+    inside = inside & ((columns >= 0) & (columns < width))[:, None, :]
     n = torch.arange(count, device=device)[:, None, None]
-    y, x = (
-        rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None],
-        columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :],
-    )
+    y = rows.clamp(0, max(height - 1, 0))[:, :, None]
+    x = columns.clamp(0, max(width - 1, 0))[:, None, :]
     wide = torch.float64 if p.dtype is torch.float64 else torch.float32
-    pixels = (
-        images[n, y, x]
-        if images.numel()
-        else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
-    )
-    # [N, h, w, 3]
-    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(
-        p.shift, dtype=wide
-    )
-    return (
-        values.where(inside[..., None], torch.nan)
-        .to(p.dtype)
-        .permute(0, 3, 1, 2)
-        .contiguous(memory_format=torch.channels_last)
-    )
+    pixels = images.new_zeros(count, p.height, p.width, _CHANNELS)
+    pixels = images[n, y, x] if images.numel() else pixels
+    scale, shift = (torch.tensor(v, dtype=wide, device=device) for v in (p.scale, p.shift))
+    values = (pixels.to(wide) * scale + shift).where(inside[..., None], torch.nan)  # [N, h, w, 3]
+    return values.to(p.dtype).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
 
 def _device(images: Tensor, *preparation: Any) -> torch.device | None:

@@ -1,10 +1,10 @@
 """One optimizer step over many tensors at once, with gradient scaling: `gallery::optimizer_step_`.
 
 One pass does all of the work: unscale, skip when `found_inf` is set, apply an optional clip factor,
-update states and (master) weights, round to low-precision weights, zero gradients. Nothing waits
-for the device: step and skip counters are tensors on it. AdamW, SGD, RMSprop and RAdam follow
-torch.optim; LAMB follows its paper, in three launches, since every update needs the norms of its
-whole tensor. The formulas are in `optimizer_reference`.
+update states and weights. Nothing waits for the device: step counters are tensors on it, and on
+CUDA `torch.where` decides in the reference whether a step is skipped. Rules follow torch.optim;
+LAMB follows its paper, in three launches, since every update needs the norms of its whole tensor.
+Arithmetic is in fp32, or in fp64 for fp64 weights.
 
 The operator takes flat lists without None, and neither dataclasses nor dictionaries.
 """
@@ -12,23 +12,13 @@ The operator takes flat lists without None, and neither dataclasses nor dictiona
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels.optimizer_reference import (
-    COUNTS_STEPS,
-    RULES,
-    STATES,
-    Hyperparameters,
-    Step,
-    reference_step,
-    zero_gradients,
-)
-from gallery_lib.kernels.runtime import launch
 from gallery_lib.kernels.runtime.launch import (
     DOUBLE,
     ELEMENTS,
@@ -37,28 +27,34 @@ from gallery_lib.kernels.runtime.launch import (
     Launch,
     each,
     filled,
+    run,
     structure,
 )
 from gallery_lib.kernels.runtime.operators import kernel_device, register
-from gallery_lib.kernels.runtime.tensor_lists import (
-    check_same_layout,
-    laid_out_as,
-    packed,
-    tensor_list,
-)
+from gallery_lib.kernels.runtime.tensor_lists import laid_out_as, packed, tensor_list
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Hyper-parameters of one parameter group, under torch's names.
+
+    Each rule reads those it knows. `beta2` is RMSprop's `alpha`.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+
 
 NUMBERS = ("lr", "weight_decay", "beta1", "beta2", "eps", "momentum")
-SWITCHES = ("decoupled_weight_decay", "nesterov", "maximize", "zero_gradients")
+SWITCHES = ("decoupled_weight_decay", "nesterov", "maximize")
 """Hyper-parameters that are on or off, in the order of `enum Flag` in `optimizer_step.cuh`."""
-
-_LISTS = 7  # weight, gradient, three states, master, step
-_StepArguments = structure(
-    tensors=tensor_list(_LISTS),
-    **each(POINTER, "gradient_scale found_inf clip_factor learning_rate_on_device skipped"),
-    **each(POINTER, "partial trust_ratio"),
-    **each(DOUBLE, "learning_rate weight_decay beta1 beta2 log_beta1 log_beta2 epsilon momentum"),
-    flags=INT,
-)
 
 
 def optimizer_step(
@@ -68,9 +64,7 @@ def optimizer_step(
     states: Sequence[Sequence[Tensor] | None],
     hyperparameters: Hyperparameters,
     *,
-    masters: Sequence[Tensor] = (),
     steps: Sequence[Tensor] = (),
-    skipped: Tensor | None = None,
     gradient_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     clip_factor: Tensor | None = None,
@@ -79,126 +73,135 @@ def optimizer_step(
     """Run one step of `rule`, in place.
 
     Args:
-        rule: a name in `optimizer_reference.RULES`.
+        rule: a name in `RULES`.
         weights: tensors of one dtype and device.
         gradients: a tensor for each weight, of its dtype and shape.
         states: as many columns as the rule has states. A column holds a tensor for each weight, or
-            is None where the rule does without. Tensors are fp32 (fp64 for fp64 weights), laid out
-            as the weight.
+            is None where the rule does without. Tensors are fp32 (fp64 for fp64 weights), dense and
+            laid out as the weight.
         hyperparameters: hyper-parameters of the parameter group.
-        masters: fp32 copies of 16-bit weights. When given, they are updated and the weights are
-            their rounding.
         steps: an fp32 scalar for each weight, which counts the steps done. Rules that read the
             count need them.
-        skipped: an int64 scalar, which counts the steps skipped.
         gradient_scale: fp32 scalar by which gradients are divided.
         found_inf: fp32 scalar; when it is not 0, the step is skipped.
         clip_factor: fp32 scalar that gradients are multiplied by.
         learning_rate: fp32 scalar used in place of `lr`.
-
-    Raises:
-        InputError: when the arguments do not fit together.
     """
-    scalars = {
-        "skipped": skipped,
-        "gradient_scale": gradient_scale,
-        "found_inf": found_inf,
-        "clip_factor": clip_factor,
-        "learning_rate": learning_rate,
-    }
-    _check(rule, weights, gradients, states, masters, steps, scalars)
     if not weights:
         return
+    assert len(states) == STATES[rule] and (steps or rule not in COUNTS_STEPS)
     present = [k for k, column in enumerate(states) if column is not None]
     flat = [tensor for column in states if column is not None for tensor in column]
-    lists = (list(weights), list(gradients), flat, present, list(masters), list(steps))
+    lists = (list(weights), list(gradients), flat, present, list(steps))
+    scalars = (gradient_scale, found_inf, clip_factor, learning_rate)
     numbers = [float(getattr(hyperparameters, name)) for name in NUMBERS]
     switches = [bool(getattr(hyperparameters, name)) for name in SWITCHES]
-    torch.ops.gallery.optimizer_step_(rule, *lists, *scalars.values(), numbers, switches)
-    changed = [*weights, *flat, *masters, *steps]
-    changed += gradients if hyperparameters.zero_gradients else ()
-    torch.autograd.graph.increment_version(changed if skipped is None else [*changed, skipped])
+    torch.ops.gallery.optimizer_step_(rule, *lists, *scalars, numbers, switches)
+    torch.autograd.graph.increment_version([*weights, *flat, *steps])
 
 
-def _check(
-    rule: str,
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor] | None],
-    masters: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    scalars: Mapping[str, Tensor | None],
-) -> None:
-    """Raise InputError unless the arguments of `optimizer_step` fit together."""
-    if rule not in RULES:
-        raise InputError(
-            f"there is no optimizer rule {rule!r}; there are "
-            f"{', '.join(RULES)}.{did_you_mean(rule, RULES)}",
-            parameter="rule",
-        )
-    if len(states) != STATES[rule]:
-        raise InputError(
-            f"{rule} takes {STATES[rule]} columns of states, got {len(states)}.", parameter="states"
-        )
-    columns = {
-        "gradients": gradients,
-        **{f"states[{k}]": column for k, column in enumerate(states) if column is not None},
-    }
-    columns |= {"masters": masters} if masters else {}
-    columns |= {"steps": steps} if steps or rule in COUNTS_STEPS else {}
-    for name, column in columns.items():
-        if len(column) != len(weights):
-            raise InputError(
-                f"optimizer_step got {len(weights)} weights and {len(column)} {name}.",
-                parameter=name,
-            )
-    if weights:
-        _check_tensors(weights, columns)
-        _check_scalars(weights[0].device, steps, scalars)
+# --------------------------------------------------------------------------------------------------
+# The rules on one tensor in plain torch: (weight, gradient, states, step, learning rate,
+# hyper-parameters) → (new weight, new states).
 
 
-def _check_tensors(weights: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -> None:
-    dtype, device = weights[0].dtype, weights[0].device
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    of_name = {"weights": dtype, "gradients": dtype, "masters": torch.float32}
-    for name, column in {"weights": weights, **columns}.items():
-        expected = of_name.get(name, torch.float32 if name == "steps" else wide)
-        for weight, tensor in zip(weights, column, strict=True):
-            if (
-                tensor.dtype is not expected
-                or tensor.device != device
-                or not tensor.is_floating_point()
-            ):
-                raise InputError(
-                    f"{name} must be {expected} on {device}, got {tensor.dtype} on "
-                    f"{tensor.device}.",
-                    parameter=name,
-                )
-            if name != "steps" and tensor.shape != weight.shape:
-                raise InputError(
-                    f"{name} must have the shape of their weight, {tuple(weight.shape)}, got "
-                    f"{tuple(tensor.shape)}.",
-                    parameter=name,
-                )
+def _bias_correction(beta: float, step: Tensor) -> Tensor:
+    """Return 1 - beta^step in fp64, without cancellation."""
+    return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
 
 
-def _check_scalars(
-    device: torch.device, steps: Sequence[Tensor], scalars: Mapping[str, Tensor | None]
-) -> None:
-    tensors = {name: scalar for name, scalar in scalars.items() if scalar is not None}
-    if any(
-        tensor.numel() != 1 or tensor.device != device for tensor in (*steps, *tensors.values())
-    ):
-        raise InputError(
-            "steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on "
-            f"{device}."
-        )
-    for name, scalar in tensors.items():
-        dtype = torch.int64 if name == "skipped" else torch.float32
-        if scalar.dtype is not dtype:
-            raise InputError(
-                f"{name} must be {str(dtype)[6:]}, got {scalar.dtype}.", parameter=name
-            )
+def _decayed(gradient, weight, decay):
+    return gradient + decay * weight if decay else gradient  # 0 · inf is NaN
+
+
+def _sgd(weight, gradient, states, step, lr, h):
+    (buffer,) = states  # None without momentum; it starts at 0, which makes the first step torch's
+    gradient = _decayed(gradient, weight, h.weight_decay)
+    if buffer is not None:
+        buffer = h.momentum * buffer + gradient
+        gradient = gradient + h.momentum * buffer if h.nesterov else buffer
+    return weight - lr * gradient, [buffer]
+
+
+def _rmsprop(weight, gradient, states, step, lr, h):
+    square, buffer, average = states  # the last two may be None; `average` is for `centered`
+    gradient = _decayed(gradient, weight, h.weight_decay)
+    square = h.beta2 * square + (1 - h.beta2) * gradient * gradient
+    variance = square
+    if average is not None:
+        average = average + (1 - h.beta2) * (gradient - average)
+        variance = square - average * average
+    update = gradient / (variance.sqrt() + h.eps)
+    if buffer is not None:
+        update = buffer = h.momentum * buffer + update
+    return weight - lr * update, [square, buffer, average]
+
+
+def _moments(gradient, states, h):
+    average, square = states
+    new_square = h.beta2 * square + (1 - h.beta2) * gradient * gradient
+    return [average + (1 - h.beta1) * (gradient - average), new_square]
+
+
+def _adamw(weight, gradient, states, step, lr, h):
+    average, square = moments = _moments(gradient, states, h)
+    root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
+    rate = lr / _bias_correction(h.beta1, step)
+    return weight * (1 - lr * h.weight_decay) - rate * (average / root), moments
+
+
+def _radam(weight, gradient, states, step, lr, h):
+    shrunk = weight
+    if h.decoupled_weight_decay:
+        shrunk = weight * (1 - lr * h.weight_decay)
+    else:
+        gradient = _decayed(gradient, weight, h.weight_decay)
+    average, square = moments = _moments(gradient, states, h)
+    correction2 = _bias_correction(h.beta2, step)
+    rho_inf = 2 / (1 - h.beta2) - 1
+    rho = rho_inf - 2 * step.double() * (1 - correction2) / correction2
+    rectified = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+    factor = torch.where(rho > 5, (correction2 * rectified).clamp(min=0).sqrt(), 1.0)
+    rate = lr / _bias_correction(h.beta1, step) * factor
+    return shrunk - rate * torch.where(rho > 5, average / (square.sqrt() + h.eps), average), moments
+
+
+def _lamb(weight, gradient, states, step, lr, h):
+    # You et al., "Large Batch Optimization for Deep Learning", 2020, with φ(x) = x.
+    average, square = moments = _moments(gradient, states, h)
+    root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
+    update = average * _bias_correction(h.beta1, step).reciprocal() / root + h.weight_decay * weight
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (weight, update)]
+    ratio = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
+    return weight - lr * ratio * update, moments
+
+
+RULES: dict[str, Callable[..., tuple[Tensor, list[Tensor | None]]]] = {
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+    "adamw": _adamw,
+    "radam": _radam,
+    "lamb": _lamb,
+}
+STATES = {"sgd": 1, "rmsprop": 3, "adamw": 2, "radam": 2, "lamb": 2}
+"""Number of states of a tensor, by rule; some may be None."""
+COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
+"""Rules that read the step count."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The operator's tensors; `states[k][i]` is state k of tensor i, None where it is absent."""
+
+    rule: str
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    states: Sequence[Sequence[Tensor | None]]
+    steps: Sequence[Tensor | None]
+    gradient_scale: Tensor | None
+    found_inf: Tensor | None
+    clip_factor: Tensor | None
+    learning_rate: Tensor | None
 
 
 def _unflattened(
@@ -207,89 +210,96 @@ def _unflattened(
     gradients: list[Tensor],
     states: list[Tensor],
     present: list[int],
-    masters: list[Tensor],
     steps: list[Tensor],
     *rest: Any,
-) -> tuple[Step, Hyperparameters]:
-    """Return step and hyper-parameters from the operator's arguments."""
+) -> tuple[_Step, Hyperparameters]:
     *scalars, numbers, switches = rest
     count = len(weights)
-    columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
-    for place, k in enumerate(present):
-        columns[k] = list(states[place * count : (place + 1) * count])
-    values: dict[str, Any] = dict(zip(NUMBERS, numbers, strict=True)) | dict(
-        zip(SWITCHES, switches, strict=True)
-    )
     absent: list[Tensor | None] = [None] * count
-    return Step(
-        rule, weights, gradients, columns, masters or absent, steps or absent, *scalars
-    ), Hyperparameters(**values)
+    columns: list[Sequence[Tensor | None]] = [absent] * STATES[rule]
+    for place, k in enumerate(present):
+        columns[k] = states[place * count : (place + 1) * count]
+    values = zip(NUMBERS + SWITCHES, [*numbers, *switches], strict=True)
+    step = _Step(rule, weights, gradients, columns, steps or absent, *scalars)
+    return step, Hyperparameters(**dict(values))
 
 
+@torch.no_grad()
 def _reference(*arguments: Any) -> None:
-    reference_step(*_unflattened(*arguments))
+    s, h = _unflattened(*arguments)
+    skip = None if s.found_inf is None else s.found_inf.reshape(()) != 0
+    if skip is not None and skip.device.type == "cpu":  # there is no device to wait for
+        skip = None if not skip.item() else skip
+    factor: Tensor | float = 1.0 if s.clip_factor is None else s.clip_factor.reshape(())
+    if s.gradient_scale is not None:
+        factor = factor / s.gradient_scale.reshape(())
+    if h.maximize:
+        factor = -factor
+    lr = h.lr if s.learning_rate is None else s.learning_rate.reshape(()).double()
+
+    def keep(old: Tensor, new: Tensor) -> None:
+        old.copy_(new if skip is None else torch.where(skip, old, new.to(old.dtype)))
+
+    for i, (weight, gradient, step) in enumerate(zip(s.weights, s.gradients, s.steps, strict=True)):
+        wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
+        old_states = [column[i] for column in s.states]
+        if step is not None:
+            step.add_(1 if skip is None else (~skip).to(step.dtype))
+        states = [None if state is None else state.to(wide) for state in old_states]
+        scaled = gradient.to(wide) * factor
+        new_weight, new_states = RULES[s.rule](weight.to(wide), scaled, states, step, lr, h)
+        for old, new in zip(old_states, new_states, strict=True):
+            if old is not None and new is not None:
+                keep(old, new)
+        keep(weight, new_weight)
 
 
-def _device(rule: str, weights: Sequence[Tensor], *_: Any) -> torch.device | None:
-    return kernel_device(weights[0])
+# --------------------------------------------------------------------------------------------------
+# The kernels.
+
+_LISTS = 6  # weight, gradient, three states, step
+_StepArguments = structure(
+    tensors=tensor_list(_LISTS),
+    **each(POINTER, "gradient_scale found_inf clip_factor learning_rate_on_device"),
+    **each(POINTER, "partial trust_ratio"),
+    **each(DOUBLE, "learning_rate weight_decay beta1 beta2 log_beta1 log_beta2 epsilon momentum"),
+    flags=INT,
+)
 
 
 def _kernel(*inputs: Any) -> None:
     s, h = _unflattened(*inputs)
     gradients = laid_out_as(s.weights, s.gradients)
-    there: list[Any] = [column for column in (*s.states, s.masters) if column[0] is not None]
-    check_same_layout([s.weights, gradients, *there])
     absent: list[Tensor | None] = [None] * len(s.weights)
-    columns = [s.weights, gradients, *s.states, *[absent] * (3 - len(s.states)), s.masters, s.steps]
-    first, device = s.weights[0], s.weights[0].device
-    for packing, part, blocks in packed(columns):
+    columns = [s.weights, gradients, *s.states, *[absent] * (3 - len(s.states)), s.steps]
+    first = s.weights[0]
+    logarithms = [math.log(beta) if beta > 0 else -math.inf for beta in (h.beta1, h.beta2)]
+    numbers = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
+    flags = sum(1 << bit for bit, name in enumerate(SWITCHES) if getattr(h, name))
+    scalars = (s.gradient_scale, s.found_inf, s.clip_factor, s.learning_rate)
+    for packing, _, blocks in packed(columns):
         partial = ratio = None
+        launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", s.rule, blocks)]
         if s.rule == "lamb":
             partial = first.new_empty(2 * blocks, dtype=torch.float64)
             ratio = first.new_empty(packing.count, dtype=torch.float32)
-        arguments = filled(
-            _StepArguments,
-            packing,
-            s.gradient_scale,
-            s.found_inf,
-            s.clip_factor,
-            s.learning_rate,
-            s.skipped if part.start == 0 else None,
-            partial,
-            ratio,
-            h.lr,
-            h.weight_decay,
-            h.beta1,
-            h.beta2,
-            math.log(h.beta1) if h.beta1 > 0 else -math.inf,
-            math.log(h.beta2) if h.beta2 > 0 else -math.inf,
-            h.eps,
-            h.momentum,
-            sum(1 << bit for bit, name in enumerate(SWITCHES) if getattr(h, name)),
-        )
-        launches = [("optimizers.cu", "advance", 1)]
-        if s.rule == "lamb":
-            launches += [
+            launches[1:] = [
                 ("lamb.cu", "lamb_moments", blocks),
                 ("lamb.cu", "lamb_trust_ratios", packing.count),
                 ("lamb.cu", "lamb_update", blocks),
             ]
-        else:
-            launches.append(("optimizers.cu", s.rule, blocks))
+        arguments = filled(_StepArguments, packing, *scalars, partial, ratio, *numbers, flags)
         for source, kernel, number in launches:
-            launch.run(Launch(source, kernel, ELEMENTS[first.dtype], number, arguments), device)
-    # The kernel has zeroed what it has read, which may be copies.
-    zero_gradients((g for g, read in zip(s.gradients, gradients, strict=True) if g is not read), h)
+            run(Launch(source, kernel, ELEMENTS[first.dtype], number, arguments), first.device)
 
 
 register(
     "optimizer_step_",
-    "(str rule, Tensor(a!)[] weights, Tensor(b!)[] gradients, Tensor(c!)[] states, int[] present, "
-    "Tensor(d!)[] masters, Tensor(e!)[] steps, Tensor(f!)? skipped, Tensor? gradient_scale, "
-    "Tensor? found_inf, Tensor? clip_factor, Tensor? learning_rate, float[] numbers, bool[] "
-    "switches) -> ()",
+    "(str rule, Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] states, int[] present, "
+    "Tensor(c!)[] steps, Tensor? gradient_scale, Tensor? found_inf, Tensor? clip_factor, "
+    "Tensor? learning_rate, float[] numbers, bool[] switches) -> ()",
     reference=_reference,
     kernel=_kernel,
-    device=_device,
+    device=lambda rule, weights, *_: kernel_device(weights[0]),
     fake=lambda *_: None,
 )

@@ -9,7 +9,7 @@ spill is a register that did not fit and went to memory.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gallery_lib.kernels.runtime import nvrtc
 from gallery_lib.kernels.runtime.launch import ELEMENTS
@@ -31,8 +31,7 @@ _FUNCTION = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(NamedTuple):
     """Resource use of one kernel on one architecture, per thread or per block."""
 
     kernel: str
@@ -44,10 +43,7 @@ class Resources:
 
 
 def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Resources]:
-    """Return one entry for each kernel of the source.
-
-    Raises what `nvrtc.compiled` raises.
-    """
+    """Return one entry for each kernel of the source."""
     rows = []
     for match in _FUNCTION.finditer(nvrtc.compiled(source, defines, architecture).log):
         shared = re.search(r"(\d+) bytes smem", match["rest"])
@@ -81,15 +77,10 @@ def table() -> str:
 
 if __name__ == "__main__":
     print(
-        "<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# "
-        "Own CUDA kernels\n"
-    )
-    print(
+        "<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n"
+        "# Own CUDA kernels\n\n"
         "Registers of a thread by architecture; the most shared memory of a block and the most "
-        "spills on any of them."
-    )
-    print(
+        "spills on any of them.\n"
         f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of "
-        "this ran on a GPU.\n"
+        f"this ran on a GPU.\n\n{table()}"
     )
-    print(table())

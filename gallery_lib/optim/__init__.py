@@ -3,11 +3,10 @@
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
 - `fused`: torch's fused form, in each step whose gradients allow it.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
-  `sync_free_step` has their base class, and what they refuse.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
-  together. `device_count` tells the host later how many steps were skipped.
-- `skip_aware_schedule`: a schedule that advances only with steps that were done.
+  together.
+- `schedules`: torch's schedules by name, and one that advances only with steps that were done.
 - `updates`: clip, step, scale and schedule, in the order of a training loop.
 - `torchs_step`: torch's own step, for groups that an accelerated form is not written for.
 """
@@ -23,7 +22,7 @@ from torch import nn
 
 from gallery_lib.optim import fused, fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.sync_free import SyncFree
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,8 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
     if isinstance(optimizer, SyncFree):
         return "sync-free"
-    return (
-        "fused"
-        if optimizer.defaults.get("fused") or isinstance(optimizer, fused_cpu.OnePass | fused.Fused)
-        else "torch's own"
-    )
+    ours = isinstance(optimizer, fused_cpu.OnePass | fused.Fused)
+    return "fused" if ours or optimizer.defaults.get("fused") else "torch's own"
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:

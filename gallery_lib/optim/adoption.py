@@ -23,7 +23,7 @@ from torch import Tensor
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim import fused, fused_cpu, sync_free
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.sync_free import SyncFree
 
 _NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
 
@@ -69,11 +69,10 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     where = ", ".join(devices)
     on_gpu = any(device.startswith("cuda") for device in devices)
     takes_less_fused = on_gpu and not scaled and kind in _FUSED
-    if _may_be_sync_free(optimizer) and not takes_less_fused:
+    if not takes_less_fused and _reason_against_sync_free(optimizer) is None:
         _adopt(optimizer, _SYNC_FREE[kind])
-        optimizer._leaves_to_torch = True  # type: ignore[attr-defined]
         return f"{name} is sync-free on {where}; {_LEFT}."
-    if devices == ["cpu"] and kind in _ONE_PASS and _one_pass_is_there(kind):
+    if devices == ["cpu"] and _one_pass_is_there(kind):
         _adopt(optimizer, _ONE_PASS[kind])
         return f"{name} takes its steps in one pass over memory on the CPU; {_LEFT}."
     _adopt(optimizer, _FUSED[kind])
@@ -86,27 +85,29 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
         return f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
     parameters = [p for group in groups for p in group["params"]]
     types = {p.device.type for p in parameters}
+    dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
     if types not in ({"cpu"}, {"cuda"}):
         return f"its parameters are on {', '.join(sorted(types)) or 'no device'}"
-    forms: dict[type, Any] = {**_FUSED, **(_ONE_PASS if types == {"cpu"} else _SYNC_FREE)}
-    if kind not in forms:
+    if kind not in _FUSED and kind not in _SYNC_FREE:  # one pass has the classes of sync_free
         return "there is no faster form of it here"
     for group in (optimizer.defaults, *groups):
         if (form := fused.choice(group)) is not None:
             return f"{form} was chosen"
     if not _step_is_torchs(optimizer):
         return "its `step` was replaced"
-    if (
-        types == {"cpu"}
-        and kind in _ONE_PASS
-        and not usage.used(torch.device("cpu"))
-        and _one_pass_is_there(kind)
-    ):
-        return _reason_against_one_pass(optimizer, parameters)
+    if types == {"cpu"} and not usage.used(torch.device("cpu")) and _one_pass_is_there(kind):
+        if not any(p.dtype is torch.float32 for p in parameters):
+            return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
+        if not any(map(fused_cpu.takes_options, groups)):
+            return (
+                "its options have no form in one pass over memory (amsgrad, centered, "
+                "dampening, or a tensor)"
+            )
+        return None if cpu_optimizers.available() else "there is no C++ compiler"
     if not any(p.dtype in (torch.float32, torch.float64) for p in parameters):
-        return f"its parameters are {', '.join(sorted({str(p.dtype) for p in parameters}))}"
-    if kind not in _FUSED and not _may_be_sync_free(optimizer):
-        return f"torch has no fused form of it, and {_reason_against_sync_free(optimizer)}"
+        return f"its parameters are {dtypes}"
+    if kind not in _FUSED and (reason := _reason_against_sync_free(optimizer)) is not None:
+        return f"torch has no fused form of it, and {reason}"
     return None
 
 
@@ -115,29 +116,13 @@ def _one_pass_is_there(kind: type) -> bool:
 
     Without a C++ compiler torch's fused implementation, where there is one, is next best.
     """
-    return cpu_optimizers.available() or kind not in _FUSED
-
-
-def _reason_against_one_pass(
-    optimizer: torch.optim.Optimizer, parameters: list[Tensor]
-) -> str | None:
-    if not any(p.dtype is torch.float32 for p in parameters):
-        dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
-        return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
-    if not any(map(fused_cpu.takes_options, optimizer.param_groups)):
-        return (
-            "its options have no form in one pass over memory (amsgrad, centered, "
-            "dampening, or a tensor)"
-        )
-    return None if cpu_optimizers.available() else "there is no C++ compiler"
-
-
-def _may_be_sync_free(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer) in _SYNC_FREE and _reason_against_sync_free(optimizer) is None
+    return kind in _ONE_PASS and (cpu_optimizers.available() or kind not in _FUSED)
 
 
 def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why own kernels do not take the optimizer's steps; None if they do."""
+    if type(optimizer) not in _SYNC_FREE:
+        return "there is no sync-free form"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for device in dict.fromkeys(p.device for p in parameters):
         if (reason := usage.reason_not_used(device)) is not None:
@@ -169,8 +154,6 @@ def _adopt(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) 
     watched = vars(optimizer).pop("step", None) is not None
     optimizer.__class__ = kind
     optimizer._patch_step_function()  # puts hooks around the class's step, once for each class
-    if isinstance(optimizer, SyncFree):
-        optimizer._complete()
     if watched:
         optimizer.step = _watched(optimizer)  # type: ignore[method-assign]
 

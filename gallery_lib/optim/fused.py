@@ -10,9 +10,7 @@ classes; the option `fused` keeps its value. A group in which `foreach`, `fused`
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
-from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,26 +19,34 @@ from torch import Tensor, nn
 from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
 from gallery_lib.optim import torchs_step
 
-CHOICES = ("foreach", "fused")
-"""Options that select one of torch's implementations, with True or False."""
-OTHER_FORMS = ("capturable", "differentiable")
-"""Options that ask for an implementation of their own, with True."""
-
 
 def choice(group: dict[str, Any]) -> str | None:
     """Return which of torch's implementations a group asks for, as `option=value`, or None."""
-    for name in CHOICES:
+    for name in ("foreach", "fused"):
         if group.get(name) is not None:
             return f"{name}={group[name]}"
-    return next((f"{name}=True" for name in OTHER_FORMS if group.get(name)), None)
+    forms = ("capturable", "differentiable")
+    return next((f"{name}=True" for name in forms if group.get(name)), None)
 
 
-class Fused(torchs_step.PickledAsTorchs):
-    """Base of the fused optimizers: decides for each group whether the fused step suits it."""
+@dataclasses.dataclass
+class _Seen:
+    """A group whose last step was fused, and the lists of tensors that torch made for it."""
+
+    signature: list[Any]
+    kept: list[Any]  # weights and states, so that no other object gets the identity of one
+    lists: list[tuple[Tensor, ...]] = dataclasses.field(default_factory=list)
+    outcome: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Fused(torchs_step.ByGroup):
+    """Base of the fused optimizers: decides for each group whether the fused step suits it.
+
+    A group that is as it was in its last step is neither examined nor gathered into lists again.
+    """
 
     _states: tuple[str, ...]
-    _suited: dict[int, _Seen]  # by group, from its last step that could be fused
-    _taken: _Seen  # while torch takes a fused step: the group's
+    _taken: _Seen | None = None  # while torch takes a fused step: the group's
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -54,63 +60,44 @@ class Fused(torchs_step.PickledAsTorchs):
     def _step_supports_amp_scaling(self, value: bool) -> None:
         """Ignore what torch's constructor sets: the answer follows the gradients."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return the closure's loss, or None without a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            unchanged = self._unchanged(group)
-            if unchanged or self._may_be_fused(group):
-                if not unchanged:
-                    self._prepare(group)
-                    self._suited[id(group)] = _seen(self.state, group)
-                self._taken = self._suited[id(group)]
-                try:
-                    torchs_step.take(self, super().step, [{**group, "fused": True}])
-                finally:
-                    del self._taken
-            else:
-                self._suited.pop(id(group), None)
-                torchs_step.take(self, super().step, [group])
-        return loss
+    def _take_group(self, group: dict[str, Any], step: Any) -> bool:
+        # Classes are changed in place, so there is no constructor to make this.
+        suited: dict[int, _Seen] = vars(self).setdefault("_suited", {})
+        seen = suited.pop(id(group), None)
+        if seen is None or not seen.signature or seen.signature != _signature(self.state, group):
+            if not self._may_be_fused(group):
+                return False
+            self._prepare(group)
+            kept = [*group["params"], *_values_of_states(self.state, group["params"])]
+            seen = _Seen(_signature(self.state, group), kept)
+        self._taken = seen
+        try:
+            torchs_step.take(self, step, [{**group, "fused": True}])
+        finally:
+            del self._taken
+        suited[id(group)] = seen
+        return True
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> Any:
         """Fill torch's empty lists: weights, gradients, states; those of the last step if kept."""
-        seen: _Seen | None = vars(self).get("_taken")
-        if seen is None:
-            return super()._init_group(group, *lists)  # type: ignore[misc]
-        if seen.outcome:
+        seen = self._taken
+        if seen is not None and seen.outcome:
             for new, known in zip(lists, seen.lists, strict=True):
                 new.extend(known)
             lists[1][:] = [p.grad for p in lists[0] if p.grad is not None]
             return seen.outcome[0]
         outcome = super()._init_group(group, *lists)  # type: ignore[misc]
         # States that torch has made just now were not there when the group was seen.
-        if _same_objects(_values_of_states(self.state, group["params"]), seen.states):
+        states = list(map(id, _values_of_states(self.state, group["params"])))
+        if seen is not None and seen.signature and seen.signature[-1] == states:
             seen.lists.extend(map(tuple, lists))
             seen.outcome.append(outcome)
         return outcome
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:
-        return not torch.compiler.is_compiling() and self._can_be_fused(group)
-
-    def _unchanged(self, group: dict[str, Any]) -> bool:
-        """Return whether the group's last step was fused, and nothing has changed since."""
-        # Classes are changed in place, so there is no constructor to make this.
-        before = vars(self).setdefault("_suited", {}).get(id(group))
-        return (
-            before is not None
-            and not torch.compiler.is_compiling()
-            and _unchanged(before, self.state, group)
-        )
-
-    def _can_be_fused(self, group: dict[str, Any]) -> bool:
-        if choice(group) is not None or self.defaults.get("differentiable"):
+        if torch.compiler.is_compiling() or self.defaults.get("differentiable"):
             return False
-        if any(isinstance(v, Tensor) for v in _values(group)):
+        if choice(group) is not None or any(isinstance(v, Tensor) for v in _values(group)):
             return False
         weights = [p for p in group["params"] if p.grad is not None]
         steps = [self.state[p].get("step") for p in weights if p in self.state]
@@ -150,83 +137,45 @@ class Fused(torchs_step.PickledAsTorchs):
                 self.state[p]["step"] = step.to(p.device, torch.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """A group as it was when it was found to suit the fused step."""
-
-    options: list[Any]
-    weights: list[Tensor]
-    places: frozenset[int]
-    """Addresses of the weights; no gradient lies there."""
-    memory: list[Any]
-    """Where each weight lies, and how."""
-    kinds: list[type]
-    """Of the gradients: Tensor, or NoneType where there is none."""
-    dtypes: list[torch.dtype]
-    strides: list[Any]
-    states: list[Any]
-    lists: list[tuple[Tensor, ...]] = dataclasses.field(default_factory=list)
-    """Weights, gradients and states as torch's step put them into lists."""
-    outcome: list[Any] = dataclasses.field(default_factory=list)
-    """What torch returned when it made the lists."""
-
-
-def _seen(states: Any, group: dict[str, Any]) -> _Seen:
-    """Return a group as it is now, for `_unchanged` to compare a later step with."""
-    weights = list(group["params"])
-    grads = [p.grad for p in weights]
-    given = [grad for grad in grads if grad is not None]
-    return _Seen(
-        _values(group),
-        weights,
-        frozenset(map(Tensor.data_ptr, weights)),
-        _memory(weights),
-        list(map(type, grads)),
-        list(map(_DTYPE, given)),
-        list(map(Tensor.stride, given)),
-        _values_of_states(states, weights),
-    )
-
-
-def _unchanged(before: _Seen, states: Any, group: dict[str, Any]) -> bool:
-    """Return whether nothing has changed that decides whether the group can be fused.
-
-    It runs in every step, for every weight: each line is one loop in C.
-    """
-    options, weights = _values(group), group["params"]
-    if any(isinstance(value, Tensor) for value in options) or options != before.options:
-        return False
-    if not _same_objects(weights, before.weights) or _memory(weights) != before.memory:
-        return False
-    grads = [p.grad for p in weights]
-    if list(map(type, grads)) != before.kinds:
-        return False
-    given = [grad for grad in grads if grad is not None]
-    return (
-        set(map(_LAYOUT, given)) <= {torch.strided}
-        and list(map(_DTYPE, given)) == before.dtypes
-        and list(map(Tensor.stride, given)) == before.strides
-        and not any(map(Tensor.is_neg, given))
-        and before.places.isdisjoint(map(Tensor.data_ptr, given))
-        and _same_objects(_values_of_states(states, weights), before.states)
-    )
-
-
+_PLAIN = {Tensor, nn.Parameter}
 _DTYPE = vars(torch._C.TensorBase)["dtype"].__get__
 _LAYOUT = vars(torch._C.TensorBase)["layout"].__get__
 
 
-def _memory(tensors: list[Tensor]) -> list[Any]:
-    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors)]
+def _signature(states: Any, group: dict[str, Any]) -> list[Any]:
+    """Return all that decides whether a group can be fused; nothing where it cannot be.
+
+    It runs in every step, for every weight: each line is one loop in C.
+    """
+    options, weights = _values(group), group["params"]
+    grads = [p.grad for p in weights]
+    given = [grad for grad in grads if grad is not None]
+    if (
+        torch.compiler.is_compiling()
+        or any(isinstance(value, Tensor) for value in options)
+        or not set(map(type, weights)) <= _PLAIN
+        or not set(map(type, given)) <= _PLAIN
+        or not set(map(_LAYOUT, [*weights, *given])) <= {torch.strided}
+        or any(map(Tensor.is_neg, given))
+    ):
+        return []
+    places = list(map(Tensor.data_ptr, weights))
+    if not frozenset(places).isdisjoint(map(Tensor.data_ptr, given)):
+        return []
+    return [
+        options,
+        list(map(id, weights)),
+        places,
+        list(map(Tensor.stride, weights)),
+        list(map(type, grads)),
+        list(map(_DTYPE, given)),
+        list(map(Tensor.stride, given)),
+        list(map(id, _values_of_states(states, weights))),
+    ]
 
 
 def _values_of_states(states: Any, weights: list[Tensor]) -> list[Any]:
-    there = filter(None, map(states.get, weights))
-    return list(itertools.chain.from_iterable(map(dict.values, there)))
-
-
-def _same_objects(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+    return list(chain.from_iterable(map(dict.values, filter(None, map(states.get, weights)))))
 
 
 def _values(group: dict[str, Any]) -> list[Any]:
@@ -248,10 +197,7 @@ class AdamW(Fused, torch.optim.AdamW):
 
 
 class SGD(Fused, torch.optim.SGD):
-    """Stochastic gradient descent, with momentum (Sutskever et al., 2013) or without.
-
-    The momentum is torch's variant.
-    """
+    """Stochastic gradient descent, with torch's variant of momentum or without."""
 
     _states = ("momentum_buffer",)
 
@@ -270,10 +216,6 @@ class SGD(Fused, torch.optim.SGD):
 
 
 class Adagrad(Fused, torch.optim.Adagrad):
-    """Adagrad, adaptive subgradient method.
-
-    Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
-    2011.
-    """
+    """Adagrad, adaptive subgradient method (Duchi et al., 2011)."""
 
     _states = ("sum",)

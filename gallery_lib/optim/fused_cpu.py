@@ -17,8 +17,7 @@ dispatch mode, which needs to see operators.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -34,8 +33,8 @@ from gallery_lib.optim import torchs_step
 
 _TORCHS = ("centered", "amsgrad", "dampening", "capturable", "differentiable")
 """Options that are left to torch."""
-_NUMBERS = ("lr", "betas", "eps", "weight_decay", "momentum", "alpha")
-"""Options that have to be numbers here; torch takes tensors for some."""
+_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "alpha")
+"""Options that have to be numbers here, as betas have; torch takes tensors for some."""
 _FP32, _STRIDED = {torch.float32}, {torch.strided}
 _COUNTS = {torch.float32, torch.float64}
 _PLAIN = {Tensor, nn.Parameter}
@@ -47,10 +46,9 @@ def takes_options(group: dict[str, Any]) -> bool:
     if any(group.get(name) for name in _TORCHS):
         return False
     betas: Sequence[Any] = group.get("betas", ())
-    numbers = [*betas, *(group[name] for name in _NUMBERS if name in group and name != "betas")]
-    return all(isinstance(number, int | float) for number in numbers) and all(
-        0.0 <= beta < 1.0 for beta in betas
-    )
+    numbers = [*betas, *(group[name] for name in _NUMBERS if name in group)]
+    plain = all(isinstance(number, int | float) for number in numbers)
+    return plain and all(0.0 <= beta < 1.0 for beta in betas)
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
@@ -89,43 +87,16 @@ def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -
     return laid_out_as(weights, column)
 
 
-class OnePass(torchs_step.PickledAsTorchs, ABC):
+class OnePass(torchs_step.ByGroup):
     """Base of the one-pass optimizers: owns the states and decides whether a group qualifies."""
 
+    _rule: Any  # of kernels.cpu_optimizers
+    _options: tuple[str, ...]
+    _states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    """Keys of a parameter's state, beside the step count; momentum's is the last."""
     _counts_steps = True
     _begins_with_zeros = False
     """Whether a missing state means zeros. For other classes torch's own step raises KeyError."""
-
-    @abstractmethod
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Return the keys of a parameter's state, beside the step count."""
-
-    @abstractmethod
-    def _step_group(
-        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
-    ) -> None:
-        """Take the step of a group.
-
-        Args:
-            group: the parameter group, for its options.
-            columns: lists of weights, gradients and each state.
-            steps: the step number of each weight.
-        """
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return the closure's loss, or None without a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if not self._may_run():
-            torchs_step.take(self, super().step, self.param_groups)
-            return loss
-        for group in self.param_groups:
-            if not self._step_in_one_pass(group):
-                torchs_step.take(self, super().step, [group])
-        return loss
 
     def _may_run(self) -> bool:
         scaled = any(getattr(self, name, None) is not None for name in ("found_inf", "grad_scale"))
@@ -137,13 +108,12 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
             or not cpu_optimizers.available()
         )
 
-    def _step_in_one_pass(self, group: dict[str, Any]) -> bool:
-        """Take the step of a group; return False, with nothing changed, where torch has to."""
+    def _take_group(self, group: dict[str, Any], step: Any) -> bool:
         weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
         if not weights:
             return True
         gradients: list[Any] = [p.grad for p in weights]
-        names = self._state_names(group)
+        names = self._states[: None if group.get("momentum", 1) else -1]
         if not takes_options(group) or not self._are_suitable(weights, gradients, names):
             return False
         has_state = bool(names) or self._counts_steps
@@ -158,8 +128,11 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
         strides = list(map(Tensor.stride, weights))
         columns = [[state[name] for state in states] for name in names]
         used = [_laid_out(column, weights, strides) for column in columns]
+        rows: list[Any] = [weights, _laid_out(gradients, weights, strides), *used]
+        rows += [None] * (len(self._states) - len(names))  # no momentum
+        options = {name: group[name] for name in self._options}
         try:
-            self._step_group(group, [weights, _laid_out(gradients, weights, strides), *used], steps)
+            self._rule(*rows, **({"steps": steps} if "betas" in options else {}), **options)
         except cpp.Refused as refused:
             if refused.reason in (cpp.OVERLAP, cpp.UNALIGNED):
                 return False  # operators of torch take such tensors one after the other
@@ -197,11 +170,7 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
         return _are_counts(counts) and all(map(is_dense, weights))
 
     def _initialise(
-        self,
-        state: dict[str, Any],
-        parameter: Tensor,
-        names: tuple[str, ...],
-        group: dict[str, Any],
+        self, state: dict[str, Any], p: Tensor, names: tuple[str, ...], group: dict[str, Any]
     ) -> None:
         """Create the missing entries of a parameter's state as torch's class does."""
         if self._counts_steps and not state:
@@ -209,78 +178,43 @@ class OnePass(torchs_step.PickledAsTorchs, ABC):
             state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32)
         for name in names:
             if state.get(name) is None:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
-class _Adams(OnePass):
-    """Base of Adam and the optimizers derived from it."""
-
-    _rule = staticmethod(cpu_optimizers.adam_)
-
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
-
-    def _step_group(
-        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
-    ) -> None:
-        options = {
-            name: group[name]
-            for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")
-        }
-        weights, gradients, averages, squares = columns
-        self._rule(weights, gradients, averages, squares, steps, **options)
+_ADAM = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")
 
 
-class Adam(_Adams, torch.optim.Adam):
+class Adam(OnePass, torch.optim.Adam):
     """Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014)."""
 
+    _rule, _options = staticmethod(cpu_optimizers.adam_), _ADAM
 
-class AdamW(_Adams, torch.optim.AdamW):
+
+class AdamW(OnePass, torch.optim.AdamW):
     """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017)."""
+
+    _rule, _options = staticmethod(cpu_optimizers.adam_), _ADAM
+
+
+class RAdam(OnePass, torch.optim.RAdam):
+    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020)."""
+
+    _rule, _options = staticmethod(cpu_optimizers.radam_), _ADAM
 
 
 class SGD(OnePass, torch.optim.SGD):
-    """Stochastic gradient descent, with momentum (Sutskever et al., 2013) or without.
+    """Stochastic gradient descent, with torch's variant of momentum or without."""
 
-    The momentum is torch's variant.
-    """
-
+    _rule = staticmethod(cpu_optimizers.sgd_)
+    _options = ("lr", "weight_decay", "momentum", "nesterov", "maximize")
+    _states = ("momentum_buffer",)
     _counts_steps = False
     _begins_with_zeros = True
-
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("momentum_buffer",) if group["momentum"] else ()
-
-    def _step_group(
-        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
-    ) -> None:
-        weights, gradients, *buffers = columns
-        options = {
-            name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "maximize")
-        }
-        cpu_optimizers.sgd_(weights, gradients, buffers[0] if buffers else None, **options)
 
 
 class RMSprop(OnePass, torch.optim.RMSprop):
     """RMSprop (Tieleman and Hinton, Coursera lecture 6.5, 2012) with momentum, torch's variant."""
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("square_avg", "momentum_buffer") if group["momentum"] > 0 else ("square_avg",)
-
-    def _step_group(
-        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
-    ) -> None:
-        weights, gradients, squares, *buffers = columns
-        options = {
-            name: group[name]
-            for name in ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")
-        }
-        cpu_optimizers.rmsprop_(
-            weights, gradients, squares, buffers[0] if buffers else None, **options
-        )
-
-
-class RAdam(_Adams, torch.optim.RAdam):
-    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020)."""
-
-    _rule = staticmethod(cpu_optimizers.radam_)
+    _rule = staticmethod(cpu_optimizers.rmsprop_)
+    _options = ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")
+    _states = ("square_avg", "momentum_buffer")

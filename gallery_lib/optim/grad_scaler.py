@@ -8,8 +8,7 @@ same. The differences are:
   enqueues). So no rank skips alone.
 - With this package's optimizers and own kernels, gradients are read once for the check and for
   their norm (`gradient_norm`).
-- `step_was_skipped` is a flag on the device. `skipped_steps(wait=False)` counts the steps that the
-  host knows of by now.
+- `step_was_skipped` is a flag on the device.
 
 This package's optimizers, and torch's fused ones, take scale and flag themselves
 (`_step_supports_amp_scaling`). Any other optimizer works as with torch's scaler: the host reads the
@@ -29,8 +28,7 @@ from torch import Tensor
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.optim.device_count import DeviceCount
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.sync_free import SyncFree
 
 
 class WaitsForDevice(RuntimeWarning):
@@ -48,11 +46,10 @@ def _announce(optimizer: str) -> None:
     )
 
 
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the gradients that a step would use; of sparse ones the values."""
-    gradients = [
-        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-    ]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
 
 
@@ -75,21 +72,11 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(
-        self,
-        device: str = "cuda",
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        *,
-        across_ranks: bool = True,
+        self, device: str = "cuda", *args: Any, across_ranks: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(
-            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-        )
+        super().__init__(device, *args, **kwargs)
         self._across_ranks = across_ranks
-        self._skips: DeviceCount | None = None
+        self._skips: Tensor | None = None  # their number, on the device
         self.step_was_skipped: Tensor | None = None
         """Whether the latest step was skipped: a scalar on the device, not 0 if so.
 
@@ -99,14 +86,9 @@ class GradScaler(torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_skips": None, "step_was_skipped": None}
 
-    def skipped_steps(self, *, wait: bool = True) -> int:
-        """Return the number of steps skipped since this object was made.
-
-        Without `wait`, only steps that the host knows of by now are counted.
-        """
-        if self._skips is None:
-            return 0
-        return self._skips.wait() if wait else self._skips.known()[1]
+    def skipped_steps(self) -> int:
+        """Return the number of steps skipped since this object was made; waits for the device."""
+        return 0 if self._skips is None else int(self._skips)
 
     def gradient_norm(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return the L2 norm of the unscaled gradients, an fp32 scalar on their device.
@@ -123,7 +105,7 @@ class GradScaler(torch.amp.GradScaler):
                 f"not {type(optimizer).__name__}.",
                 parameter="optimizer",
             )
-        norm, found_inf = gradient_statistics(gradients_of(optimizer))
+        norm, found_inf = gradient_statistics(_gradients_of(optimizer))
         if not self._enabled:
             return norm
         scale, _ = self._check_scale_growth_tracker("gradient_norm")
@@ -144,8 +126,8 @@ class GradScaler(torch.amp.GradScaler):
             self.step_was_skipped = found_inf.clone()
             optimizer.step_was_skipped = self.step_was_skipped  # type: ignore[attr-defined]
             if self._skips is None:
-                self._skips = DeviceCount(found_inf.device)
-            self._skips.add(found_inf != 0)
+                self._skips = torch.zeros((), dtype=torch.int64, device=found_inf.device)
+            self._skips += found_inf.reshape(()) != 0
         return result
 
     # Overrides of the parts of torch's step, unscale_ and update.
@@ -154,7 +136,7 @@ class GradScaler(torch.amp.GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         if state["found_inf_per_device"]:  # gradient_norm has checked already
             return state["found_inf_per_device"]
-        gradients = gradients_of(optimizer)
+        gradients = _gradients_of(optimizer)
         devices = {gradient.device for gradient in gradients}
         if not all(usage.used(device) for device in devices):
             return super()._check_inf_per_device(optimizer)
@@ -178,18 +160,7 @@ class GradScaler(torch.amp.GradScaler):
         """Return one overflow flag, on the scale's device, for all devices and ranks."""
         scale, _ = self._check_scale_growth_tracker("step")
         flags = [flag.to(scale.device, non_blocking=True) for flag in flags_by_device.values()]
-        flag = (
-            flags[0]
-            if len(flags) == 1
-            else torch.stack(flags).amax()
-            if flags
-            else scale.new_zeros(())
-        )
-        if (
-            self._across_ranks
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        ):
+        flag = torch.stack(flags).amax() if len(flags) > 1 else (*flags, scale.new_zeros(()))[0]
+        if self._across_ranks and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return {scale.device: flag}

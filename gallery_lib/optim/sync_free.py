@@ -7,56 +7,175 @@ overflow flag of this package's GradScaler or torch's on the device, as only som
 steps do. Whether a step is skipped is decided there. The work is `kernels.optimizer_step`: own
 kernels on CUDA, plain torch on the CPU.
 
-Not offered are amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and 16-bit,
-complex or sparse parameters. They are refused before anything is changed. An optimizer that
-`adoption.accelerate_optimizer` has made sync-free leaves such groups to torch's class instead.
+torch's class takes the step of a group with amsgrad, dampening, differentiable, Adam's weight_decay
+(AdamW's is offered), or with 16-bit, complex or sparse parameters; LAMB refuses such a group.
 `foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.optimizer_reference import Hyperparameters
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.errors import InputError
+from gallery_lib.kernels.optimizer_step import Hyperparameters, optimizer_step
+from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
+from gallery_lib.optim import torchs_step
 
 
-def _adam(group: dict[str, Any], lr: float) -> Hyperparameters:
-    beta1, beta2 = group["betas"]
-    return Hyperparameters(
-        lr=lr,
-        weight_decay=group["weight_decay"],
-        beta1=beta1,
-        beta2=beta2,
-        eps=group["eps"],
-        decoupled_weight_decay=group.get("decoupled_weight_decay", False),
-        maximize=group["maximize"],
-    )
+def _hyperparameters(group: Mapping[str, Any], lr: float) -> Hyperparameters:
+    beta1, beta2 = group.get("betas", (0.0, group.get("alpha", 0.0)))
+    names = ("weight_decay", "eps", "momentum", "nesterov", "decoupled_weight_decay", "maximize")
+    options = {name: group[name] for name in names if name in group}
+    return Hyperparameters(lr, beta1=beta1, beta2=beta2, **options)
+
+
+class SyncFree(torchs_step.PickledAsTorchs):
+    """Base class: gathers each group's tensors and makes one call for a group, device and dtype."""
+
+    # GradScaler then sets `grad_scale` and `found_inf` for the time of the step.
+    _step_supports_amp_scaling = True
+    _rule: str
+    _counts_steps = True
+    _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
+    clip_factor: Tensor | None = None
+    """Scalar on the device that multiplies the gradients when it is set."""
+    step_was_skipped: Tensor | None = None
+    """Overflow flag of the last step, on the device; None when none was given."""
+
+    @classmethod
+    def offers(cls, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the class takes these arguments itself."""
+        return not any(arguments.get(name) for name in cls._unsupported)
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
+        """Return the keys of a parameter's state, in the rule's order; None for one not kept."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
+        """Return whether the kernels can take the group's step with the present gradients."""
+        names = [name for name in self._state_names(group) if name is not None]
+        return (
+            self.offers(group)
+            and len(set(map(id, parameters))) == len(parameters)
+            and all(self._suits(p, names) for p in parameters)
+        )
+
+    def _suits(self, p: Tensor, names: Sequence[str]) -> bool:
+        grad, state = p.grad, self.state.get(p) or {}
+        assert grad is not None
+        tensors = [grad, *(state[name] for name in names if state.get(name) is not None)]
+        return (
+            p.dtype in (torch.float32, torch.float64)
+            and grad.layout is torch.strided
+            and all(t.dtype is p.dtype and t.device == p.device for t in tensors)
+            and (not p.numel() or grad.data_ptr() != p.data_ptr())
+            and (not p.is_cuda or (is_dense(p) and all(same_layout(p, t) for t in tensors[1:])))
+        )
+
+    def _initialised(self, parameter: Tensor, names: Iterable[str | None]) -> dict[str, Any]:
+        """Return a parameter's state, with missing entries created.
+
+        The step count lies on the parameter's device, also when it comes from a checkpoint.
+        """
+        if not self._counts_steps and not any(names):
+            return {}  # as in torch, SGD without momentum keeps nothing
+        state = self.state[parameter]
+        if self._counts_steps:
+            step = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
+            if state.get("step") is not step or step.device != parameter.device:
+                state["step"] = step.to(parameter.device)
+        for name in names:
+            if name is not None and state.get(name) is None:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+    @torch._disable_dynamo  # below a compiled caller, too: Dynamo loses states of several groups
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; return the closure's loss, or None without a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        work = []
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            work.append((group, parameters, self._takes(group, parameters)))
+        self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
+        for group, parameters, taken in work:
+            if not taken:
+                self._leave_to_torch(group, parameters, scale, found_inf)
+                continue
+            for device, dtype in dict.fromkeys((p.device, p.dtype) for p in parameters):
+                alike = [p for p in parameters if p.device == device and p.dtype == dtype]
+                self._step_alike(group, alike, device, scale, found_inf)
+        return loss
+
+    def _leave_to_torch(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Have torch's class take a group's step.
+
+        With scale and flag, the host waits for them, as torch's scaler does.
+        """
+        if found_inf is not None and bool(found_inf):
+            return
+        factor = 1.0 if scale is None else 1.0 / float(scale)
+        if self.clip_factor is not None:
+            factor *= float(self.clip_factor)
+        for p in parameters if factor != 1.0 else ():
+            assert p.grad is not None
+            p.grad.mul_(factor)
+        self.grad_scale, self.found_inf = None, None
+        try:
+            torchs_step.take(self, super().step, [group])
+        finally:
+            self.grad_scale, self.found_inf = scale, found_inf
+
+    def _step_alike(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        device: torch.device,
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        def here(scalar: Tensor | None) -> Tensor | None:
+            if scalar is None:
+                return None
+            return scalar.to(device=device, dtype=torch.float32, non_blocking=True)
+
+        names, lr = self._state_names(group), group["lr"]
+        states = [self._initialised(parameter, names) for parameter in parameters]
+        on_device = isinstance(lr, Tensor) and lr.is_cuda  # reading it would wait
+        optimizer_step(
+            self._rule,
+            parameters,
+            [p.grad.resolve_neg() for p in parameters if p.grad is not None],
+            [None if name is None else [state[name] for state in states] for name in names],
+            _hyperparameters(group, 0.0 if on_device else float(lr)),
+            steps=[state["step"] for state in states] if self._counts_steps else (),
+            gradient_scale=here(scale),
+            found_inf=here(found_inf),
+            clip_factor=here(self.clip_factor),
+            learning_rate=here(lr) if on_device else None,
+        )
 
 
 class Adam(SyncFree, torch.optim.Adam):
-    """Adam as AdamW's rule without weight decay.
-
-    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015.
-
-    Example:
-        >>> import torch
-        >>> from gallery_lib.optim.sync_free import Adam
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = Adam(model.parameters(), lr=1e-3)
-        >>> model(torch.ones(8, 4)).mean().backward()
-        >>> optimizer.step()
-    """
+    """Adam (Kingma and Ba, 2015) as AdamW's rule without weight decay."""
 
     _rule = "adamw"
     _unsupported = (*SyncFree._unsupported, "weight_decay")
-
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return _adam(group, lr)
 
 
 class AdamW(SyncFree, torch.optim.AdamW):
@@ -73,41 +192,15 @@ class AdamW(SyncFree, torch.optim.AdamW):
 
     _rule = "adamw"
 
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return _adam(group, lr)
-
 
 class RAdam(SyncFree, torch.optim.RAdam):
-    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020).
-
-    Example:
-        >>> import torch
-        >>> from gallery_lib.optim.sync_free import RAdam
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = RAdam(model.parameters(), lr=1e-3)
-        >>> model(torch.ones(8, 4)).mean().backward()
-        >>> optimizer.step()
-    """
+    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020)."""
 
     _rule = "radam"
 
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return _adam(group, lr)
-
 
 class LAMB(SyncFree):
-    """LAMB with bias correction and φ(x) = x.
-
-    You et al., "Large Batch Optimization for Deep Learning", 2020.
-
-    Example:
-        >>> import torch
-        >>> from gallery_lib.optim.sync_free import LAMB
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = LAMB(model.parameters(), lr=1e-3)
-        >>> model(torch.ones(8, 4)).mean().backward()
-        >>> optimizer.step()
-    """
+    """LAMB (You et al., 2020) with bias correction and φ(x) = x, for fp32 and fp64 parameters."""
 
     _rule = "lamb"
 
@@ -121,64 +214,31 @@ class LAMB(SyncFree):
         *,
         maximize: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "maximize": maximize,
-            },
-        )
+        options = {"eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, {"lr": lr, "betas": betas, **options})
 
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return _adam(group, lr)
+    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
+        if not super()._takes(group, parameters):  # there is no class of torch's to leave it to
+            raise InputError(
+                "LAMB steps distinct fp32 and fp64 parameters without gaps, whose gradients are "
+                "dense and in memory of their own.",
+                parameter="params",
+            )
+        return True
 
 
 class SGD(SyncFree, torch.optim.SGD):
-    """Stochastic gradient descent, with Nesterov's or heavy-ball momentum, or without.
-
-    Example:
-        >>> import torch
-        >>> from gallery_lib.optim.sync_free import SGD
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> model(torch.ones(8, 4)).mean().backward()
-        >>> optimizer.step()
-    """
+    """Stochastic gradient descent, with Nesterov's or heavy-ball momentum, or without."""
 
     _rule = "sgd"
-
-    def _counts_steps(self) -> bool:
-        return False
+    _counts_steps = False
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
         return ("momentum_buffer" if group["momentum"] else None,)
 
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return Hyperparameters(
-            lr=lr,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
-
 
 class RMSprop(SyncFree, torch.optim.RMSprop):
-    """RMSprop in torch's variant, with momentum and centered.
-
-    Tieleman and Hinton, Coursera lecture 6.5, 2012.
-
-    Example:
-        >>> import torch
-        >>> from gallery_lib.optim.sync_free import RMSprop
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = RMSprop(model.parameters(), lr=1e-3)
-        >>> model(torch.ones(8, 4)).mean().backward()
-        >>> optimizer.step()
-    """
+    """RMSprop (Tieleman and Hinton, 2012) in torch's variant, with momentum and centered."""
 
     _rule = "rmsprop"
 
@@ -187,14 +247,4 @@ class RMSprop(SyncFree, torch.optim.RMSprop):
             "square_avg",
             "momentum_buffer" if group["momentum"] > 0 else None,
             "grad_avg" if group["centered"] else None,
-        )
-
-    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        return Hyperparameters(
-            lr=lr,
-            weight_decay=group["weight_decay"],
-            beta2=group["alpha"],
-            eps=group["eps"],
-            momentum=group["momentum"],
-            maximize=group["maximize"],
         )

@@ -1,4 +1,4 @@
-"""What an optimizer derived from torch's own class leaves to that class: some steps, and pickles.
+"""Optimizers derived from torch's own classes: what they leave to these classes, and pickles.
 
 This package's optimizers take the groups they are written for; the rest is torch's work. By then
 the closure was called, and the hooks are around this package's step. So neither may run again.
@@ -7,7 +7,7 @@ the closure was called, and the hooks are around this package's step. So neither
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,36 @@ class PickledAsTorchs(torch.optim.Optimizer):
         memo[id(self)] = result = type(self).__new__(type(self))
         result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return result
+
+
+class ByGroup(PickledAsTorchs):
+    """Base of optimizers that take the groups that suit them; torch's class takes the others."""
+
+    def _take_group(self, group: dict[str, Any], step: Any) -> bool:
+        """Take the step of a group; return False, with nothing changed, where torch has to.
+
+        `step` is the bound step of torch's class.
+        """
+        raise NotImplementedError
+
+    def _may_run(self) -> bool:
+        """Return whether groups are looked at; otherwise torch's class takes the whole step."""
+        return True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; return the closure's loss, or None without a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._may_run():
+            take(self, super().step, self.param_groups)
+            return loss
+        for group in self.param_groups:
+            if not self._take_group(group, super().step):
+                take(self, super().step, [group])
+        return loss
 
 
 def take(optimizer: torch.optim.Optimizer, step: Any, groups: Sequence[dict[str, Any]]) -> None:

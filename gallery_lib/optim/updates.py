@@ -1,6 +1,6 @@
 """Update after a backward pass: clip, step unless gradients overflowed, adapt scale and schedule.
 
-With this package's GradScaler nothing of it waits for the device. With torch's, a skipped step
+With this package's GradScaler the host does not wait for the device. With torch's, a skipped step
 shows in the scale, which the host reads. That is how the baseline keeps its schedule right.
 """
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.skip_aware_schedule import SkipAware
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.schedules import SkipAware
+from gallery_lib.optim.sync_free import SyncFree
 
 
 class Updates:
@@ -36,57 +36,43 @@ class Updates:
         self.skipped_before = 0
         """Steps that were skipped before a resume."""
 
+    def learning_rate(self) -> float:
+        """Return the first group's learning rate in the next update."""
+        if isinstance(self.schedule, SkipAware):
+            self.schedule.settle()
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def take(self) -> None:
         """Make one update from the present gradients, or none if they overflowed."""
         if self.max_norm is not None:
             self._clip(self.max_norm)
-        if isinstance(self.scaler, GradScaler):
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            # The host need not know: the schedule asks on the device.
-            skipped = False
-        else:
-            scale = self.scaler.get_scale()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            skipped = self.scaler.get_scale() < scale
-            self._skipped += skipped
+        own = isinstance(self.scaler, GradScaler)
+        scale = 0.0 if own else self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        skipped = not own and self.scaler.get_scale() < scale
+        self._skipped += skipped
         if self.schedule is not None and not skipped:
             self.schedule.step()
 
     def _clip(self, max_norm: float) -> None:
         if isinstance(self.scaler, GradScaler) and isinstance(self.optimizer, SyncFree):
-            self.optimizer.clip_factor = clip_factor(
-                self.scaler.gradient_norm(self.optimizer), max_norm
-            )
+            norm = self.scaler.gradient_norm(self.optimizer)
+            self.optimizer.clip_factor = clip_factor(norm, max_norm)
         else:
             self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(
-                [p for group in self.optimizer.param_groups for p in group["params"]], max_norm
-            )
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def skipped_steps(self) -> int:
         """Return the number of steps skipped so far; may wait for the device."""
-        own = isinstance(self.scaler, GradScaler)
-        return self.skipped_before + (
-            self.scaler.skipped_steps() if own else self._skipped  # type: ignore[attr-defined]
-        )
+        own = self.scaler.skipped_steps() if isinstance(self.scaler, GradScaler) else 0
+        return self.skipped_before + self._skipped + own
 
 
-# --------------------------------------------------------------------------------------------------
-# Clipping of gradients on the device: the factor that a sync-free optimizer applies.
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return the factor that brings gradients of this norm to at most `max_norm`, on the device.
 
-
-def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = None) -> Tensor:
-    """Return the factor that brings the gradients' norm to at most `max_norm`.
-
-    The formula is that of `clip_grad_norm_`. All stays on the device.
-
-    Args:
-        norm: norm of the gradients as they are.
-        max_norm: the most that the norm may be.
-        gradient_scale: the scale of `norm`, if it is scaled.
+    The formula is that of `clip_grad_norm_`.
     """
-    if gradient_scale is not None:
-        norm = norm / gradient_scale
     return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()

@@ -78,7 +78,7 @@ class Session:
         self.backward(loss)
         self.clock.phase_done("backward")
         self.losses.append(loss.detach())
-        self.learning_rates.append(float(self.optimizer.param_groups[0]["lr"]))
+        self.learning_rates.append(self.updates.learning_rate())
         self.updates.take()
         self.clock.phase_done("optimizer")
 

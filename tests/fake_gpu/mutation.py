@@ -40,8 +40,8 @@ class Fault:
 
 
 LOADING = "data/loading/device_loader.py"
-LAUNCH, CHANNEL, COUNT = "kernels/runtime/launch.py", "comm/channel.py", "optim/device_count.py"
-SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free_step.py"
+LAUNCH, CHANNEL, SCHEDULE = "kernels/runtime/launch.py", "comm/channel.py", "optim/schedules.py"
+SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
 CAPTURED = "compiler/backend.py"
 FAULTS = [
     Fault("a dropped record_stream", LOADING,
@@ -102,21 +102,14 @@ FAULTS = [
     Fault("a divisor is forgotten", CHANNEL,
           "            self._across(key, buffer, self._world)\n",
           "            self._across(key, buffer)\n", RANKS),
-    Fault("a count is read before its event", COUNT,
-          "while self._under_way and self._under_way[0][2].query():",
-          "while self._under_way:", UPDATES),
-    Fault("the event is recorded on another stream", COUNT,
-          "        event.record(torch.cuda.current_stream(self.value.device))\n",
-          "        event.record(torch.cuda.Stream(self.value.device))\n", UPDATES),
-    Fault("the count waits for the device", COUNT,
-          "        copy.copy_(self.value, non_blocking=True)\n",
-          "        copy.copy_(self.value)\n", STEPS),
-    Fault("a copy that is not pinned", COUNT,
-          "dtype=torch.int64, pin_memory=pinned)", "dtype=torch.int64)", STEPS),
+    Fault("a flag is read before its event", SCHEDULE,
+          "            self._arrived.synchronize()\n", "            pass\n", UPDATES),
+    Fault("the event is recorded on another stream", SCHEDULE,
+          "self._arrived.record(torch.cuda.current_stream(flag.device))",
+          "self._arrived.record(torch.cuda.Stream(flag.device))", UPDATES),
     Fault("the scaler reads its flag on the host", SCALER,
-          "            self._skips.add(found_inf != 0)\n",
-          "            self._skips.add(torch.tensor(bool(found_inf), device=found_inf.device))\n",
-          STEPS),
+          "            self._skips += found_inf.reshape(()) != 0\n",
+          "            self._skips += int(bool(found_inf))\n", STEPS),
     Fault("the scale is brought to the host", SCALER,
           "return norm / scale.to(norm.device, non_blocking=True)",
           "return norm / float(scale)", STEPS),
@@ -130,7 +123,7 @@ FAULTS = [
     Fault("clipping waits for the device", "optim/updates.py",
           ".clamp(max=1.0).float()", ".clamp(max=1.0).cpu().to(norm.device).float()", STEPS),
     Fault("the labels' stride is ignored", "kernels/cross_entropy.py",
-          "        logits.stride(0),\n", "        logits.shape[1] + 1,\n", STEPS),
+          "logits, logits.stride(0),", "logits, logits.shape[1] + 1,", STEPS),
     Fault("the gradient's launch has one block", "kernels/cross_entropy.py",
           '"cross_entropy_gradient", logits, logits.shape[0],',
           '"cross_entropy_gradient", logits, 1,', STEPS),

@@ -1,6 +1,6 @@
 """Optimizer steps to try, and how far fp32 arithmetic may take each result from float64's.
 
-The bound follows the formulas of `optimizer_reference.py`. Every operation is off by at most one
+The bound follows the formulas of `optimizer_step.py`. Every operation is off by at most one
 unit roundoff u = 2⁻²⁴ of its result. So a sum is off by u times the sum of magnitudes times the
 number of operations on the way (at most 16). A root's error is that of its argument, halved and
 relative. Underflow adds at most 2⁻¹⁴⁹ per operation.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.optimizer_reference import Hyperparameters
+from gallery_lib.kernels.optimizer_step import Hyperparameters
 
 U = 2.0**-24
 OPERATIONS = 16

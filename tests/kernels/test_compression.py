@@ -226,33 +226,6 @@ def test_int8_takes_a_quarter_of_the_bytes_and_bf16_half():
     assert packed_bytes(10**6, "bf16") == 2 * 10**6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wire", WIRES)
-def test_opcheck(wire):
-    gradient, error = torch.randn(300), torch.randn(300)
-    out = torch.zeros(packed_bytes(300, wire), dtype=torch.uint8)
-    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, error, wire, out))
-    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, None, wire, out))
-    packed = torch.stack([pack(gradient, wire), pack(error, wire)])
-    torch.library.opcheck(
-        torch.ops.gallery.accumulate_gradient_, (gradient.bfloat16(), packed, wire, 0.5, True)
-    )
-
-
-def test_wrong_input_is_refused():
-    gradient = torch.randn(10)
-    with refused("wire", "'int4'", "`int8`"):
-        pack(gradient, "int4")
-    with refused("gradient", "(4, 5)"):
-        pack(torch.randn(4, 5), "int8")
-    with refused("error", "[10]", "(9,)"):
-        pack(gradient, "int8", torch.zeros(9))
-    with refused("out", "uint8 [32]", "multiple of 16 bytes"):
-        pack(gradient, "int8", out=torch.zeros(33, dtype=torch.uint8)[1:])
-    with refused("packed", "[ranks, 32]", "(31,)"):
-        accumulate_(gradient, torch.zeros(31, dtype=torch.uint8), "int8")
-
-
 def test_memory_that_does_not_fit_is_refused_by_the_cpp_itself():
     """The operators below the checks in Python: no caller's mistake may touch other memory."""
     size = 300

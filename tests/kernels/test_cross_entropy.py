@@ -14,7 +14,7 @@ from refusal import refused
 from torch.nn import functional
 
 from gallery_lib.kernels import cross_entropy as own
-from gallery_lib.kernels.cross_entropy import cross_entropy, with_ranks
+from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.runtime import cpp, operators
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 
@@ -46,10 +46,10 @@ def bounds(logits, labels, smoothing, log_sum, terms):
 
 
 def both(call, logits, labels, smoothing, of_loss):
-    """Return (loss, log_sum, above, gradient) from calls of the operators."""
-    loss, log_sum, above = call("cross_entropy_rows", logits, labels, smoothing, IGNORED)
+    """Return (loss, log_sum, gradient) from calls of the operators."""
+    loss, log_sum = call("cross_entropy_rows", logits, labels, smoothing, IGNORED)
     rest = (labels, smoothing, IGNORED, log_sum, of_loss.to(log_sum.dtype))
-    return loss, log_sum, above, call("cross_entropy_gradient", logits, *rest)
+    return loss, log_sum, call("cross_entropy_gradient", logits, *rest)
 
 
 def exact(logits, labels, smoothing, of_loss):
@@ -89,8 +89,8 @@ def test_every_element_is_within_the_bound_of_float64(
     labels[torch.rand(rows, generator=generator) < 0.2] = IGNORED
     of_loss = torch.randn(rows, generator=generator)
     got = both(device.call, logits, device.take(labels), smoothing, device.take(of_loss))
-    got_loss, got_log_sum, got_above, got_gradient = got
-    loss, log_sum, above, gradient = exact(logits, labels, smoothing, of_loss)
+    got_loss, got_log_sum, got_gradient = got
+    loss, log_sum, gradient = exact(logits, labels, smoothing, of_loss)
     terms = min(classes, 1024) / 16 + 1 if way is InCpp else classes / 256 + 16
     loss_bound, log_sum_bound, unit_bound = bounds(
         logits.double(), labels, smoothing, log_sum, terms
@@ -98,7 +98,6 @@ def test_every_element_is_within_the_bound_of_float64(
     assert torch.equal(logits, values)
     assert ((got_loss - loss).abs() <= loss_bound).all()
     assert ((got_log_sum - log_sum).abs() <= log_sum_bound).all()
-    assert torch.equal(got_above, above)
     bound = of_loss.double().abs()[:, None] * unit_bound
     bound = bound + draw.UNIT_ROUNDOFF[dtype] * (gradient.abs() + bound) + draw.SMALLEST[dtype]
     assert got_gradient.dtype is dtype and got_gradient.is_contiguous()
@@ -133,11 +132,11 @@ def test_masked_logits_count_for_nothing(way, dtype):
     logits = torch.full((2, 3000), -math.inf, dtype=dtype)
     logits[1, 2000:2003] = torch.tensor([0.0, 1.0, 2.0], dtype=dtype)
     labels = torch.tensor([3, 2001])
-    loss, log_sum, above, gradient = both(way().call, logits, labels, 0.0, torch.ones(2))
+    loss, log_sum, gradient = both(way().call, logits, labels, 0.0, torch.ones(2))
     assert loss[0].isnan()
     expected = torch.logsumexp(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
     torch.testing.assert_close(log_sum[1].double(), expected, rtol=1e-6, atol=1e-6)
-    assert above[1] == 1 and gradient[1].count_nonzero() == 3
+    assert gradient[1].count_nonzero() == 3
 
 
 def test_the_exponential_of_the_cpp_is_within_two_units_of_float64():
@@ -159,7 +158,7 @@ def test_the_exponential_of_the_cpp_is_within_two_units_of_float64():
 def test_a_label_outside_of_the_classes_reads_nothing_and_gives_nan(way):
     for label in (-1, 10, 2**40):
         labels = torch.tensor([label])
-        loss, _, _, gradient = both(way().call, torch.randn(1, 10), labels, 0.0, torch.ones(1))
+        loss, _, gradient = both(way().call, torch.randn(1, 10), labels, 0.0, torch.ones(1))
         assert loss.isnan().all() and gradient.isnan().all()
 
 
@@ -203,28 +202,6 @@ def test_loss_and_gradient_are_those_of_torch(classes, dtype, smoothing, reducti
         torch.testing.assert_close(ours, theirs, rtol=far, atol=off, equal_nan=True)
 
 
-@pytest.mark.parametrize("classes", [20, 1100])
-def test_ranks_tell_top_k_hits(classes):
-    torch.manual_seed(0)
-    logits, labels = torch.randn(50, classes), torch.randint(0, classes, (50,))
-    labels[4] = IGNORED
-    ranks = with_ranks(logits, labels)[1]
-    for k in (1, 5):
-        hits = (logits.topk(k).indices == labels[:, None]).any(1)
-        assert torch.equal((ranks >= 0) & (ranks < k), hits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(dtype):
-    logits, labels = torch.randn(4, 7, dtype=dtype), torch.tensor([1, IGNORED, 6, 0])
-    torch.library.opcheck(
-        torch.ops.gallery.cross_entropy_rows, (logits.requires_grad_(), labels, 0.1, IGNORED)
-    )
-    arguments = (logits.detach(), labels, 0.1, IGNORED, torch.rand(4), torch.rand(4))
-    torch.library.opcheck(torch.ops.gallery.cross_entropy_gradient, arguments)
-
-
 def test_wrong_input_is_refused():
     logits, labels = torch.randn(4, 7), torch.tensor([1, 2, 3, 4])
     for wrong in (
@@ -243,13 +220,12 @@ def test_wrong_input_is_refused():
 
 def test_tensors_that_do_not_fit_are_refused_by_name():
     logits, labels = torch.randn(4, 9), torch.tensor([1, 2, 3, 4])
-    loss, log_sum, above = torch.empty(4), torch.empty(4), torch.empty(4, dtype=torch.int32)
+    loss, log_sum = torch.empty(4), torch.empty(4)
     for name, wrong in {
-        "logits": (logits.double(), labels, loss, log_sum, above),
-        "labels": (logits, labels.int(), loss, log_sum, above),
-        "loss": (logits, labels, loss[:3], log_sum, above),
-        "above": (logits, labels, loss, log_sum, above.long()),
-        "log_sum": (logits, labels, loss, loss, above),
+        "logits": (logits.double(), labels, loss, log_sum),
+        "labels": (logits, labels.int(), loss, log_sum),
+        "loss": (logits, labels, loss[:3], log_sum),
+        "log_sum": (logits, labels, loss, loss),
     }.items():
         with pytest.raises(cpp.Refused, match=f"cross_entropy_forward .*take {name}, "):
             own.call_cpp("forward", 0.0, IGNORED, wrong)
@@ -269,10 +245,9 @@ def test_autograd_on_the_device(dtype, cuda_kernels):
     torch.manual_seed(0)
     logits, labels = torch.randn(33, 1000, dtype=dtype), torch.randint(0, 1000, (33,))
     leaf = logits.to(cuda_kernels).requires_grad_()
-    losses, ranks = with_ranks(leaf, labels.to(cuda_kernels), reduction="none")
+    losses = cross_entropy(leaf, labels.to(cuda_kernels), reduction="none")
     losses.sum().backward()
-    loss, _, above, gradient = exact(logits, labels, 0.0, torch.ones(33))
+    loss, _, gradient = exact(logits, labels, 0.0, torch.ones(33))
     torch.testing.assert_close(losses.detach().cpu().double(), loss, rtol=1e-5, atol=1e-5)
-    assert torch.equal(ranks.cpu(), above)
     unit = 2 * draw.UNIT_ROUNDOFF[dtype]
     torch.testing.assert_close(leaf.grad.cpu().double(), gradient, rtol=unit + 1e-5, atol=1e-7)

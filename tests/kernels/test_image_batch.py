@@ -5,13 +5,11 @@ They are also compared with the loader's own result.
 
 from __future__ import annotations
 
-import pytest
 import torch
 from cuda_on_host import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.ways import KERNELS, OnHost
-from refusal import refused
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
@@ -95,38 +93,3 @@ def test_without_crop_and_mirror_it_is_bit_by_bit_what_the_loader_makes():
     )
     rest = (None, None, None, 9, 7, SCALE, SHIFT, torch.float32)
     assert torch.equal(OnHost(offset=0).call("prepare_images", images, *rest), expected)
-
-
-@pytest.mark.slow
-def test_opcheck():
-    images, ints = (
-        torch.randint(0, 256, (2, 5, 6, 3), dtype=torch.uint8),
-        torch.tensor([0, 1], dtype=torch.int32),
-    )
-    arguments = (
-        images,
-        ints,
-        ints,
-        torch.tensor([True, False]),
-        4,
-        3,
-        SCALE,
-        SHIFT,
-        torch.bfloat16,
-    )
-    torch.library.opcheck(torch.ops.gallery.prepare_images, arguments)
-
-
-def test_wrong_input_is_refused():
-    images, statistics = (
-        torch.zeros(2, 5, 6, 3, dtype=torch.uint8),
-        {"mean": MEAN, "standard_deviation": STANDARD_DEVIATION},
-    )
-    with refused("images", "uint8", "torch.float32"):
-        prepare_images(images.float(), **statistics)
-    with refused("tops", "torch.int32"):
-        prepare_images(images, **statistics, tops=torch.zeros(2))
-    with refused("standard_deviation", "(0.0, 1.0, 1.0)"):
-        prepare_images(images, mean=MEAN, standard_deviation=(0.0, 1.0, 1.0))
-    with refused("dtype", "torch.int64"):
-        prepare_images(images, **statistics, dtype=torch.int64)

@@ -92,16 +92,6 @@ def test_contiguous_images_and_gradients_are_taken_too():
     assert torch.equal(ours, leaf.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_keep_what_they_promise_the_compiler(dtype):
-    image = images((2, 8, 9, 9), dtype, "finite", 0)
-    window = ([3, 3], [2, 2], [1, 1])
-    torch.library.opcheck(torch.ops.gallery.max_pool.default, (image, *window, False))
-    pooled, offsets = torch.ops.gallery.max_pool(image, *window, False)
-    arguments = (pooled, offsets, [9, 9], *window)
-    torch.library.opcheck(torch.ops.gallery.max_pool_gradient.default, arguments)
-
-
 def test_tensors_that_do_not_fit_are_refused_by_name():
     image = images((1, 4, 6, 6), torch.float32, "finite", 0)
     pooled = image[:, :, :3, :3].contiguous(memory_format=CHANNELS_LAST)

@@ -1,7 +1,4 @@
-"""On a GPU an update with our scaler, optimizer and schedule equals torch's.
-
-It never waits for the device.
-"""
+"""On a GPU an update with our scaler, optimizer and schedule equals torch's, without a sync."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import torch
 from optim.training import OVERFLOW_AT, PAIRS, model, warmup
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery_lib.optim.device_count import DeviceCount
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.updates import Updates
 
@@ -57,17 +53,3 @@ def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
     )
     assert chosen.scaler.state_dict() == other.scaler.state_dict()
     assert chosen.schedule.state_dict() == other.schedule.state_dict()
-
-
-def test_the_host_learns_of_a_count_without_waiting(cuda_kernels):
-    count, amounts = (
-        DeviceCount(cuda_kernels),
-        torch.tensor([True, False, True], device=cuda_kernels),
-    )
-    torch.cuda.synchronize()
-    torch.cuda._sleep(200_000_000)
-    for amount in amounts.unbind():
-        count.add(amount)
-    assert count.known() == (0, 0)
-    assert count.wait() == 2
-    assert count.known() == (3, 2)

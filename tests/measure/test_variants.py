@@ -14,7 +14,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.fused import Fused
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.train.recipe import Plain, Prepared
 
 PEERS = [name for name in peers.MODULES if peers.missing(name) is None]

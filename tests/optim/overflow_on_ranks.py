@@ -69,10 +69,10 @@ def run(pair: Pair, way: str, rank: int) -> dict[str, list[Any]]:
                 net[0].weight.grad.fill_(torch.inf)
         with NothingWaits():
             updates.take()
-        assert optimizer.step_was_skipped is not None and optimizer.learning_rates is not None
+        assert optimizer.step_was_skipped is not None
         seen["skipped"].append(bool(optimizer.step_was_skipped))
         seen["scales"].append(updates.scaler.get_scale())
-        seen["rates"].append(float(optimizer.learning_rates[0]))
+        seen["rates"].append(updates.learning_rate())
     return seen
 
 

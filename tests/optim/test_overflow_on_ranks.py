@@ -53,14 +53,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.several_cores
 @EACH
-def test_ranks_skip_the_same_steps_and_stay_together(ranks, pair, way):
-    one, other = (rank[f"{pair.name}, {way}"] for rank in ranks)
-    assert one == other
-    assert [step for step, skipped in enumerate(one["skipped"]) if skipped] == list(OVERFLOW_AT)
-
-
-@EACH
-def test_they_train_as_one_process_does_with_torchs_scaler_optimizer_and_schedule(ranks, pair, way):
+def test_ranks_skip_the_same_steps_and_train_as_one_process_does_with_torchs_classes(
+    ranks, pair, way
+):
+    seen, other = (rank[f"{pair.name}, {way}"] for rank in ranks)
+    assert seen == other
+    assert [step for step, skipped in enumerate(seen["skipped"]) if skipped] == list(OVERFLOW_AT)
     net = model(torch.float64)
     optimizer = pair.theirs(net.parameters())
     scaler = torch.amp.GradScaler("cpu", **SCALING)
@@ -70,7 +68,6 @@ def test_they_train_as_one_process_does_with_torchs_scaler_optimizer_and_schedul
         expected += losses(net, optimizer, range(step, step + 1), scaler, OVERFLOW_AT, updates.take)
         scales.append(scaler.get_scale())
         rates.append(optimizer.param_groups[0]["lr"])
-    seen = ranks[0][f"{pair.name}, {way}"]
     assert seen["losses"] == pytest.approx(expected, rel=1e-5)
     assert seen["scales"] == scales
     assert seen["rates"] == pytest.approx(rates, rel=1e-6)

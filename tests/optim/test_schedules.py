@@ -1,15 +1,20 @@
-"""A schedule's state is plain values, and one that is continued has the same rates."""
+"""A schedule goes on from its state, which is plain values; skipped steps do not count."""
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any
 
 import pytest
 import torch
+from optim.training import PAIRS, NothingWaits, model, warmup
+from refusal import refused
 from torch import nn
+from torch.optim import lr_scheduler
 
 from gallery_lib.optim import schedules
+from gallery_lib.optim.schedules import SkipAware
 from gallery_lib.optim.updates import Updates
 
 STEPS = 12
@@ -20,7 +25,7 @@ def training(name: str, warmup: int) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, schedules.scheduler(name, optimizer, steps=STEPS, warmup_steps=warmup)
 
 
-def rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[float]:
+def rates_of(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[float]:
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -32,10 +37,10 @@ def rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[f
 @pytest.mark.parametrize("name", schedules.WITH_LENGTH)
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("after", [2, 3, 7])
-def test_a_schedule_goes_on_from_a_file_of_its_state(name: str, warmup: int, after: int) -> None:
-    whole = rates(*training(name, warmup), STEPS)
+def test_a_schedule_goes_on_from_a_file_of_its_state(name, warmup, after):
+    whole = rates_of(*training(name, warmup), STEPS)
     optimizer, schedule = training(name, warmup)
-    begun = rates(optimizer, schedule, after)
+    begun = rates_of(optimizer, schedule, after)
     file = io.BytesIO()
     torch.save([optimizer.state_dict(), schedule.state_dict()], file)
     file.seek(0)
@@ -43,7 +48,7 @@ def test_a_schedule_goes_on_from_a_file_of_its_state(name: str, warmup: int, aft
     optimizer, schedule = training(name, warmup)
     for part, state in zip((optimizer, schedule), states, strict=True):
         part.load_state_dict(state)
-    assert begun + rates(optimizer, schedule, STEPS - after) == whole
+    assert begun + rates_of(optimizer, schedule, STEPS - after) == whole
     if warmup:
         assert whole[warmup] == max(whole) == pytest.approx(0.5)
     assert optimizer.param_groups[0]["momentum"] == 0.9
@@ -51,8 +56,8 @@ def test_a_schedule_goes_on_from_a_file_of_its_state(name: str, warmup: int, aft
 
 @pytest.mark.parametrize("name", schedules.WITH_LENGTH)
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_a_skipped_step_does_not_count_under_torch_s_scaler(name: str, warmup: int) -> None:
-    expected = rates(*training(name, warmup), STEPS)
+def test_a_skipped_step_does_not_count_under_torch_s_scaler(name, warmup):
+    expected = rates_of(*training(name, warmup), STEPS)
     optimizer, schedule = training(name, warmup)
     updates = Updates(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), schedule)
     seen = []
@@ -62,7 +67,91 @@ def test_a_skipped_step_does_not_count_under_torch_s_scaler(name: str, warmup: i
             parameter.grad = torch.full_like(parameter, float("inf") if overflows else 1.0)
         updates.scaler.scale(torch.ones(()))  # as a backward pass does, which makes its state
         if not overflows:
-            seen.append(optimizer.param_groups[0]["lr"])
+            seen.append(updates.learning_rate())
         updates.take()
     assert updates.skipped_steps() == 3
     assert seen == expected[: STEPS - 3]
+
+
+# --------------------------------------------------------------------------------------------------
+# Behind SkipAware.
+
+SKIPPED = (0, 3, 4, 5, 6, 7, 20)
+SCHEDULES = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [warmup, lambda update: 0.9**update]),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)], [5]
+    ),
+    **{
+        f"{name} of a run": functools.partial(schedules.scheduler, name, steps=40, warmup_steps=5)
+        for name in schedules.WITH_LENGTH
+    },
+}
+
+
+def optimizer_of_two_groups():
+    net = model()
+    return PAIRS[1].ours(
+        [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.3}]
+    )
+
+
+def step(optimizer, schedule, skipped: bool) -> list[float]:
+    """Take one step whose flag is set, as a scaler sets it; return the rates that it has used."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    used = []
+    handle = optimizer.register_step_post_hook(
+        lambda *_: used.extend(group["lr"] for group in optimizer.param_groups)
+    )
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(float(skipped))
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf
+    handle.remove()
+    with NothingWaits():
+        schedule.step()
+    return used
+
+
+def torchs(name: str, updates: int):
+    """Return torch's schedule after so many updates, and its rates."""
+    optimizer = optimizer_of_two_groups()
+    schedule = SCHEDULES[name](optimizer)
+    for _ in range(updates):
+        optimizer.step()
+        schedule.step()
+    return schedule, [group["lr"] for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_step_has_the_learning_rate_of_the_updates_done_before_it(schedule):
+    """And its state, at any time, is torch's at the updates done: either goes on from it."""
+    optimizer = optimizer_of_two_groups()
+    ours, updates = SkipAware(SCHEDULES[schedule](optimizer)), 0
+    for number in range(24):
+        if number == 8:
+            saved = optimizer.state_dict(), ours.state_dict()
+            optimizer = optimizer_of_two_groups()
+            ours = SkipAware(SCHEDULES[schedule](optimizer))
+            optimizer.load_state_dict(saved[0])
+            ours.load_state_dict(saved[1])
+            assert saved[1]["last_epoch"] == torchs(schedule, 2)[0].last_epoch
+        assert step(optimizer, ours, number in SKIPPED) == torchs(schedule, updates)[1]
+        updates += number not in SKIPPED
+    assert ours.get_last_lr() == torchs(schedule, updates)[1]
+
+
+def test_without_scaling_it_is_the_wrapped_schedule():
+    optimizer = optimizer_of_two_groups()
+    ours = SkipAware(SCHEDULES["StepLR"](optimizer))
+    for _ in range(7):
+        optimizer.step()
+        ours.step()
+    assert ours.get_last_lr() == torchs("StepLR", 7)[1]
+
+
+def test_a_schedule_of_a_metric_is_refused():
+    with refused("scheduler", "ReduceLROnPlateau"):
+        SkipAware(lr_scheduler.ReduceLROnPlateau(optimizer_of_two_groups()))

@@ -7,15 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from optim.plain_lamb import PlainLamb
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gallery_lib.optim import sync_free
-from gallery_lib.optim.sync_free_step import SyncFree
+from gallery_lib.optim.sync_free import SyncFree
 
 STEPS = 200
 OVERFLOW_AT = (0, 3, 50, 51, 120)
+
+
+class PlainLamb(torch.optim.Optimizer):
+    """LAMB as its paper writes it (You et al., 2020, algorithm 2); it knows nothing of scaling."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state.update(step=0, m=torch.zeros_like(weight), v=torch.zeros_like(weight))
+                state["step"] += 1
+                state["m"] = beta1 * state["m"] + (1 - beta1) * weight.grad
+                state["v"] = beta2 * state["v"] + (1 - beta2) * weight.grad**2
+                m = state["m"] / (1 - beta1 ** state["step"])
+                v = state["v"] / (1 - beta2 ** state["step"])
+                update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * weight
+                norms = weight.norm(), update.norm()
+                ratio = norms[0] / norms[1] if min(norms) > 0 else 1.0
+                weight -= group["lr"] * ratio * update
 
 
 @dataclass(frozen=True)

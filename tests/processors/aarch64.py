@@ -42,8 +42,7 @@ TESTS = (
     "tests/kernels/test_cross_entropy.py",
     "tests/kernels/test_dropout_mask.py",
     "tests/kernels/test_max_pool.py",
-    "tests/optim/test_fused_cpu.py",
-    "tests/optim/test_fused_cpu_as_torch.py",
+    "tests/optim/test_forms.py",
 )
 COMPILER = f"""#!/bin/sh
 # The cross compiler for the emulated processor, which is not what it takes for `native`.

@@ -24,12 +24,8 @@ EXAMPLES = [
     ("gallery_lib.optim", "OptimizerSpec", None),
     ("gallery_lib.optim.adoption", "accelerate_optimizer", None),
     ("gallery_lib.optim.grad_scaler", "GradScaler", None),
-    ("gallery_lib.optim.skip_aware_schedule", "SkipAware", None),
+    ("gallery_lib.optim.schedules", "SkipAware", None),
     ("gallery_lib.optim.sync_free", "AdamW", None),
-    *[
-        ("gallery_lib.optim.sync_free", name, pytest.mark.slow)  # as AdamW's; each imports torch
-        for name in ("Adam", "LAMB", "RAdam", "RMSprop", "SGD")
-    ],
 ]
 """Module and name of each public call, without a name for the module itself; its mark."""
 RUN = """

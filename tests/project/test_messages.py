@@ -91,7 +91,7 @@ MESSAGES = {
         "It takes model, loader, optimizer, scheduler, config."
     ),
     "argument_of_an_operator": (
-        "batch_norm_relu takes floating-point [N, C, H, W]; got torch.float32 (2, 3, 4)."
+        "batch_norm_relu takes floating-point [N, C, H, W] as x; got torch.float32 (2, 3, 4)."
     ),
     "rate_of_a_lab": (
         "rate='fast' must be a number with kbit, mbit or gbit behind it, in bits per second: "

@@ -67,7 +67,7 @@ static int64_t statistics(const Arguments& a) {
     const double *mean = result.data(), *squared = mean + m.channels, unbiased = 1.0 / std::max<int64_t>(1, m.rows - 1);
     for (int64_t c = 0; c < m.channels; c++) {
         tensors.values(MEAN)[c] = float(mean[c]);
-        tensors.values(SECOND)[c] = float(a.flag ? squared[c] : 1.0 / std::sqrt(squared[c] / m.rows + a.epsilon));
+        tensors.values(SECOND)[c] = float(1.0 / std::sqrt(squared[c] / m.rows + a.epsilon));
         if (!tensors.has(FIRST_SUM)) continue;
         float &running_mean = tensors.values(FIRST_SUM)[c], &running_variance = tensors.values(SECOND_SUM)[c];
         running_mean = float((1.0 - a.number) * running_mean + a.number * mean[c]);
@@ -199,7 +199,7 @@ static int64_t gradient(const Arguments& a) {
     if (const int64_t refused = read(a, NEEDED, NEEDED | OTHERS, bits({WRITTEN}), tensors)) return refused;
     const Matrix m = tensors.matrix();
     Affine affine(tensors);
-    const double rows = a.number > 0 ? a.number : double(m.rows);
+    const double rows = double(m.rows);
     for (int64_t c = 0; c < m.channels; c++) {
         affine.average[c] = float(tensors.values(SECOND_SUM)[c] / rows);
         affine.slope[c] = float(double(tensors.values(FIRST_SUM)[c]) * tensors.values(SECOND)[c] / rows);

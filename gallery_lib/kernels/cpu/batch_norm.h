@@ -13,8 +13,8 @@ struct Arguments {               // as in batch_norm_statistics.py
     int64_t length;              // of `descriptors`, in numbers
     int64_t given;               // bit i: the i-th of `Column` is there
     int64_t threads;
-    int64_t flag;                // statistics: return squared deviations; gradient: it has been through ReLU's mask
-    double number;               // statistics: the batch's share of the running ones; gradient: rows of all processes, 0 for its own
+    int64_t flag;                // gradient: it has been through ReLU's mask
+    double number;               // statistics: the batch's share of the running ones
     double epsilon;
 };
 

@@ -1,6 +1,6 @@
 // Softmax cross-entropy over the rows of a matrix of logits, as in cuda/cross_entropy.cu: with label smoothing and ignored labels. Memory
-// is read once forward and once backward. Forward goes over a row in pieces that the first cache holds, twice each: for the maximum, the
-// sum of logits and how many exceed the label's; then for the sum of exponentials. Sums of pieces are added up in fp64. No bit depends on
+// is read once forward and once backward. Forward goes over a row in pieces that the first cache holds, twice each: for the maximum and
+// the sum of logits; then for the sum of exponentials. Sums of pieces are added up in fp64. No bit depends on
 // the number of threads. Tensors that do not fit together are refused (tensor.h).
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "vectors.h"
 
 struct Arguments {               // as in cross_entropy.py
-    const int64_t* descriptors;  // of logits [N, C], labels [N]; forward loss, log_sum and above [N]; backward log_sum, of_loss [N], gradient
+    const int64_t* descriptors;  // of logits [N, C], labels [N]; forward loss, log_sum [N]; backward log_sum, of_loss [N], gradient
     int64_t length;              // of `descriptors`, in numbers
     int64_t ignored_label;
     double smoothing;
@@ -60,20 +60,17 @@ struct Call {
 struct Row {
     double logits = 0, exponentials = 0;  // sums; of e^(x - largest)
     float largest = -INFINITE;
-    int64_t above = 0;
 };
 
 template <class Element>
-static Row read_row(const Element* row, int64_t classes, float own) {
+static Row read_row(const Element* row, int64_t classes) {
     Row result;
     for (int64_t begin = 0; begin < classes; begin += PIECE) {
         const int64_t end = std::min(begin + PIECE, classes);
         Floats largest = Floats{} + result.largest, logits = {}, exponentials = {};
-        Words above = {};
         in_vectors(begin, end, [&](int64_t at, auto part) {
             const Floats values = load(row + at, part), compared = with_rest(values, part, -INFINITE);
             largest = compared > largest ? compared : largest;
-            above -= (Words)(compared > own);
             logits += values;
         });
         float most = largest[0];
@@ -84,7 +81,7 @@ static Row read_row(const Element* row, int64_t classes, float own) {
         });
         if (most > result.largest) result.exponentials *= std::exp(double(result.largest) - double(most));
         double sum = 0, sum_of_logits = 0;
-        for (int64_t lane = 0; lane < WIDTH; lane++) sum += exponentials[lane], sum_of_logits += logits[lane], result.above += above[lane];
+        for (int64_t lane = 0; lane < WIDTH; lane++) sum += exponentials[lane], sum_of_logits += logits[lane];
         result.largest = most, result.exponentials += sum, result.logits += sum_of_logits;
     }
     return result;
@@ -94,22 +91,21 @@ template <class Element>
 static void forward(const Call& c) {
     const int64_t* labels = c.as<int64_t>(1);
     float *losses = c.as<float>(2), *log_sums = c.as<float>(3);
-    int32_t* aboves = c.as<int32_t>(4);
 #pragma omp parallel for num_threads(int(c.threads)) schedule(static)
     for (int64_t row = 0; row < c.rows; row++) {
         const int64_t label = labels[row];
         if (label == c.ignored_label) {
-            losses[row] = log_sums[row] = 0, aboves[row] = -1;
+            losses[row] = log_sums[row] = 0;
             continue;
         }
         const Element* logits = c.as<Element>(0) + row * c.classes;
         const float own = c.known(label) ? load(logits + label, First{1})[0] : NOT_A_NUMBER;
-        const Row r = read_row(logits, c.classes, own);
+        const Row r = read_row(logits, c.classes);
         const double shift = r.largest == -INFINITE ? 0.0 : r.largest;
         const double log_sum = r.largest == INFINITE ? NOT_A_NUMBER : shift + std::log(r.exponentials);
         double loss = log_sum - own;
         if (c.smoothing != 0) loss = (1 - c.smoothing) * loss + c.smoothing * (log_sum - r.logits / double(c.classes));
-        losses[row] = float(loss), log_sums[row] = float(log_sum), aboves[row] = int32_t(r.above);
+        losses[row] = float(loss), log_sums[row] = float(log_sum);
     }
 }
 
@@ -137,11 +133,12 @@ static void backward(const Call& c) {
 }
 
 // Reads the tensors into the call. Only the logits and their gradient have columns; the first `only_read` tensors are not written.
-static int64_t read(const Arguments& a, const Dtype (&dtypes)[5], int64_t only_read, Call& c) {
-    Reader reader{a.descriptors, a.length, 5};
+static int64_t read(const Arguments& a, const std::vector<Dtype>& dtypes, int64_t only_read, Call& c) {
+    const int64_t columns = dtypes.size();
+    Reader reader{a.descriptors, a.length, columns};
     std::vector<Span> spans;
     Dtype of_logits = OTHER;
-    for (int64_t column = 0; column < 5; column++) {
+    for (int64_t column = 0; column < columns; column++) {
         Tensor& tensor = c.tensors[column];
         if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, 0, column);
         if (!column) {
@@ -164,7 +161,7 @@ static int64_t read(const Arguments& a, const Dtype (&dtypes)[5], int64_t only_r
     return overlap(spans);
 }
 
-static int64_t call(const Arguments* arguments, const Dtype (&dtypes)[5], int64_t only_read, void of_floats(const Call&), void of_halves(const Call&)) {
+static int64_t call(const Arguments* arguments, const std::vector<Dtype>& dtypes, int64_t only_read, void of_floats(const Call&), void of_halves(const Call&)) {
     if (!arguments) return refusal(WRONG_ARGUMENTS);
     try {
         Call c;
@@ -177,7 +174,7 @@ static int64_t call(const Arguments* arguments, const Dtype (&dtypes)[5], int64_
 }
 
 extern "C" int64_t cross_entropy_forward(const Arguments* arguments) {
-    return call(arguments, {OTHER, INT64, FLOAT32, FLOAT32, INT32}, 2, forward<float>, forward<BFloat16>);
+    return call(arguments, {OTHER, INT64, FLOAT32, FLOAT32}, 2, forward<float>, forward<BFloat16>);
 }
 
 extern "C" int64_t cross_entropy_backward(const Arguments* arguments) {

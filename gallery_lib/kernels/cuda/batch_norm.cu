@@ -1,7 +1,7 @@
 // Batch normalisation, addition of a residual and ReLU while training: mean and variance of each channel, then one pass that
 // applies them. Moments are found by Welford, "Note on a method for calculating corrected sums of squares and products", 1962,
 // and merged as Chan, Golub and LeVeque do (1983), in a fixed order: neither a large mean nor many rows cost digits, and the
-// same input gives the same bits. What is merged may come from other processes as well: (count, mean, squares) of each.
+// same input gives the same bits.
 #include "batch_norm.cuh"
 
 struct MomentsArguments {
@@ -78,17 +78,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_moments(const _
 
 struct CombineArguments {
     const float *means, *squares;  // [parts, C]
-    const long long* counts;       // rows of each part, or null: rows_per_part, and what is left for the last
-    long long rows, rows_per_part;
+    long long rows, rows_per_part; // the last part has what is left
     int parts, channels;
-    float *mean, *squares_of_all, *inverse_deviation;  // [C]; the last two may be null
-    float *running_mean, *running_variance;            // [C] or null
-    const long long* batches;                          // null, or how many went into the running statistics, this one included
+    float *mean, *inverse_deviation;           // [C]
+    float *running_mean, *running_variance;    // [C] or null
+    const long long* batches;                  // null, or how many went into the running statistics, this one included
     double momentum, epsilon;
 
     __device__ __forceinline__ double count(int part) const {
         long long left = rows - part * rows_per_part;
-        return double(counts ? counts[part] : left < rows_per_part ? left : rows_per_part);
+        return double(left < rows_per_part ? left : rows_per_part);
     }
 };
 
@@ -110,8 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_combine(const _
     squares = over_lanes(squares, scratch[2]);
     if (threadIdx.x >= TILE || channel >= a.channels) return;
     a.mean[channel] = float(mean);
-    if (a.squares_of_all) a.squares_of_all[channel] = float(squares);
-    if (a.inverse_deviation) a.inverse_deviation[channel] = float(1 / sqrt(squares / (count > 0 ? count : 1) + a.epsilon));
+    a.inverse_deviation[channel] = float(1 / sqrt(squares / (count > 0 ? count : 1) + a.epsilon));
     if (a.running_mean && count > 0) {
         double share = a.batches ? 1.0 / *a.batches : a.momentum, unbiased = squares / (count > 1 ? count - 1 : 1);
         a.running_mean[channel] = float((1 - share) * a.running_mean[channel] + share * mean);

@@ -89,8 +89,7 @@ struct InputArguments {
     Shape shape;
     const ELEMENT *gradient, *x;
     Channels channels;
-    const float *of_weight, *of_bias;  // [C], over all rows that were normalised together
-    const long long* count;            // of those rows; null: the rows of x
+    const float *of_weight, *of_bias;  // [C]
     int masked;                        // whether `gradient` has been through ReLU's mask
     ELEMENT* of_x;
 };
@@ -100,7 +99,7 @@ static __device__ __forceinline__ void gradient_of_slab(const InputArguments& a)
     Place place = place_of_thread<COUNT>(a.shape);
     if (place.row >= place.end) return;
     Affine<COUNT> affine(a.channels, place.channel);
-    float share = float(1.0 / double(a.count ? *a.count : a.shape.rows)), average[COUNT], slope[COUNT];
+    float share = float(1.0 / double(a.shape.rows)), average[COUNT], slope[COUNT];
     for (int lane = 0; lane < COUNT; lane++) {
         average[lane] = a.of_bias[place.channel + lane] * share;
         slope[lane] = a.of_weight[place.channel + lane] * a.channels.inverse_deviation[place.channel + lane] * share;

@@ -1,8 +1,8 @@
 // Softmax cross-entropy over the rows of a matrix of logits, with label smoothing and ignored labels. One block a row.
 //
 // Forward reads a row once: running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-// 2018), the sum of logits for smoothing, and how many logits exceed the label's, which tells top-k hits. It keeps one
-// number a row, the log of the sum; the gradient is computed from that and the logits, so no second matrix lives between.
+// 2018), and the sum of logits for smoothing. It keeps one number a row, the log of the sum; the gradient is computed from
+// that and the logits, so no second matrix lives between.
 // A label outside of the classes gives NaN; nothing outside of the row is read for it.
 #include "scalars.cuh"
 #include "vectors.cuh"
@@ -19,12 +19,10 @@ struct RowArguments {
     float smoothing;
     float* loss;
     float* log_sum;
-    int* above;  // logits greater than the label's, -1 for an ignored row
 };
 
 struct RowStatistics {
     float maximum = -infinity(), sum = 0, logits = 0;
-    int above = 0;
 
     __device__ __forceinline__ void add(float value) {
         logits += value;
@@ -36,22 +34,20 @@ struct RowStatistics {
         }
     }
 
-    __device__ __forceinline__ void merge(float other_maximum, float other_sum, float other_logits, int other_above) {
+    __device__ __forceinline__ void merge(float other_maximum, float other_sum, float other_logits) {
         float larger = fmaxf(maximum, other_maximum);
         if (larger != -infinity()) sum = sum * expf(maximum - larger) + other_sum * expf(other_maximum - larger);
         else sum += other_sum;  // 0, or NaN
         maximum = larger;
         logits += other_logits;
-        above += other_above;
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const __grid_constant__ RowArguments a) {
     __shared__ float maxima[THREADS / 32], sums[THREADS / 32], logits[THREADS / 32];
-    __shared__ int aboves[THREADS / 32];
     long long row = blockIdx.x, label = a.labels[row];
     if (label == a.ignored_label) {
-        if (threadIdx.x == 0) a.loss[row] = 0, a.log_sum[row] = 0, a.above[row] = -1;
+        if (threadIdx.x == 0) a.loss[row] = 0, a.log_sum[row] = 0;
         return;
     }
     const ELEMENT* elements = a.logits + row * a.row_stride;
@@ -60,11 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const _
 
     RowStatistics statistics;
     int head = min(elements_before_boundary(elements), a.classes), vectors = (a.classes - head) / WIDTH;
-    auto take = [&](ELEMENT element) {
-        float value = to_float(element);
-        statistics.add(value);
-        statistics.above += value > own;
-    };
+    auto take = [&](ELEMENT element) { statistics.add(to_float(element)); };
     if (int(threadIdx.x) < head) take(elements[threadIdx.x]);
     for (int i = threadIdx.x; i < vectors; i += THREADS) {
         auto vector = load_vector<WIDTH>(elements + head + i * WIDTH);
@@ -75,23 +67,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const _
 
     for (int distance = 16; distance > 0; distance /= 2) {
         float maximum = __shfl_xor_sync(0xffffffffu, statistics.maximum, distance), sum = __shfl_xor_sync(0xffffffffu, statistics.sum, distance);
-        float total = __shfl_xor_sync(0xffffffffu, statistics.logits, distance);
-        statistics.merge(maximum, sum, total, __shfl_xor_sync(0xffffffffu, statistics.above, distance));
+        statistics.merge(maximum, sum, __shfl_xor_sync(0xffffffffu, statistics.logits, distance));
     }
     int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 == 0) {
-        maxima[warp] = statistics.maximum, sums[warp] = statistics.sum;
-        logits[warp] = statistics.logits, aboves[warp] = statistics.above;
-    }
+    if (threadIdx.x % 32 == 0) maxima[warp] = statistics.maximum, sums[warp] = statistics.sum, logits[warp] = statistics.logits;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int other = 1; other < THREADS / 32; other++) statistics.merge(maxima[other], sums[other], logits[other], aboves[other]);
+    for (int other = 1; other < THREADS / 32; other++) statistics.merge(maxima[other], sums[other], logits[other]);
     float log_sum = statistics.maximum == infinity() ? not_a_number() : statistics.maximum + logf(statistics.sum);
     float loss = log_sum - own;
     if (a.smoothing != 0.0f) loss = (1 - a.smoothing) * loss + a.smoothing * (log_sum - statistics.logits / a.classes);
     a.loss[row] = loss;
     a.log_sum[row] = log_sum;
-    a.above[row] = statistics.above;
 }
 
 struct GradientArguments {

@@ -41,11 +41,8 @@ struct Moments {
 extern "C" __global__ void __launch_bounds__(THREADS) lamb_moments(const __grid_constant__ StepArguments a) {
     __shared__ float scalars[SCALARS];
     __shared__ double scratch[2][THREADS / 32];
+    if (a.skips()) return;
     Chunk chunk = chunk_of_block(a.tensors);
-    if (a.skips()) {
-        skip_chunk(a, chunk);
-        return;
-    }
     if (threadIdx.x == 0) Direction::prepare(a, chunk.tensor, scalars);
     __syncthreads();
     Moments moments(a, scalars);

@@ -1,18 +1,17 @@
 // What all optimizers share: one pass over many tensors in which an element's weight, gradient and states are read
 // once and written once. A rule says what happens to one element, in fp32.
 //
-// ELEMENT is the type of weights and gradients. States are fp32. With fp32 master weights (for 16-bit ELEMENT) those are
-// what is updated, and the weights are their rounding. Four elements an access: 16 bytes of fp32, 8 of the 16-bit types;
-// a tensor of which any part is not aligned to that goes element by element.
+// ELEMENT is the type of weights and gradients. States are fp32. Four elements an access: 16 bytes of fp32, 8 of the
+// 16-bit types; a tensor of which any part is not aligned to that goes element by element.
 //
-// A step whose found_inf is not 0 leaves everything as it was, but for the gradients when they are to be zeroed.
+// A step whose found_inf is not 0 leaves everything as it was.
 #pragma once
 #include "scalars.cuh"
 #include "tensor_list.cuh"
 #include "vectors.cuh"
 
-enum List { WEIGHT, GRADIENT, STATE, MASTER = STATE + 3, STEP, LISTS };
-enum Flag { DECOUPLED = 1, NESTEROV = 2, MAXIMIZE = 4, ZERO_GRADIENTS = 8 };
+enum List { WEIGHT, GRADIENT, STATE, STEP = STATE + 3, LISTS };
+enum Flag { DECOUPLED = 1, NESTEROV = 2, MAXIMIZE = 4 };
 
 constexpr int WIDTH = 4;
 constexpr int SCALARS = 4;
@@ -23,7 +22,6 @@ struct StepArguments {
     const float* found_inf;
     const float* clip_factor;
     const float* learning_rate_on_device;
-    long long* skipped;           // counts skipped steps; may be null
     double* partial;              // LAMB: |w|² and |update|² of each block
     float* trust_ratio;           // LAMB: of each tensor
     double learning_rate, weight_decay, beta1, beta2, log_beta1, log_beta2, epsilon, momentum;
@@ -47,7 +45,6 @@ static __device__ __forceinline__ double bias_correction(double log_beta, double
 
 template <int COUNT>
 static __device__ __forceinline__ Vector<float, COUNT> load_weights(const StepArguments& a, int tensor, long long at) {
-    if (a.has(MASTER, tensor)) return load_vector<COUNT>(static_cast<const float*>(a.tensors.pointers[MASTER][tensor]) + at);
     auto elements = load_vector<COUNT>(static_cast<const ELEMENT*>(a.tensors.pointers[WEIGHT][tensor]) + at);
     Vector<float, COUNT> result;
     for (int lane = 0; lane < COUNT; lane++) result.at[lane] = to_float(elements.at[lane]);
@@ -56,17 +53,9 @@ static __device__ __forceinline__ Vector<float, COUNT> load_weights(const StepAr
 
 template <int COUNT>
 static __device__ __forceinline__ void store_weights(const StepArguments& a, int tensor, long long at, const Vector<float, COUNT>& value) {
-    if (a.has(MASTER, tensor)) store_vector(static_cast<float*>(a.tensors.pointers[MASTER][tensor]) + at, value);
     Vector<ELEMENT, COUNT> elements;
     for (int lane = 0; lane < COUNT; lane++) from_float(value.at[lane], elements.at[lane]);
     store_vector(static_cast<ELEMENT*>(a.tensors.pointers[WEIGHT][tensor]) + at, elements);
-}
-
-template <int COUNT>
-static __device__ __forceinline__ void zero_gradients(const StepArguments& a, int tensor, long long at) {
-    Vector<ELEMENT, COUNT> zero;
-    for (int lane = 0; lane < COUNT; lane++) from_float(0.0f, zero.at[lane]);
-    store_vector(static_cast<ELEMENT*>(a.tensors.pointers[GRADIENT][tensor]) + at, zero);
 }
 
 // COUNT elements of a tensor, from `at`.
@@ -82,17 +71,15 @@ static __device__ __forceinline__ void visit(const StepArguments& a, int tensor,
         rule(weights.at[lane], gradient, states[0].at[lane], states[1].at[lane], states[2].at[lane]);
     }
     if (Rule::WRITES_WEIGHT) store_weights<COUNT>(a, tensor, at, weights);
-    if (Rule::READS_GRADIENT) {
+    if (Rule::READS_GRADIENT)
         for (int s = 0; s < Rule::STATES; s++)
             if (a.has(STATE + s, tensor)) store_vector(static_cast<float*>(a.tensors.pointers[STATE + s][tensor]) + at, states[s]);
-        if (a.flags & ZERO_GRADIENTS) zero_gradients<COUNT>(a, tensor, at);
-    }
 }
 
 static __device__ __forceinline__ bool all_aligned(const StepArguments& a, const Chunk& chunk) {
     bool aligned = is_aligned<WIDTH>(static_cast<const ELEMENT*>(a.tensors.pointers[WEIGHT][chunk.tensor])) &&
                    is_aligned<WIDTH>(static_cast<const ELEMENT*>(a.tensors.pointers[GRADIENT][chunk.tensor]));
-    for (int list = STATE; list <= MASTER; list++)
+    for (int list = STATE; list < STEP; list++)
         aligned = aligned && is_aligned<WIDTH>(static_cast<const float*>(a.tensors.pointers[list][chunk.tensor]));
     return aligned;
 }
@@ -106,19 +93,11 @@ static __device__ __forceinline__ void visit_chunk(const StepArguments& a, const
     for (int i = in_vectors + threadIdx.x; i < chunk.size; i += THREADS) visit<1>(a, chunk.tensor, chunk.start + i, factor, rule);
 }
 
-static __device__ __forceinline__ void skip_chunk(const StepArguments& a, const Chunk& chunk) {
-    if (a.flags & ZERO_GRADIENTS)
-        for (int i = threadIdx.x; i < chunk.size; i += THREADS) zero_gradients<1>(a, chunk.tensor, chunk.start + i);
-}
-
 // The whole of an optimizer that needs one pass. What depends on the step count is worked out by one thread, in fp64.
 template <class Rule>
 static __device__ __forceinline__ void one_pass(const StepArguments& a, float (&scalars)[SCALARS]) {
+    if (a.skips()) return;
     Chunk chunk = chunk_of_block(a.tensors);
-    if (a.skips()) {
-        skip_chunk(a, chunk);
-        return;
-    }
     if (threadIdx.x == 0) Rule::prepare(a, chunk.tensor, scalars);
     __syncthreads();
     Rule rule(a, chunk.tensor, scalars);

@@ -1,11 +1,10 @@
 // SGD, RMSprop, AdamW and RAdam as torch defines them, each in one pass over all tensors (see optimizer_step.cuh).
 #include "optimizer_step.cuh"
 
-// Before the step, once for each launch: counts a step that is done, or one that is skipped.
+// Before the step, once for each launch: counts a step that is done.
 extern "C" __global__ void __launch_bounds__(THREADS) advance(const __grid_constant__ StepArguments a) {
     if (threadIdx.x < a.tensors.count && a.has(STEP, threadIdx.x) && !a.skips())
         *static_cast<float*>(a.tensors.pointers[STEP][threadIdx.x]) += 1.0f;
-    if (threadIdx.x == 0 && a.skipped && a.skips()) *a.skipped += 1;
 }
 
 // State 0: momentum buffer, null without momentum. It starts at 0, which gives the first step that torch takes.

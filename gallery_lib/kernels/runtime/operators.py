@@ -80,13 +80,12 @@ def register(
     Args:
         name: the operator's name; it ends in `_` where arguments are changed in place.
         schema: arguments and results, as in `torch.library.define`.
-        reference: does the work in plain torch.
-        kernel: enqueues the launches on CUDA and returns the results; never waits for the device.
-            None for an operator of the CPU alone.
+        reference: plain torch.
+        kernel: enqueues the launches on CUDA, returns the results, and never waits for the device.
         device: the arguments' device, or None where the kernel is not written for their dtypes.
-        fake: returns results of the right shape, dtype and layout, without values, for tracing.
-        cpp: does the work in C++ on the CPU, for some arguments.
-        autograd: the operator's gradient, if it has one.
+        fake: returns results without values, for tracing.
+        cpp: C++ on the CPU, for some arguments.
+        autograd: the gradient.
     """
     qualified = f"gallery::{name}"
     torch.library.define(qualified, schema)

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError
-
 TENSORS = 48
 CHUNK = 8192
 
@@ -30,20 +28,6 @@ def tensor_list(lists: int) -> type[ctypes.Structure]:
         ("count", ctypes.c_uint),
     ]
     return type(f"TensorList{lists}", (ctypes.Structure,), {"_fields_": fields})
-
-
-def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
-    """Raise InputError unless the tensors of each row are dense and have one layout.
-
-    Elements at the same place in memory then belong together.
-    """
-    for row in zip(*columns, strict=True):
-        if not is_dense(row[0]) or not all(same_layout(row[0], other) for other in row[1:]):
-            layouts = ", ".join(f"{tuple(t.shape)} with strides {t.stride()}" for t in row)
-            raise InputError(
-                f"a weight and its states must be dense and have one layout; got shapes {layouts}.",
-                parameter="columns",
-            )
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:

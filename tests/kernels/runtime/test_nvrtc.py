@@ -10,7 +10,6 @@ import shutil
 import struct
 
 import pytest
-from refusal import refused
 
 from gallery_lib.kernels import resources
 from gallery_lib.kernels.runtime import nvrtc
@@ -96,10 +95,3 @@ def test_an_error_in_a_source_is_reported_with_the_compilers_words(folder, own_c
     with pytest.raises(CompilationFailed, match="undefined_name"):
         compiled("broken.cu", (), 80, folder)
     assert not list(own_cache.iterdir())
-
-
-def test_unknown_sources_and_architectures_are_refused():
-    with refused("name", "'nothing.cu'"):
-        compiled("nothing.cu", (), 80)
-    with refused("architecture", "sm_12,"):
-        compiled(*VARIANT, 12)

@@ -1,0 +1,492 @@
+"""Every form of an optimizer (one pass, fused, sync-free) does what torch's class does.
+
+Weights, gradients, options and states of every kind; modes, hooks, copies and scalers. What a form
+is not written for is left to torch's class. Everything runs on the CPU, where torch has its fused
+implementation as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim.as_torch import (
+    FP32,
+    GRADIENTS,
+    MOMENTUM,
+    NAMES,
+    OPTIONS,
+    WEIGHTS,
+    assert_same,
+    compare,
+    outcome,
+    random,
+)
+from refusal import refused
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gallery_lib.kernels import cpu_optimizers
+from gallery_lib.optim import OptimizerSpec, fused, fused_cpu, kind, sync_free
+
+ROUNDED = (torch.float32, torch.float64)
+every_class = pytest.mark.parametrize("name", NAMES)
+one_pass = functools.partial(compare, fused_cpu)
+
+# --------------------------------------------------------------------------------------------------
+# What may change between two steps. A step that finds its group as it was takes a shorter way.
+
+
+def _a_state_is_dropped(optimizer: torch.optim.Optimizer) -> None:
+    # Adagrad makes its states when it is made.
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state.pop(optimizer.param_groups[0]["params"][0], None)
+
+
+def _a_state_is_replaced(optimizer: torch.optim.Optimizer) -> None:
+    state = optimizer.state.get(optimizer.param_groups[0]["params"][0], {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and name != "step":
+            state[name] = torch.zeros_like(value)
+
+
+def _other_memory(optimizer: torch.optim.Optimizer) -> None:
+    weight = optimizer.param_groups[0]["params"][0]
+    weight.data = weight.data.clone()
+
+
+def _another_layout(optimizer: torch.optim.Optimizer) -> None:
+    weight = optimizer.param_groups[0]["params"][0]
+    weight.data = weight.data.t().contiguous().t() if weight.dim() == 2 else weight.data.clone()
+    weight.grad = None if weight.grad is None else torch.empty_like(weight).copy_(weight.grad)
+
+
+def _a_weight_more(optimizer: torch.optim.Optimizer) -> None:
+    weight = nn.Parameter(random(3, 3, seed=77))
+    weight.grad = torch.ones_like(weight)
+    optimizer.add_param_group({"params": [weight]})
+
+
+CHANGES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "nothing": lambda optimizer: None,
+    "a checkpoint": lambda o: o.load_state_dict(copy.deepcopy(o.state_dict())),
+    "no state": _a_state_is_dropped,
+    "another state": _a_state_is_replaced,
+    "rate": lambda optimizer: optimizer.param_groups[0].update(lr=0.02),
+    "memory": _other_memory,
+    "layout": _another_layout,
+    "order": lambda optimizer: optimizer.param_groups[0]["params"].reverse(),
+    "a weight more": _a_weight_more,
+}
+
+
+def trained(
+    of: Any,
+    name: str,
+    groups: list[dict[str, Any]],
+    steps: list[tuple[str, list[str]]],
+    by_closure: bool = False,
+) -> Any:
+    """Return weights, states and errors after steps, each with a change before it."""
+    weights, made, seeds = [], [], iter(range(100))
+    for group in copy.deepcopy(groups):
+        kinds = group.pop("weights")
+        own = [nn.Parameter(WEIGHTS[each](next(seeds))) for each in kinds]
+        weights += own
+        made.append({**group, "params": own})
+    optimizer = getattr(of, name)(made, lr=0.01, foreach=False)
+    for group in optimizer.param_groups if of is fused else ():
+        group["foreach"] = None
+    said = []
+    for number, (change, gradients) in enumerate(steps):
+
+        def closure(number: int = number, gradients: list[str] = gradients) -> float:
+            for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+                drawn = random(*weight.shape, seed=1000 * number + place, dtype=weight.dtype)
+                weight.grad = GRADIENTS[gradient](weight.detach(), drawn)
+            return 3.0 + number
+
+        said.append(outcome(lambda change=change: CHANGES[change](optimizer)))
+        if by_closure:
+            said.append(outcome(lambda closure=closure: optimizer.step(closure)))
+        else:
+            closure()
+            said.append(outcome(optimizer.step))
+    # In which dtype the fused form counts steps is torch's own matter.
+    states = [
+        {name: value for name, value in optimizer.state.get(w, {}).items() if name != "step"}
+        for w in weights
+    ]
+    return [weight.detach() for weight in weights], states, said
+
+
+def same(of: Any, name: str, *case: Any) -> None:
+    ours, theirs = (trained(module, name, *case) for module in (of, torch.optim))
+    assert_same(ours, theirs, name, FP32 if of is fused_cpu else ROUNDED)
+
+
+FUSED = [("Adam", {"amsgrad": True}), ("AdamW", {}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("name", "options"), FUSED)
+def test_a_change_between_fused_steps_is_noticed(name, options, change):
+    alike = ["alike"] * 3
+    steps = [("nothing", alike)] * 3 + [(change, alike)] + [("nothing", alike)] * 2
+    same(fused, name, [{"weights": ["fp32", "channels_last", "scalar"], **options}], steps)
+
+
+@pytest.mark.parametrize("gradient", [*GRADIENTS, "given again"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_another_gradient_after_fused_steps_that_were_alike_is_noticed(name, gradient):
+    last = ["alike"] if gradient == "given again" else [gradient]
+    first = ["none"] if gradient == "given again" else ["alike"]
+    steps = [("nothing", [*first, "alike"])] * 3 + [("nothing", [*last, "alike"])] * 2
+    same(fused, name, [{"weights": ["fp32", "channels_last"]}], steps)
+
+
+def test_fused_steps_that_are_alike_do_not_ask_torch_for_its_lists_again(monkeypatch):
+    asked, made = [], torch.optim.AdamW._init_group
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        asked.append(self)
+        return made(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "_init_group", counted)
+    groups = [{"weights": ["fp32", "scalar"]}]
+    trained(fused, "AdamW", groups, [("nothing", ["alike"] * 2)] * 6)
+    assert len(asked) == 2  # the first step makes the states
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Draw (form, class, groups of kinds of weights, steps, whether by a closure)."""
+    of = draw(st.sampled_from([fused_cpu, fused, sync_free]))
+    name = draw(st.sampled_from([n for n in OPTIONS if hasattr(of, n)]))
+    kinds = st.lists(st.sampled_from(list(WEIGHTS)), min_size=1, max_size=3)
+    options = st.sampled_from(OPTIONS[name])
+    groups = [{"weights": draw(kinds), **draw(options)} for _ in range(draw(st.integers(1, 2)))]
+    count = sum(len(group["weights"]) for group in groups)
+    # Most gradients are alike, so that most steps are.
+    gradient = st.one_of(st.just("alike"), st.just("alike"), st.sampled_from(list(GRADIENTS)))
+    step = st.lists(gradient, min_size=count, max_size=count)
+    changes = st.one_of(st.just("nothing"), st.sampled_from(list(CHANGES)))
+    steps = draw(st.lists(st.tuples(changes, step), min_size=1, max_size=6))
+    if of is not fused_cpu:
+        # The implementations do not agree on NaN: on the larger of it and a number, for instance.
+        usual = {"NaN": "alike", "infinite": "alike"}
+        steps = [(change, [usual.get(g, g) for g in gradients]) for change, gradients in steps]
+        for group in groups:
+            group["weights"] = ["fp32" if k == "infinite" else k for k in group["weights"]]
+    return of, name, groups, steps, draw(st.booleans())
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(trainings())
+def test_drawn_trainings(case):
+    same(*case)
+
+
+# --------------------------------------------------------------------------------------------------
+# One pass over memory.
+
+Kind = type[torch.optim.Optimizer]
+
+
+def stepped(kind: Kind, weights: list[Any], options: dict[str, Any], steps: int = 4, **more) -> Any:
+    """Return the optimizer after so many steps with drawn gradients."""
+    optimizer = kind(weights, lr=0.05, foreach=False, **options, **more)
+    for step in range(steps):
+        for place, weight in enumerate(weights):
+            weight.grad = random(*weight.shape, seed=10 * step + place)
+        optimizer.step()
+    return optimizer
+
+
+def shared_memory(kind: Kind, options: dict[str, Any]) -> Any:
+    storage = random(40)
+    parts = storage[:20], storage[10:30], storage[30:]
+    return storage, stepped(kind, [nn.Parameter(p) for p in parts], options).state_dict()
+
+
+def listed_twice(kind: Kind, options: dict[str, Any]) -> Any:
+    weight = nn.Parameter(random(20))
+    return weight.detach(), stepped(kind, [weight, weight], options).state[weight]
+
+
+def one_count_for_two(kind: Kind, options: dict[str, Any]) -> Any:
+    weights = [nn.Parameter(random(5)), nn.Parameter(random(5, seed=1))]
+    optimizer = stepped(kind, weights, options, 1)
+    for _ in range(3):
+        if "step" in optimizer.state[weights[0]]:
+            optimizer.state[weights[1]]["step"] = optimizer.state[weights[0]]["step"]
+        optimizer.step()
+    return [weight.detach() for weight in weights], optimizer.state_dict()
+
+
+def default_dtype(kind: Kind, options: dict[str, Any]) -> Any:
+    weight = nn.Parameter(random(5))
+    torch.set_default_dtype(torch.float64)
+    try:
+        return weight.detach(), stepped(kind, [weight], options, 1).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def inference_mode(kind: Kind, options: dict[str, Any]) -> Any:
+    weight, said = nn.Parameter(random(5)), []
+    optimizer = kind([weight], lr=0.01, foreach=False, **options)
+    for inference in (True, True, False):
+        weight.grad = random(5, seed=1)
+        with torch.inference_mode(inference):
+            said.append(outcome(optimizer.step))
+    return said, weight.detach().clone()
+
+
+def differentiable(kind: Kind, options: dict[str, Any]) -> Any:
+    start = random(5).requires_grad_()
+    weight = start.clone()
+    unused = [nn.Parameter(random(5))]
+    optimizer = kind(unused, lr=0.01, differentiable=True, foreach=False)
+    optimizer.param_groups[0]["params"] = [weight]
+    weight.grad = random(5, seed=1)
+    optimizer.step()
+    weight.sum().backward(inputs=[start])
+    return weight.detach(), start.grad
+
+
+def compiled(kind: Kind, options: dict[str, Any]) -> Any:
+    weight = nn.Parameter(random(5))
+    optimizer = kind([weight], lr=0.01, foreach=False)
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(3):
+        weight.grad = random(5, seed=number)
+        step()
+    return weight.detach()
+
+
+def scaled(kind: Kind, options: dict[str, Any]) -> Any:
+    weight = nn.Parameter(random(5))
+    optimizer = kind([weight], lr=0.01, foreach=False, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(4):
+        weight.grad = torch.full((5,), torch.inf) if step == 1 else 8.0 * random(5, seed=step)
+        scaler.step(optimizer)
+        scaler.update(8.0)
+    return weight.detach(), optimizer.state_dict()
+
+
+def copied(kind: Kind, options: dict[str, Any]) -> Any:
+    """A copy, a pickle, and a checkpoint that torch's class or ours goes on from."""
+    weights = [nn.Parameter(random(6)), nn.Parameter(random(3, 2), requires_grad=False)]
+    optimizer = kind(weights, lr=0.01, foreach=False, **options)
+    forms = torch.optim if kind.__module__ == fused_cpu.__name__ else fused_cpu
+    other = getattr(forms, kind.__name__)
+
+    def train(optimizer: torch.optim.Optimizer, steps: range) -> Any:
+        for step in steps:
+            optimizer.param_groups[0]["params"][0].grad = random(6, seed=step)
+            optimizer.step()
+        parameters = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+        return parameters, copy.deepcopy(optimizer.state_dict())
+
+    results = [train(optimizer, range(2))]
+    results.append(train(copy.deepcopy(optimizer), range(2, 4)))
+    results.append(train(pickle.loads(pickle.dumps(optimizer)), range(2, 4)))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    continued = other([nn.Parameter(p.detach().clone()) for p in weights], lr=0.5, foreach=False)
+    continued.load_state_dict(torch.load(file, weights_only=True))
+    results.append(train(continued, range(2, 4)))
+    return results
+
+
+SCENARIOS = (shared_memory, listed_twice, one_count_for_two, default_dtype, inference_mode)
+SCENARIOS += (differentiable, compiled, scaled, copied)
+
+
+@every_class
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_one_pass_in(scenario, name):
+    one_pass(name, scenario)
+
+
+@pytest.fixture
+def taken(monkeypatch) -> list[tuple[str, int]]:
+    """Return (rule, weights) of our steps that were taken; they are taken for real."""
+    calls, real = [], cpu_optimizers._step
+
+    def step(rule, columns, *rest):
+        calls.append((rule, len(columns[0])))
+        real(rule, columns, *rest)
+
+    monkeypatch.setattr(cpu_optimizers, "_step", step)
+    return calls
+
+
+@every_class
+def test_groups_that_differ_each_take_their_own_way(name, taken):
+    """An fp32 group is stepped by the C++ although the other one cannot be; one is added later."""
+
+    def scenario(kind: Kind, options: dict[str, Any]) -> Any:
+        groups = [
+            {"params": [nn.Parameter(random(9, seed=1))], "lr": 0.3},
+            {"params": [nn.Parameter(random(9, seed=2, dtype=torch.float64))], "weight_decay": 0.2},
+        ]
+        optimizer = kind(groups, lr=0.1, foreach=False, **options)
+        for step in range(4):
+            if step == 2:
+                later = [nn.Parameter(random(4, seed=3)), nn.Parameter(random(4, seed=4))]
+                optimizer.add_param_group({"params": later, "lr": 0.2})
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    weight.grad = random(*weight.shape, seed=step, dtype=weight.dtype)
+            optimizer.step()
+        weights = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+        return weights, optimizer.state_dict()
+
+    one_pass(name, scenario)
+    assert taken == [("adam" if name == "AdamW" else name.lower(), n) for n in (1, 1, 1, 2, 1, 2)]
+
+
+def changed_states(name: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    first = {"SGD": "momentum_buffer", "RMSprop": "square_avg"}.get(name, "exp_avg")
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "in fp64": lambda s: s.__setitem__(first, s[first].double()),
+        "in bf16": lambda s: s.__setitem__(first, s[first].bfloat16()),
+        "with gaps": lambda s: s.__setitem__(first, torch.stack([s[first], s[first]], -1)[..., 0]),
+        "in another layout": lambda s: s.__setitem__(first, s[first].t().contiguous().t()),
+        "missing": lambda s: s.pop(first),
+        "of another shape": lambda s: s.__setitem__(first, torch.zeros(3)),
+        "emptied": lambda s: s.clear(),
+    }
+    if name != "SGD":
+        changes |= {
+            "step as an int": lambda s: s.__setitem__("step", 2),
+            "step in int64": lambda s: s.__setitem__("step", torch.tensor(2)),
+            "step in fp64": lambda s: s.__setitem__("step", torch.tensor(2.0, dtype=torch.float64)),
+            "step with a dimension": lambda s: s.__setitem__("step", torch.tensor([2.0])),
+            "a step before the first": lambda s: s.__setitem__("step", torch.tensor(-1.0)),
+            "without a step": lambda s: s.pop("step"),
+        }
+    return changes
+
+
+@every_class
+def test_states_of_another_kind(name):
+    for what, change in changed_states(name).items():
+
+        def scenario(kind: Kind, options: dict[str, Any], change: Any = change) -> Any:
+            weight = nn.Parameter(random(5, 4))
+            optimizer = stepped(kind, [weight], options, 2)
+            change(optimizer.state[weight])
+            for step in (2, 3):
+                weight.grad = random(5, 4, seed=step)
+                optimizer.step()
+            return weight.detach(), optimizer.state[weight]
+
+        # Two steps in fp32 came before.
+        one_pass(name, scenario, (*FP32, torch.float64) if what == "in fp64" else FP32)
+
+
+@every_class
+def test_hooks_run_once_in_every_way_of_taking_the_step(name):
+    for dtype in (torch.float32, torch.float64):
+        weight, seen = nn.Parameter(random(3, dtype=dtype)), []
+        optimizer = getattr(fused_cpu, name)([weight])
+        handles = [
+            optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before")),
+            optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after")),
+            register_optimizer_step_pre_hook(lambda *_, seen=seen: seen.append("all before")),
+            register_optimizer_step_post_hook(lambda *_, seen=seen: seen.append("all after")),
+        ]
+
+        def closure(weight=weight, seen=seen) -> float:
+            seen.append("closure")
+            assert torch.is_grad_enabled()
+            weight.grad = torch.ones_like(weight)
+            return 0.0
+
+        optimizer.step(closure)
+        for handle in handles:
+            handle.remove()
+        assert seen == ["all before", "before", "closure", "after", "all after"]
+
+
+def test_without_a_compiler_and_under_a_scaler_torchs_class_takes_the_step(taken, monkeypatch):
+    one_pass("AdamW", scaled)
+    monkeypatch.setattr(cpu_optimizers, "available", lambda: False)
+    one_pass("RMSprop", shared_memory)
+    assert taken == []
+
+
+def test_a_weight_whose_memory_is_gone_is_refused_before_anything_is_read():
+    weight = nn.Parameter(random(1000))
+    optimizer = fused_cpu.AdamW([weight])
+    weight.grad = random(1000)
+    weight.untyped_storage().resize_(400)
+    with refused("weights", "(1000,)", "less memory"):
+        optimizer.step()
+    weight.untyped_storage().resize_(0)
+    with refused("weights", "no memory"):
+        optimizer.step()
+
+
+@every_class
+def test_threads_change_no_bit(name):
+    found: list[list[Tensor]] = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 5):
+        weights = [nn.Parameter(random(size)) for size in (3, 100_003, 1, 70_000, 0, 17)]
+        torch.set_num_threads(threads)
+        try:
+            stepped(getattr(fused_cpu, name), weights, MOMENTUM.get(name, {}))
+        finally:
+            torch.set_num_threads(before)
+        found.append([weight.detach() for weight in weights])
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name in NAMES for options in OPTIONS[name]], ids=str
+)
+def test_one_pass_is_as_near_to_float64_as_torchs(name, options):
+    def values(of: Any, dtype: torch.dtype) -> Tensor:
+        weight = nn.Parameter(random(500).to(dtype))
+        optimizer = getattr(of, name)([weight], foreach=False, **{"lr": 0.01, **options})
+        for step in range(60):
+            weight.grad = random(500, seed=step).to(dtype)
+            optimizer.step()
+        return weight.detach().double()
+
+    exact = values(torch.optim, torch.float64)
+    ours, theirs = (
+        (values(of, torch.float32) - exact).abs().max().item() for of in (fused_cpu, torch.optim)
+    )
+    assert ours <= 2 * theirs + 1e-7
+
+
+def test_the_accelerated_backend_takes_them_on_the_cpu():
+    weights = [nn.Parameter(torch.ones(3))]
+    for name in NAMES:
+        spec = OptimizerSpec(name, lr=1e-3)
+        ours = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=True)
+        plain = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=False)
+        assert isinstance(ours, fused_cpu.OnePass) and kind(ours) == "fused"
+        assert type(plain) is getattr(torch.optim, name) and kind(plain) == "torch's own"
