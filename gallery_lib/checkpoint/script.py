@@ -24,11 +24,18 @@ from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, check_plain, choose
 from gallery_lib.comm import process_group
+from gallery_lib.compiler import notices
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import GO_ON_LATER, tell
+
+_SEVERAL_GRAPHS = (
+    "the compiler has made graphs for batches of several shapes. A new process sees another shape "
+    "first, so losses may differ in the last bit. torch._dynamo.maybe_mark_dynamic makes one graph "
+    "serve all shapes"
+)
 
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
@@ -128,6 +135,7 @@ class Checkpoint:
         """Number of steps done, those before a resume included."""
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
+        self._several_graphs, self._watching = False, False
         self._go_on(None if resume is None else str(resume))
         state = self._parts.state()
         check_plain({**state.common, **state.of_rank})
@@ -155,6 +163,9 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
+        if not self._watching:  # the first step's graphs are those of a process that goes on, too
+            self._watching = True
+            self._watch_compiler()
         save, end = self._saver.due(self.steps)
         if save:
             self.save()
@@ -166,7 +177,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
-        state = self._parts.state(steps=self.steps)
+        state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
         state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
         self._saver.save(self.steps, state)
 
@@ -194,8 +205,22 @@ class Checkpoint:
         said = self._parts.load(saved)
         self.steps, self.resumed_from = saved.manifest.step, saved.path
         say(f"checkpoint  going on from {saved.path}, step {self.steps}")
-        for line in (*saved.refused, *said):
+        self._several_graphs = bool(saved.common.get("several_graphs"))
+        for line in (*saved.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
             say(f"checkpoint  {line}")
+
+    def _watch_compiler(self) -> None:
+        """Note from now on that the training is compiled again."""
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled
+            return
+        reference = weakref.ref(self)
+
+        def note() -> None:
+            alive = reference()
+            if alive is not None and torch.is_grad_enabled():
+                alive._several_graphs |= alive._parts.plain().training
+
+        self._ends.enter_context(notices.observed(note, lambda: None, lambda: None))
 
 
 def say(line: str) -> None:

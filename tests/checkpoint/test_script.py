@@ -206,3 +206,28 @@ def test_by_time_a_checkpoint_is_saved_when_it_has_passed(tmp_path: Path) -> Non
     checkpoint.step()
     checkpoint.close()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 6, 5)])
+def test_a_resume_says_so_where_the_compiler_has_made_graphs_for_several_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: tuple[int, ...]
+) -> None:
+    class Own(nn.Linear):  # torch 2.11 does not compile a module of torch's that is alone
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    torch._dynamo.reset()
+    model = Own(4, 1)
+    model.compile(backend="eager")
+    checkpoint = Checkpoint(tmp_path, model=model, every=1)
+    for length in lengths:
+        model(torch.ones(length, 4)).mean().backward()
+        checkpoint.step()
+    with torch.no_grad():  # a graph of the evaluation decides nothing of the training
+        model(torch.ones(9, 4))
+    checkpoint.step()
+    checkpoint.close()
+    capsys.readouterr()
+    Checkpoint(tmp_path, model=nn.Linear(4, 1), every=1).close()
+    said = "graphs for batches of several shapes" in capsys.readouterr().err
+    assert said == (len(set(lengths)) > 1)
