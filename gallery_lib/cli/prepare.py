@@ -235,15 +235,18 @@ def stamp_of(environment: Path) -> list[str]:
 
 
 def wanted_stamp(environment: Path, extra: str) -> list[str]:
-    """Return the words that the stamp should have; tools for development stay."""
+    """Return the stamp of an up-to-date environment: place and Python, requirements, extra.
+
+    An environment that has the tools for development keeps them, whatever `extra` asks for.
+    """
 
     def digest(*parts: bytes) -> str:
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
-    declared = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "requirements.lock")]
-    made_from = digest(os.fsencode(ROOT), sys.version.encode())
-    kept = DEVELOPMENT if stamp_of(environment)[2:] == [DEVELOPMENT] else extra
-    return [made_from, digest(*declared), kept]
+    requirements = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "requirements.lock")]
+    place_and_python = digest(os.fsencode(ROOT), sys.version.encode())
+    wanted_extra = DEVELOPMENT if stamp_of(environment)[2:] == [DEVELOPMENT] else extra
+    return [place_and_python, digest(*requirements), wanted_extra]
 
 
 def is_ready(environment: Path, extra: str) -> bool:

@@ -155,7 +155,7 @@ def expect_backward_pass(model: DDP) -> weakref.ref[BackwardPass]:
 
 
 @dataclass
-class _AsMade:
+class _UserSettings:
     """The settings the user made a model with, as far as a rebuild may change them."""
 
     parameters: list[Tensor]
@@ -168,12 +168,12 @@ class _AsMade:
     """Whether the last rebuild set `model.static_graph`; if so, it is not the user's setting."""
 
 
-def _as_made(model: DDP) -> _AsMade:
+def _user_settings(model: DDP) -> _UserSettings:
     frozen = [parameter for parameter in _reduced(model) if not parameter.requires_grad]
     with _unfrozen(frozen):
         parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    return _AsMade(
+    return _UserSettings(
         parameters,
         sparse,
         {place: names[id(parameter)] for place, parameter in enumerate(parameters)},
@@ -202,11 +202,11 @@ def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def _buckets(made: _AsMade, options: Comm) -> dict[str, Any]:
+def _buckets(user: _UserSettings, options: Comm) -> dict[str, Any]:
     """Return DDP's attributes for bucket sizes: those of `options`, else the user's."""
     if options.bucket_mb is None:
-        return made.buckets
-    config = made.buckets.get("_bucket_config")
+        return user.buckets
+    config = user.buckets.get("_bucket_config")
     if config is None:  # older versions of torch keep two numbers instead
         cap = int(options.bucket_mb * 2**20)
         return {"bucket_bytes_cap": cap, "bucket_bytes_cap_default": False}
@@ -221,25 +221,25 @@ def _buckets(made: _AsMade, options: Comm) -> dict[str, Any]:
     }
 
 
-def _rebuild(model: DDP, made: _AsMade, options: Comm) -> None:
+def _rebuild(model: DDP, user: _UserSettings, options: Comm) -> None:
     """Replace `model.reducer` and `model.logger`, following the user's settings and `options`."""
     # the user's own _set_static_graph() counts as the user's setting
-    made.static_graph |= model.static_graph and not made.rebuilt_static_graph
-    static_graph = made.static_graph or options.static_graph
-    for name, value in _buckets(made, options).items():
+    user.static_graph |= model.static_graph and not user.rebuilt_static_graph
+    static_graph = user.static_graph or options.static_graph
+    for name, value in _buckets(user, options).items():
         setattr(model, name, value)
-    model.find_unused_parameters = made.find_unused_parameters or options.find_unused_parameters
+    model.find_unused_parameters = user.find_unused_parameters or options.find_unused_parameters
     model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
     views = model.gradient_as_bucket_view
     try:
         model.gradient_as_bucket_view = options.bucket_views or views
-        with _unfrozen([p for p in made.parameters if not p.requires_grad]):
-            model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
+        with _unfrozen([p for p in user.parameters if not p.requires_grad]):
+            model._ddp_init_helper(user.parameters, user.sparse, user.names, static_graph)  # type: ignore[no-untyped-call]
     finally:
         model.gradient_as_bucket_view = views
     model._has_rebuilt_buckets = False
     model.static_graph = static_graph
-    made.rebuilt_static_graph = static_graph and not made.static_graph
+    user.rebuilt_static_graph = static_graph and not user.static_graph
     if static_graph:
         model._static_graph_delay_allreduce_enqueued = False
         model.reducer._set_static_graph()
@@ -260,7 +260,7 @@ class Watch:
     def __init__(self, model: DDP, before_own_hook: Callable[[], None]) -> None:
         self._model = weakref.ref(model)
         self._logger = model.logger
-        self._made = _as_made(model)
+        self._user_settings = _user_settings(model)
         self._before_own_hook = before_own_hook
         self.reducer: GradientReducer | None = None
         self.before_forward: Callable[[], None] | None = None
@@ -270,7 +270,7 @@ class Watch:
         """Rebuild the model's reducer for `options`; on every rank, between two steps."""
         model = self._model()
         assert model is not None
-        _rebuild(model, self._made, options)
+        _rebuild(model, self._user_settings, options)
         self._logger = model.logger
         model.logger = self  # type: ignore[assignment]
 

@@ -73,12 +73,13 @@ class _Narrow(Exact):
         self._scratch = Scratch()
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
+        """Sum in 16 bits; a buffer that has no more bits is summed in its own dtype."""
         if buffer.dtype.itemsize <= self.dtype.itemsize:
             return super().sum_(buffer, key, divisor)
-        narrow = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
-        torch.div(buffer, divisor, out=narrow)
-        dist.all_reduce(narrow, group=self.group)
-        buffer.copy_(narrow)
+        rounded = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
+        torch.div(buffer, divisor, out=rounded)  # divided in the buffer's dtype, then rounded
+        dist.all_reduce(rounded, group=self.group)
+        buffer.copy_(rounded)
         return None
 
 

@@ -42,11 +42,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and end with exit code 2."""
-        before, _, words = message.partition("unrecognized arguments: ")
-        if not before and words:
-            known = [option for action in self._actions for option in action.option_strings]
-            if meant := did_you_mean(words.split()[0].partition("=")[0], known):
-                message += f".{meant}"
+        # argparse has no exception of its own for unknown options, only this text.
+        prefix, _, unknown = message.partition("unrecognized arguments: ")
+        if not prefix and unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            if suggestion := did_you_mean(unknown.split()[0].partition("=")[0], options):
+                message += f".{suggestion}"
         super().error(message)
 
 

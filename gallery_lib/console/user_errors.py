@@ -170,15 +170,15 @@ def line_of_return(function: Callable[..., Any]) -> Line | None:
     return definition
 
 
-def _about(function: Callable[..., Any], what: str, line: Line | None) -> InputError:
+def _input_error(function: Callable[..., Any], what: str, line: Line | None) -> InputError:
     return InputError(_with_line(what, line), parameter=getattr(function, "__name__", None))
 
 
 def at_return(function: Callable[..., Any], what: str) -> InputError:
     """Return the error for something wrong with the value that `function` returned."""
-    return _about(function, what, line_of_return(function))
+    return _input_error(function, what, line_of_return(function))
 
 
 def at_definition(function: Callable[..., Any], what: str) -> InputError:
     """Return the error for something wrong with how `function` is defined."""
-    return _about(function, what, line_of_definition(function))
+    return _input_error(function, what, line_of_definition(function))

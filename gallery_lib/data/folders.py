@@ -86,10 +86,10 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
     start, left_out = os.fspath(folder), LeftOut()
     # (folder relative to `folder`, with a leading slash; names of its files)
     listed: list[tuple[str, list[str]]] = []
-    ahead: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
-    while ahead:
-        # `above`: the real paths of the folders that led here, the folder's own path last
-        below, above = ahead.pop()
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
+    while pending:
+        # `ancestors`: the real paths of the folders that led here, the folder's own path last
+        below, ancestors = pending.pop()
         names, folders = [], []
         for entry in scan(start + below):
             path = f"{below[1:]}/{entry.name}" if below else entry.name
@@ -97,11 +97,11 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
                 left_out.add(HIDDEN, path)
             elif is_folder(entry):
                 linked = entry.is_symlink()
-                real = os.path.realpath(entry.path) if linked else f"{above[-1]}/{entry.name}"
-                if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
+                real = os.path.realpath(entry.path) if linked else f"{ancestors[-1]}/{entry.name}"
+                if any(f"{ancestor}/".startswith(f"{real.rstrip('/')}/") for ancestor in ancestors):
                     left_out.add("a link to a folder above it", path)
                 else:
-                    folders.append((f"{below}/{entry.name}", (*above, real)))
+                    folders.append((f"{below}/{entry.name}", (*ancestors, real)))
             elif not entry.name.lower().endswith(endings):
                 left_out.add("with another ending", path)
             elif reason := _unfit(entry):
@@ -109,7 +109,7 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
             else:
                 names.append(entry.name)
         listed.append((below, names))
-        ahead += reversed(folders)
+        pending += reversed(folders)
     listed.sort()
     return [
         f"{below[1:]}/{name}" if below else name for below, names in listed for name in names

@@ -289,22 +289,22 @@ def launch(
         $ python3 launch_single_task.py ...
         4
     """
-    heard = notice.Notice()
+    end_notice = notice.Notice()
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(progress_display(progress))
         if config.checkpoint_every:
-            stack.enter_context(heard.listening())
+            stack.enter_context(end_notice.listening())
         say = shown.say if show_log else None
 
         def run() -> Results | None:
             job = start(config, launch, say=say, launched_at=launched_at)
-            return _to_its_end(job, shown, heard)
+            return _wait_for_results(job, shown, end_notice)
 
         return cache.without_damage(run)
 
 
-def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | None:
-    """Show a run until it ends; return its results. A notice to end is handed on to it once."""
+def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> Results | None:
+    """Show a run until it ends; return its results. Forward one notice to end to it."""
     try:
         line = shown_command(job.config, job.launch)
         shown.say(visible(f"$ {line}"))  # a folder's name may be any bytes
@@ -312,7 +312,7 @@ def _to_its_end(job: Job, shown: Progress, heard: notice.Notice) -> Results | No
         view = job.view(shown)
         forwarded = ""
         while job.running():
-            if (name := heard.heard()) and not forwarded:
+            if (name := end_notice.heard()) and not forwarded:
                 forwarded = name
                 shown.say(f"{name}: the run saves a checkpoint after this step, and ends")
                 notice.request(job.run_dir, job.launch.node_rank, name)

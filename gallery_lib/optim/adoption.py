@@ -61,7 +61,7 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     _bring_states(optimizer)
     if isinstance(optimizer, _OURS):
         return f"{name} is accelerated already ({type(optimizer).__module__})."
-    reason = _reason_to_stay(optimizer)
+    reason = _reason_not_accelerated(optimizer)
     if reason is not None:
         return f"{name} stays as it is: {reason}."
     kind = type(optimizer)
@@ -79,15 +79,16 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     return f"{name} takes torch's fused form on {where}; {_LEFT}."
 
 
-def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
+def _reason_not_accelerated(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return why `optimizer` keeps its own step, or None where a faster form takes it."""
     kind, groups = type(optimizer), optimizer.param_groups
     if getattr(torch.optim, kind.__name__, None) is not kind:
         return f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
     parameters = [p for group in groups for p in group["params"]]
-    types = {p.device.type for p in parameters}
+    device_types = {p.device.type for p in parameters}
     dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
-    if types not in ({"cpu"}, {"cuda"}):
-        return f"its parameters are on {', '.join(sorted(types)) or 'no device'}"
+    if device_types not in ({"cpu"}, {"cuda"}):
+        return f"its parameters are on {', '.join(sorted(device_types)) or 'no device'}"
     if kind not in _FUSED and kind not in _SYNC_FREE:  # one pass has the classes of sync_free
         return "there is no faster form of it here"
     for group in (optimizer.defaults, *groups):
@@ -95,7 +96,9 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
             return f"{form} was chosen"
     if not _step_is_torchs(optimizer):
         return "its `step` was replaced"
-    if types == {"cpu"} and not usage.used(torch.device("cpu")) and _one_pass_is_there(kind):
+    # Within `usage.on_cpu_too()` the CPU takes the sync-free form, as CUDA does.
+    in_one_pass = device_types == {"cpu"} and not usage.used(torch.device("cpu"))
+    if in_one_pass and _one_pass_is_there(kind):
         if not any(p.dtype is torch.float32 for p in parameters):
             return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
         if not any(map(fused_cpu.takes_options, groups)):

@@ -30,7 +30,7 @@ def choice(group: dict[str, Any]) -> str | None:
 
 
 @dataclasses.dataclass
-class _Seen:
+class _CachedGroup:
     """A group whose last step was fused, and the lists of tensors that torch made for it."""
 
     signature: list[Any]
@@ -46,7 +46,7 @@ class Fused(torchs_step.ByGroup):
     """
 
     _states: tuple[str, ...]
-    _taken: _Seen | None = None  # while torch takes a fused step: the group's
+    _current_group: _CachedGroup | None = None  # while torch takes a fused step: the group's
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -62,36 +62,36 @@ class Fused(torchs_step.ByGroup):
 
     def _take_group(self, group: dict[str, Any], step: Any) -> bool:
         # Classes are changed in place, so there is no constructor to make this.
-        suited: dict[int, _Seen] = vars(self).setdefault("_suited", {})
-        seen = suited.pop(id(group), None)
-        if seen is None or not seen.signature or seen.signature != _signature(self.state, group):
+        suited: dict[int, _CachedGroup] = vars(self).setdefault("_suited", {})
+        entry = suited.pop(id(group), None)
+        if entry is None or not entry.signature or entry.signature != _signature(self.state, group):
             if not self._may_be_fused(group):
                 return False
             self._prepare(group)
             kept = [*group["params"], *_values_of_states(self.state, group["params"])]
-            seen = _Seen(_signature(self.state, group), kept)
-        self._taken = seen
+            entry = _CachedGroup(_signature(self.state, group), kept)
+        self._current_group = entry
         try:
             torchs_step.take(self, step, [{**group, "fused": True}])
         finally:
-            del self._taken
-        suited[id(group)] = seen
+            del self._current_group
+        suited[id(group)] = entry
         return True
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> Any:
         """Fill torch's empty lists: weights, gradients, states; those of the last step if kept."""
-        seen = self._taken
-        if seen is not None and seen.outcome:
-            for new, known in zip(lists, seen.lists, strict=True):
+        entry = self._current_group
+        if entry is not None and entry.outcome:
+            for new, known in zip(lists, entry.lists, strict=True):
                 new.extend(known)
             lists[1][:] = [p.grad for p in lists[0] if p.grad is not None]
-            return seen.outcome[0]
+            return entry.outcome[0]
         outcome = super()._init_group(group, *lists)  # type: ignore[misc]
-        # States that torch has made just now were not there when the group was seen.
+        # States that torch has made just now were not there when the entry was made.
         states = list(map(id, _values_of_states(self.state, group["params"])))
-        if seen is not None and seen.signature and seen.signature[-1] == states:
-            seen.lists.extend(map(tuple, lists))
-            seen.outcome.append(outcome)
+        if entry is not None and entry.signature and entry.signature[-1] == states:
+            entry.lists.extend(map(tuple, lists))
+            entry.outcome.append(outcome)
         return outcome
 
     def _may_be_fused(self, group: dict[str, Any]) -> bool:

@@ -126,9 +126,10 @@ class Writer:
         return self(_aten.view.default, tensor, list(sizes))
 
     def laid_out_as(self, image: fx.Node, like: torch.Tensor) -> fx.Node:
-        """Return `image` contiguous if `like` is, as code behind it was traced.
+        """Return `image`, cloned to contiguous memory if `like` is contiguous and `image` is not.
 
-        The pass `channels_last` removes the copy, where nothing needs it.
+        Later nodes were traced with the strides of `like`. The pass `channels_last` removes the
+        clone where nothing needs it.
         """
         if not like.is_contiguous() or image.meta["val"].is_contiguous():
             return image

@@ -76,20 +76,20 @@ def rewrite(graph: fx.Graph, *, every: bool = False) -> None:
         if node not in inside:
             continue
         given = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-        behind, value = _behind(node), example(given["input"])
-        if behind is None or value is None or not _takes(value, every):
+        epilogue, value = _epilogue_of(node), example(given["input"])
+        if epilogue is None or value is None or not _takes(value, every):
             continue
-        if not _suits(given, value, behind.residual):
+        if not _suits(given, value, epilogue.residual):
             continue
         if reason_not_there(value.device):  # asked late, since the first time builds C++
             return
-        result = _written(graph, node, behind, given)
+        result = _write(graph, node, epilogue, given)
         with graph.inserting_before(result.next):
-            result = as_traced(graph, result, behind.relu)
-        put_in_place_of(behind.relu, result)
-        for done in (behind.addition, node):
-            if done is not None:
-                graph.erase_node(done)
+            result = as_traced(graph, result, epilogue.relu)
+        put_in_place_of(epilogue.relu, result)
+        for replaced in (epilogue.addition, node):
+            if replaced is not None:
+                graph.erase_node(replaced)
 
 
 def rewrite_every(graph: fx.Graph) -> None:
@@ -110,7 +110,7 @@ def _takes(images: Tensor, every: bool) -> bool:
     )
 
 
-class _Behind(NamedTuple):
+class _Epilogue(NamedTuple):
     """What follows a batch norm: a ReLU, perhaps with the addition of a residual before it."""
 
     relu: fx.Node
@@ -118,13 +118,13 @@ class _Behind(NamedTuple):
     residual: fx.Node | None = None
 
 
-def _behind(node: fx.Node) -> _Behind | None:
+def _epilogue_of(node: fx.Node) -> _Epilogue | None:
     """Return what alone reads the result of `node`, or None where that is something else."""
     reader = _only_reader(node)
     if reader is None:
         return None
     if reader.target in _RELUS:
-        return _Behind(reader)
+        return _Epilogue(reader)
     relu = _only_reader(reader)
     if relu is None or relu.target not in _RELUS or reader.target not in _ADDITIONS:
         return None
@@ -136,7 +136,7 @@ def _behind(node: fx.Node) -> _Behind | None:
     other = second if first is node else first
     if not isinstance(other, fx.Node) or other is node or _is_read_between(node, reader):
         return None
-    return _Behind(relu, reader, other)
+    return _Epilogue(relu, reader, other)
 
 
 def _is_read_between(node: fx.Node, addition: fx.Node) -> bool:
@@ -176,7 +176,7 @@ def _alike(one: Any, other: Any) -> bool:
     return isinstance(one, Tensor) and one.shape == other.shape and one.dtype is other.dtype
 
 
-def _written(graph: fx.Graph, node: fx.Node, behind: _Behind, given: dict[str, Any]) -> fx.Node:
+def _write(graph: fx.Graph, node: fx.Node, epilogue: _Epilogue, given: dict[str, Any]) -> fx.Node:
     """Write the calls of our operators; return the node of their result.
 
     The statistics are taken where `node` stands, and the residual is read where it was added.
@@ -195,10 +195,10 @@ def _written(graph: fx.Graph, node: fx.Node, behind: _Behind, given: dict[str, A
             ),
         )
         values = [graph.call_function(operator.getitem, (statistics, place)) for place in (0, 1)]
-    with graph.inserting_before(behind.addition or node):
+    with graph.inserting_before(epilogue.addition or node):
         return graph.call_function(
             _OURS.batch_norm_relu.default,
-            (image, behind.residual, *values, given["weight"], given["bias"]),
+            (image, epilogue.residual, *values, given["weight"], given["bias"]),
         )
 
 

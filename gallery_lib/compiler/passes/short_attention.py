@@ -78,15 +78,15 @@ def _is_short(arguments: Mapping[str, Any], *, in_bf16: bool) -> bool:
         )
     ):
         return False
-    scores = _about(query.shape[2]) * _about(key.shape[2])
+    scores = _size_hint(query.shape[2]) * _size_hint(key.shape[2])
     if scores <= LONGEST[query.dtype] ** 2:
         return True
-    kept = _about(query.shape[0]) * _about(query.shape[1]) * scores
+    kept = _size_hint(query.shape[0]) * _size_hint(query.shape[1]) * scores
     twice = scores <= (2 * LONGEST[query.dtype]) ** 2
     return in_bf16 and query.dtype is torch.bfloat16 and twice and kept <= MOST_KEPT
 
 
-def _about(size: int | torch.SymInt) -> float:
+def _size_hint(size: int | torch.SymInt) -> float:
     """Return a size, or the value that a changing size had when it was compiled.
 
     The result decides about speed only. It is infinite where no value is known.

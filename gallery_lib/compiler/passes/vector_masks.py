@@ -39,7 +39,7 @@ def _extend_inductor() -> None:
             setattr(CppVecKernel, name, around(plain))
 
 
-def _asked() -> bool:
+def _pass_is_enabled() -> bool:
     """Return whether the code that is being compiled has this pass."""
     return PASS in getattr(config.post_grad_custom_post_pass, "passes", ())
 
@@ -50,8 +50,8 @@ def _loading(plain: Any) -> Any:
         self: Any, var: str, index: Any, dtype: torch.dtype, *rest: Any, **names: Any
     ) -> Any:
         line = plain(self, var, index, dtype, *rest, **names)
-        form = _LOAD.fullmatch(line) if dtype is torch.bool and _asked() else None
-        if form is None or (arguments := _two(form["arguments"])) is None:
+        form = _LOAD.fullmatch(line) if dtype is torch.bool and _pass_is_enabled() else None
+        if form is None or (arguments := _two_arguments(form["arguments"])) is None:
             return line
         vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
         place = _BYTES.format(const="const ", place=arguments[0])
@@ -69,9 +69,9 @@ def _storing(plain: Any) -> Any:
         self: Any, value: Any, var: str, index: Any, dtype: torch.dtype, *rest: Any, **names: Any
     ) -> Any:
         code = plain(self, value, var, index, dtype, *rest, **names)
-        line = code.getvalue().strip() if dtype is torch.bool and _asked() else ""
+        line = code.getvalue().strip() if dtype is torch.bool and _pass_is_enabled() else ""
         form = _STORE.fullmatch(line)
-        if form is None or (arguments := _two(form["arguments"])) is None:
+        if form is None or (arguments := _two_arguments(form["arguments"])) is None:
             return code
         vectors, of_bytes = (self._get_num_vectors(kind) for kind in (torch.float, torch.uint8))
         values = f"{form['value']}.template to<float,{vectors}>()"
@@ -84,7 +84,7 @@ def _storing(plain: Any) -> Any:
     return store_line
 
 
-def _two(arguments: str) -> list[str] | None:
+def _two_arguments(arguments: str) -> list[str] | None:
     """Return the two arguments of a C++ call, which may be calls themselves; None for others."""
     parts, depth = [""], 0
     for character in arguments:

@@ -246,7 +246,7 @@ def prepare(
             write,
             progress=False,
         )
-    about = {name: _about(made.root / name) for name in KINDS}
+    about = {name: _read_about(made.root / name) for name in KINDS}
     counts = "; ".join(
         f"{name}: {entry['tokens']['train']:,} + {entry['tokens']['held_out']:,}"
         for name, entry in about.items()
@@ -274,13 +274,13 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
             )
         made = prepare(root, threads=False)
         root, notices = made.root, made.notices
-    about = _about(root / kind)
+    about = _read_about(root / kind)
     return TokenisedText(
         root / kind, KINDS[kind].specials, about["pieces"], about["tokens"], notices
     )
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _read_about(folder: Path) -> dict[str, Any]:
     """Return the source, the number of pieces and the tokens by split of one kind."""
     path = folder / _ABOUT
     try:

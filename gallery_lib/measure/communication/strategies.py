@@ -271,29 +271,30 @@ class _Training:
         self.optimizer.zero_grad()
         _loss(self.model(self.inputs)).backward()
 
-    def parity(self, way: Comm) -> tuple[float, bool]:
-        """Return the error of the mean gradient, and whether all ranks have the same bits.
+    def parity(self, strategy: Comm) -> tuple[float, bool]:
+        """Return the relative L2 error of the mean gradient, and whether ranks agree in every bit.
 
-        The step starts from the first weights. The error is relative to the gradient (L2).
+        The step starts from the first weights. The reference is the mean in float64.
         """
         self.net.load_state_dict(self.first_weights)
-        accelerate_ddp(self.model, way)
-        # the first steps of torch's PowerSGD hook are exact
-        for _ in range(1 + SETTLING_STEPS * (way.wire == "powersgd")):
+        accelerate_ddp(self.model, strategy)
+        # The first steps of torch's PowerSGD hook are exact, so a later one is judged.
+        for _ in range(1 + SETTLING_STEPS * (strategy.wire == "powersgd")):
             self._backward()
-        got = self._gradients()
-        alike = process_group.all_ranks(hashlib.sha256(got.numpy().tobytes()).digest())
-        return ((got.double() - self.exact).norm() / self.exact.norm()).item(), len(set(alike)) == 1
+        mean = self._gradients()
+        digests = process_group.all_ranks(hashlib.sha256(mean.numpy().tobytes()).digest())
+        error = (mean.double() - self.exact).norm() / self.exact.norm()
+        return error.item(), len(set(digests)) == 1
 
-    def turn(self, way: Comm | None, block_steps: int) -> tuple[list[float], int | None]:
+    def turn(self, strategy: Comm | None, block_steps: int) -> tuple[list[float], int | None]:
         """Return seconds of each counted step on the slowest rank, and what this host has sent.
 
         Without a strategy (None) nothing is communicated.
         """
-        accelerate_ddp(self.model, way or Comm())
+        accelerate_ddp(self.model, strategy or Comm())
         seconds: list[float] = []
         before = None
-        with self.model.no_sync() if way is None else contextlib.nullcontext():
+        with self.model.no_sync() if strategy is None else contextlib.nullcontext():
             for number in range(SETTLING_STEPS + block_steps):
                 if number in (0, SETTLING_STEPS):
                     dist.barrier()
@@ -306,7 +307,7 @@ class _Training:
         # Every host passes the barrier once it has what the others sent: nothing is queued then.
         dist.barrier()
         after = _card_bytes()
-        if way is None:
+        if strategy is None:
             self.net.load_state_dict(self.first_weights)  # the ranks' weights have gone apart
         slowest = [max(step) for step in zip(*process_group.all_ranks(seconds), strict=True)]
         return slowest, None if before is None or after is None else after - before

@@ -20,7 +20,7 @@ KEEPS_MEMORY = stats.LEAST_SPREAD
 GIVES_MEMORY_BACK = 0.05
 """Relative standard deviation of the step time over processes that give memory back."""
 _FAULT_SECONDS = 2.5e-6  # 1.3 µs in a small network, 5 µs in ResNet-50: it also cools the caches
-_PART_OF_STEP = 0.01  # above which page faults matter
+_NOTICEABLE_PART = 0.01  # of a step: above it, page faults matter
 
 
 def page_faults_part(results: Results) -> float:
@@ -29,15 +29,16 @@ def page_faults_part(results: Results) -> float:
 
 
 def of_ratio(baseline: Results, candidate: Results) -> float:
-    """Return the relative standard deviation of the ratio of step times over new starts of both.
+    """Return the relative standard deviation of the ratio of step times over restarts of both.
 
-    If one process pays page faults and the other none, the other was lucky, unless it was told to
-    keep its memory.
+    Page faults in one process are a risk for both: the next start of the other may have them. A
+    process whose allocator keeps its memory does not run that risk.
     """
-    either_pays = max(page_faults_part(baseline), page_faults_part(candidate)) > _PART_OF_STEP
+    faults_matter = max(page_faults_part(baseline), page_faults_part(candidate)) > _NOTICEABLE_PART
 
     def spread(results: Results) -> float:
-        told_to_keep = results.techniques.get("allocator", "").startswith(allocator.KEEPS)
-        return GIVES_MEMORY_BACK if either_pays and not told_to_keep else KEEPS_MEMORY
+        keeps_memory = results.techniques.get("allocator", "").startswith(allocator.KEEPS)
+        return GIVES_MEMORY_BACK if faults_matter and not keeps_memory else KEEPS_MEMORY
 
+    # Independent relative errors of a ratio add up as the root of the sum of squares.
     return math.hypot(spread(baseline), spread(candidate))

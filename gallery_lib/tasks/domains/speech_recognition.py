@@ -94,16 +94,16 @@ def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int
     For the accuracy, all characters before the next one are given. An unknown character is never
     right.
     """
-    spoken = [_until_end(labels) for labels in batch.labels.tolist()]
-    heard = [
+    references = [_until_end(labels) for labels in batch.labels.tolist()]
+    transcripts = [
         [-1 if token == UNKNOWN else token for token in tokens]
         for tokens in _transcribe(model, batch)
     ]
-    errors = sum(map(edit_distance, spoken, heard))
+    errors = sum(map(edit_distance, references, transcripts))
     counted = (batch.labels != IGNORED) & (batch.labels != END)  # [N, U]
     best = model(batch.features, batch.lengths, batch.inputs).argmax(-1)
     right = (best == batch.labels) & counted & (batch.labels != UNKNOWN)
-    characters = sum(map(len, spoken))
+    characters = sum(map(len, references))
     return {
         "character_error_rate": (torch.tensor(errors, device=batch.labels.device), characters),
         "character_accuracy": (right.sum(), characters),

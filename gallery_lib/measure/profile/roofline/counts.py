@@ -107,11 +107,11 @@ _MOVES_NOTHING = (
     "set_",
 )
 # In-place operators that do not read what they overwrite.
-_WRITES_ALONE = ("copy_", "fill_", "zero_")
+_OVERWRITES = ("copy_", "fill_", "zero_")
 # Operators that read as many elements of their first argument as they return.
-_READS_SOME = ("embedding", "index_select", "gather", "index", "_unsafe_index")
+_GATHERS = ("embedding", "index_select", "gather", "index", "_unsafe_index")
 # Beginnings of operators that change in place as many elements as they are given values.
-_CHANGES_SOME = ("index_put", "_index_put_impl", "index_add", "scatter")
+_SCATTERS = ("index_put", "_index_put_impl", "index_add", "scatter")
 
 
 def _bytes_in(value: Any) -> int:
@@ -127,31 +127,33 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _call_bytes(operator: Any, name: str, named: Mapping[str, Any], out: Any) -> int:
-    """Return the bytes that a call has to read and write."""
-    if name.startswith(_CHANGES_SOME) and name.endswith("_"):
+    """Return the bytes that a call has to move: inputs it reads plus outputs it writes."""
+    if name.startswith(_SCATTERS) and name.endswith("_"):
         values = named.get("values", named.get("src", named.get("source")))
-        touched = _tensor_bytes(values) if isinstance(values, Tensor) else 0
-        return 3 * touched + _bytes_in(named.get("indices", named.get("index")))
-    unread = _unread(name, named)
+        value_bytes = _tensor_bytes(values) if isinstance(values, Tensor) else 0
+        # Values are read; as many elements of the destination are read and written.
+        return 3 * value_bytes + _bytes_in(named.get("indices", named.get("index")))
+    not_read = _arguments_not_read(name, named)
     total = 0
-    for place, argument in enumerate(operator._schema.arguments):
+    for position, argument in enumerate(operator._schema.arguments):
         size = _bytes_in(named[argument.name])
         if argument.alias_info is not None and argument.alias_info.is_write:
-            read = not argument.kwarg_only and name not in _WRITES_ALONE
-            total += 2 * size if read else size
-        elif place == 0 and name in _READS_SOME:
+            # Tensors given as `out=` are keyword-only: written, but not read.
+            is_read = not argument.kwarg_only and name not in _OVERWRITES
+            total += 2 * size if is_read else size
+        elif position == 0 and name in _GATHERS:
             total += _bytes_in(out)
-        elif argument.name not in unread:
+        elif argument.name not in not_read:
             total += size
     returns = operator._schema.returns
-    results = [out] if len(returns) == 1 else out or ()  # in-place ones of lists return nothing
+    results = [out] if len(returns) == 1 else out or ()  # in-place foreach operators return None
     for declared, result in zip(returns, results, strict=True):
-        if declared.alias_info is None:
+        if declared.alias_info is None:  # a result that is an argument was counted above
             total += _bytes_in(result)
     return total
 
 
-def _unread(name: str, named: Mapping[str, Any]) -> tuple[str, ...]:
+def _arguments_not_read(name: str, named: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the arguments that the call does not read, but for their shapes."""
     if name == "max_pool2d_with_indices_backward":
         return ("self",)
