@@ -119,7 +119,8 @@ class Option:
         """Return what the option must be, for a message."""
         if self.choices:
             return " or ".join(self.choices)
-        return _KINDS.get(self.type) or str(getattr(self.type, "__name__", self.type))
+        kind = self.type
+        return _KINDS.get(kind) or (kind.__name__ if isinstance(kind, type) else str(kind))
 
     @property
     def bracket(self) -> str:

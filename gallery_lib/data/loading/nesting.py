@@ -77,7 +77,11 @@ def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
                 "method `to(device)`, or have collate_fn return a dict.",
                 parameter="batch",
             ) from None
-    return with_attributes(copy.copy(batch), changes)
+    try:
+        result = copy.copy(batch)
+    except AttributeError:  # of a frozen dataclass with slots that are not all set
+        result = with_attributes(object.__new__(type(batch)), attributes_of(batch))
+    return with_attributes(result, changes)
 
 
 def with_attributes(batch: Any, changes: Mapping[str, Any]) -> Any:
