@@ -319,11 +319,13 @@ def evaluate(session: Session) -> dict[str, float]:
         for batch in session.watch.batches(batches):
             for name, (total, count) in session.task.metrics(model, batch).items():
                 counted = torch.tensor(float(count), device=device, dtype=torch.float64)
-                pair = torch.stack([total.double(), counted])
-                sums[name] = sums.get(name, 0.0) + pair
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = (before[0] + total.double(), before[1] + counted)
     model.train()
-    sums = {name: process_group.sum_over_ranks(pair) for name, pair in sums.items()}
-    means = {name: pair[0] / pair[1] for name, pair in sums.items()}
+    means = {
+        name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count)
+        for name, (total, count) in sums.items()
+    }
     if session.task.summary:
         return session.task.summary(means)
     return {name: float(mean) for name, mean in means.items()}
