@@ -50,7 +50,7 @@ LIMITS = {
     "cluster": 1_220,
     "report": 2_570,
     "notebooks": 3_880,
-    "gallery_lib": 45_030,
+    "gallery_lib": 45_050,
     "tests": 45_380,
     "benchmarks": 2_800,
 }

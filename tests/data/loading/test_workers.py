@@ -223,8 +223,10 @@ def test_a_stopped_loading_process_is_named_once_and_then_ends_the_run() -> None
 
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         process.send_signal(signal.SIGSTOP)
-        said, reasons, below = watched(loader(), stop)
-        process.kill()
+        try:
+            said, reasons, below = watched(loader(), stop)
+        finally:
+            process.kill()
     standstill = f"the loader of rank 3 stands still (process {process.pid} is stopped)"
     assert len(said) == 1 and standstill in said[0] and "rank_timeout" in said[0]
     assert len(reasons) == 1 and standstill in reasons[0] and process.pid in below
