@@ -85,6 +85,7 @@ def results() -> str:
     from gallery_lib.console.table import markdown_table
     from gallery_lib.notebooks.batch import latest
     from gallery_lib.report.bench import mean_over_best, mean_over_tasks
+    from gallery_lib.system import hardware
 
     shown, small, large = latest.published(RESULTS), _bench("small"), _bench("large")
     over_eager, over_eager_large = (
@@ -103,8 +104,13 @@ def results() -> str:
         ]
         for row in rows[1:]
     ]
-    about = shown.described if shown else ""
-    return f"{about[:1].upper()}{about[1:]}.\n\n{markdown_table(rows)}"
+    assert shown, f"{latest.PUBLISHED} has no bench"
+    machine, software = hardware.describe(shown.bench.environment).split("; ")
+    about = [
+        ["measured on", "precision", "machine", "software", "code version"],
+        [shown.date, shown.precision, machine, software, str(shown.bench.environment["git"])],
+    ]
+    return f"{markdown_table(about)}\n\n{markdown_table(rows)}"
 
 
 def notebooks() -> str:

@@ -47,7 +47,7 @@ _records: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 
 @dataclass
 class _State:
-    """What the steps of a call work on."""
+    """Parts of one training, as the steps of `accelerate()` find them and leave them."""
 
     config: Config
     model: nn.Module

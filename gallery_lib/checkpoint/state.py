@@ -386,7 +386,11 @@ def _loaded(file: Path | io.BytesIO) -> Any:
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Return what `write_plain` has written."""
+    """Return the values of a file of `write_plain`.
+
+    Raises:
+        Unusable: the file is damaged; the message names its checkpoint.
+    """
     with _damage_named(path.parent):
         return _loaded(path)
 

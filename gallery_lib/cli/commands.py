@@ -290,7 +290,7 @@ def lab(words: Words, config: Any = None, command: Words = ()) -> None:
     },
 )
 def show(words: Words, operands: Operands) -> None:
-    """Print the tables of what a folder holds."""
+    """Print the tables of the run, comparison, batch, bench or roofline in a folder."""
     from gallery_lib.measure.profile.roofline.result import FILE as ROOFLINE_FILE
     from gallery_lib.measure.profile.roofline.result import read_roofline
     from gallery_lib.notebooks.batch import record, reports
@@ -393,7 +393,7 @@ def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: O
 
 @_command(_TAKE, "the tasks of the gallery", "Name the tasks of the gallery.")
 def list_(words: Words) -> None:
-    """Name the tasks."""
+    """Print a line for each task: name, title and domain."""
     with importing():
         from gallery_lib import tasks
 
@@ -414,7 +414,7 @@ def list_(words: Words) -> None:
     },
 )
 def pack(words: Words, operands: Operands) -> None:
-    """Write one task as an archive."""
+    """Write one task as a .tar.gz archive, and print the archive's path."""
     with importing():
         from gallery_lib.notebooks.pack import pack as write
 
