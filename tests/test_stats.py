@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gallery_lib import stats
 from gallery_lib.stats import Ratio, geometric_mean, percentiles, ratio_of_medians, turn_order
 
 
@@ -97,3 +98,12 @@ def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better():
     assert mean.ratio == pytest.approx(1.5)
     assert 1.4 < mean.low < 1.5 < mean.high < 1.6
     assert geometric_mean([Ratio(2.0, 1.9, 2.1), Ratio(0.5, 0.4, 0.6)]).ratio == pytest.approx(1.0)
+
+
+def test_the_change_of_a_ratio_has_both_errors_in_its_interval():
+    before, after = Ratio(2.0, 1.8, 2.2), Ratio(1.0, 0.97, 1.03)
+    change = stats.change_of_ratio(before, after)
+    assert change.ratio == 0.5
+    assert change.low == pytest.approx(0.5 * 0.9048, rel=0.01)  # ≈ exp(−hypot(ln 1.1, ln 1/0.97))
+    assert change.high == pytest.approx(0.5 * 1.1154, rel=0.01)
+    assert stats.change_of_ratio(before, before).verdict == "no measurable difference"

@@ -34,6 +34,9 @@ def checker(script: Path) -> Any:
     return module
 
 
+PRINTED = {"output_type": "stream", "name": "stdout", "text": "1"}
+
+
 def code(source: str, **more: Any) -> Change:
     """Return a change that adds a code cell."""
     cell = {"cell_type": "code", "metadata": {}, "source": source, "outputs": []}
@@ -90,18 +93,23 @@ def test_the_shipped_notebooks_keep_the_conventions(checkout: Path) -> None:
     ("change", "message"),
     [
         (replaced("# ResNet-50", "ResNet-50"), "its header lacks a title"),
+        (replaced("**You need**", "Needed:"), "its header lacks what one needs"),
         (of_another_kernel, "its kernel is `python3`, not `gallery`"),
         (without_tags, "no cell tagged `parameters`"),
         (replaced("rounds: int = None", "rounds: int = 8"), "its parameters cell is not what"),
+        (code("1", outputs=[PRINTED]), "has outputs or an execution count"),
         (code("1", execution_count=3), "has outputs or an execution count"),
         (code("x = 1\n" * 21), "has 21 lines; at most 20"),
         (replaced("def train(", "def fit("), "no cell defines `train`"),
         (replaced("## Why is it faster?", "## Reasons"), "`Why is it faster?` is missing"),
+        (code("!pip install torch"), "starts a command (`!`)"),
         (code("lines = !ls"), "starts a command (`lines = !`)"),
         (code("%%bash\nls"), "starts a command (`%%bash`)"),
         (code("import os\nos.system('ls')"), "starts a command (`os.system(`)"),
         (code("import matplotlib.pyplot as plt"), "draws by itself (`matplotlib`)"),
         (code("open('/home/me/data.txt')"), "holds the absolute path /home/me/data.txt"),
+        (text("Look into `~/data` first."), "holds the absolute path ~/data"),
+        (text('<img src="x.png" width="3" alt=" ">'), "shows a picture without alternative text"),
         (text("![](../docs/images/speed-ups.png)"), "shows a picture without alternative text"),
         (text("See [the other](gone.ipynb)."), "links to gone.ipynb, which does not exist"),
         (text("See [above](#The-machines)."), "links to the heading #The-machines"),

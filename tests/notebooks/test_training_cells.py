@@ -15,6 +15,8 @@ from made_comparison import FASTER, FIGURES, comparison, write
 from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
+from gallery_lib.errors import RunFailed
+from gallery_lib.measure.bench import task
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
 from gallery_lib.measure.comparison.result import Comparison
@@ -194,8 +196,6 @@ def test_a_comparison_of_the_same_code_and_parameters_is_found_again(
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the digests of what has been measured so far; measuring takes no time here."""
-    from gallery_lib.measure.bench import task
-
     digests: list[str] = []
 
     def measure(plan: Plan, alive: None, digest: str, folder: Path) -> Outcome:
@@ -238,3 +238,12 @@ def test_a_waterfall_of_a_busy_machine_says_so_and_is_not_kept(
     assert not list(tmp_path.glob("waterfalls/*"))
     with refused("techniques", "layuot", "layout"):
         notebook.measure_techniques(settings_for("tts_angular"), "layuot")
+
+
+def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = Outcome("", "", 1.0, "no memory left", {}, {}, {}, [])
+    monkeypatch.setattr(task, "measure", lambda *_, **__: failed)
+    with pytest.raises(RunFailed, match="no memory left"):
+        waterfall_of({"amp_level": "O0", "processes": 1})

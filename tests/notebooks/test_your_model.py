@@ -91,6 +91,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "The loss does not depend on the model's parameters. Leave out `.detach()`",
         "return F.cross_entropy(logits, y).detach()",
     ),
+    "a loss that is not finite at once": (
+        changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).log()"),
+        "The loss of the first batch is -inf.",
+        "return F.cross_entropy(logits, y) + (logits.sum() * 0).log()",
+    ),
     "a gradient that is NaN at once": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).sqrt()"),
         "The gradient of `first.weight` is not finite in the first step. Look for `sqrt(0)`",
@@ -101,6 +106,21 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
         ),
         "not Output. Take its tensor: `.logits`",
+        RETURN_LOSS,
+    ),
+    "a tuple from the model": (
+        changed(RETURN_LOGITS, "return self.second(self.first(x).relu()), x"),
+        "not tuple. Take the element that you mean: `[0]`, say.",
+        RETURN_LOSS,
+    ),
+    "nothing from the model": (
+        changed(RETURN_LOGITS, "self.second(self.first(x).relu())"),
+        "not NoneType. Is a `return` missing?",
+        RETURN_LOSS,
+    ),
+    "a class that the model has no output for": (
+        changed("torch.randint(3,", "5 + torch.randint(1,"),
+        "Target 5 is out of bounds. Classes count from 0",
         RETURN_LOSS,
     ),
     "a layer of another size": (
@@ -123,6 +143,16 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "`build_model` is called as `build_model()`, and takes (width).",
         "def build_model(width):",
     ),
+    "loss with three arguments": (
+        changed("def loss(model, batch):", "def loss(model, x, y):"),
+        "`loss` is called as `loss(model, batch)`, and takes (model, x, y).",
+        "def loss(model, x, y):",
+    ),
+    "make_batch without a generator": (
+        changed("def make_batch(batch_size, generator):", "def make_batch(batch_size):"),
+        "`make_batch` is called as `make_batch(batch_size, generator)`, and takes (batch_size).",
+        "def make_batch(batch_size):",
+    ),
     "no batch": (
         changed("    return x, y", "    x, y"),
         "Make_batch returns nothing (None). Is a `return` missing?",
@@ -135,6 +165,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "array a tensor."
         ),
         "return x.numpy(), y.numpy()",
+    ),
+    "a batch of one array and a tensor": (
+        changed("    return x, y", "    return x.numpy(), y"),
+        "`torch.from_numpy(array)` makes it a tensor.",
+        RETURN_LOGITS,
     ),
     "a batch of another size": (
         changed("torch.randn(batch_size, 8,", "torch.randn(7, 8,").replace("(batch_size,)", "(7,)"),
@@ -151,6 +186,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         ),
         "The model has no parameters to train. Make its layers attributes of the module",
         "return Model()",
+    ),
+    "no model": (
+        changed("return Model()", "Model()"),
+        "must return a `torch.nn.Module`, and returns nothing (None): is a `return` missing?",
+        "def build_model():",
     ),
     "a class for a model": (
         changed("return Model()", "return Model"),
@@ -248,7 +288,9 @@ def test_a_cell_without_the_three_functions_is_refused(
 def test_a_cell_that_is_right_is_settled_and_the_same_cell_is_found_again(
     settings_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = torch.get_rng_state()
     settings = settings_of(CELL)
+    assert torch.equal(torch.get_rng_state(), before)  # the first pass draws from its own
     assert settings.task.optimizer.in_words == "AdamW, lr 0.001"
     assert (settings.train.batch_size, settings.processes) == (BATCH_SIZE, 1)
     shown = capsys.readouterr().out
@@ -324,6 +366,24 @@ def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
     assert text.splitlines()[1].strip().startswith("your cell, line ") and text.endswith(line)
     assert len(text.splitlines()) == 2
     assert not list(runs_dir.glob("*"))
+
+
+@pytest.mark.slow
+def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(
+    tmp_path: Path, checkout: Path
+) -> None:
+    source, begins, line = MISTAKES["a loss that is a vector"]
+    made = "from gallery_lib.tasks.domains.own_functions import task_from\n"
+    made += "TASK = task_from(build_model, loss, make_batch)\n"
+    (tmp_path / "mine.py").write_text(source + made)
+    command = [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model"]
+    variables = {**os.environ, "PYTHONPATH": str(checkout)}
+    words = [*command, f"{tmp_path}/mine.py:TASK"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, env=variables)
+    assert result.returncode == 2
+    message, shown = result.stderr.splitlines()[-2:]
+    assert message == f"error: {begins.replace('[4]', '[8]')}"
+    assert shown.startswith("  mine.py, line ") and shown.endswith(line)
 
 
 def test_a_task_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:

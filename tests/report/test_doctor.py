@@ -52,6 +52,8 @@ def test_advice_names_the_phase_that_limits(measured: Results) -> None:
     ):
         run = changed(measured, phase_seconds=phases)
         assert findings(run)[0].startswith(said)
+    many = changed(measured, phase_seconds=rest, page_faults=40_000.0)
+    assert findings(many)[0].startswith("some 10% of the step are 40,000 page faults")
     config = {**measured.config, "amp_level": "O1"}
     run = changed(measured, phase_seconds={"input": 0.5}, config=config)
     run.environment["isa"] = ["avx512f"]

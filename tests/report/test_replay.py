@@ -105,6 +105,13 @@ def test_the_title_of_the_scatter_says_where_the_tuner_gains_most_and_where_noth
     assert scatter(none, {}).title.splitlines()[0] == "The tuner gains nothing that is certain"
 
 
+def test_a_gain_whose_interval_holds_one_is_none(tmp_path: Path) -> None:
+    unsure = swept(tmp_path, synthetic_sweep.cell("alexnet", 2, acc_ratio_low=0.98))
+    assert scatter(unsure, {}).title.startswith("The tuner gains nothing that is certain")
+    assert "the tuner gains nothing" in throughput(unsure.cells, unsure.hosts, {}).title
+    assert model_rows(unsure)[1][-1] == "nowhere"
+
+
 def test_a_table_says_for_which_models_more_hosts_pay_and_where_the_tuner_gains(
     tmp_path: Path,
 ) -> None:

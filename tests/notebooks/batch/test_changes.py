@@ -10,7 +10,7 @@ import pytest
 from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
-from gallery_lib.notebooks.batch.changes import Batch, Change, changes, read_batch
+from gallery_lib.notebooks.batch.changes import Batch, Change, changes, read_batch, text
 
 SETS = Path(__file__).parent / "sets"
 """Two made-up result sets in the shape that benchmarks/gallery.py writes."""
@@ -63,6 +63,13 @@ def test_notebooks_of_one_side_only_are_shown_and_not_judged() -> None:
         Change("gone", "passed, 1 min 40 s", "absent"),
         Change("new", "absent", "passed, 1 min 40 s"),
     ]
+
+
+def test_another_machine_is_said() -> None:
+    here, there = {"cpu": "A CPU", "cores": 2}, {"cpu": "A CPU", "cores": 8}
+    said = text(Batch({}, here), Batch({}, there))
+    assert "Not measured under the same conditions (cores: 2 → 8)." in said
+    assert "same conditions" not in text(Batch({}, here), Batch({}, here))
 
 
 def test_of_two_result_sets_the_planted_regression_is_marked_and_the_noise_is_not(
