@@ -95,11 +95,11 @@ def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_used(
 
 
 def test_another_format_is_refused_and_not_passed_over(saved: Path) -> None:
-    number = folders.FORMAT + 1
     path = saved / "step-00000003" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": number, "news": 1}))
-    with refused("resume", f"format {number}", str(folders.FORMAT)):
-        checkpoint(saved)
+    for number in (folders.FORMAT - 1, folders.FORMAT + 1):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": number, "news": 1}))
+        with refused("resume", f"format {number}", str(folders.FORMAT)):
+            checkpoint(saved)
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:

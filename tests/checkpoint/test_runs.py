@@ -15,6 +15,7 @@ from typing import Any
 import bucket_task
 import psutil
 import pytest
+import tiny_task
 from checkpoint.kills import kill_and_go_on, results_of, started
 from refusal import refused
 from worker_processes import workers_of
@@ -24,6 +25,8 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison.compare import compare
+from gallery_lib.train import checkpoints
+from gallery_lib.train.resolved import resolve
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step, read_steps
 
@@ -173,6 +176,20 @@ def test_a_killed_rank_leads_to_a_restart_from_the_last_checkpoint(tmp_path: Pat
     assert _finished(undisturbed, 2).loss == results.loss
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_checkpoint_of_either_backend_is_gone_on_with_by_the_other(tmp_path: Path) -> None:
+    curves = []
+    for before, after in ((False, False), (False, True), (True, False)):
+        values = {"run_dir": str(tmp_path / f"{before}-{after}"), "checkpoint_every": "10"}
+        _finished(tiny_task.config(max_steps=10, compiler_opt=before, **values))
+        (Path(values["run_dir"]) / "results.json").unlink()
+        config = tiny_task.config(max_steps=20, compiler_opt=after, resume="auto", **values)
+        curves.append([loss for _, loss in _finished(config).loss["curve"]])
+    assert len(curves[0]) == 20
+    assert curves[1:] == [pytest.approx(curves[0], rel=1e-4)] * 2
+
+
 @pytest.mark.slow
 def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -184,6 +201,11 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
     for options, name in (({"lr": 0.5}, "lr"), ({"model": "tts_angular"}, "model")):
         with refused(name, "step-00000004"):
             _finished(bucket_task.config(**{**values, "resume": "auto", **options}))
+    others = {"batch_size": 3, "seed": 1, "lr_schedule": "cosine", "amp_level": "O1"}
+    for name, value in {**others, "weight_decay": 0.5, "max_grad_norm": 2.0}.items():
+        other = bucket_task.config(**{**values, "resume": "auto", name: value})
+        with refused(name, "step-00000004"):
+            checkpoints.choose(resolve(other, local_processes=1, run_dir=str(run_dir)))
     newest = run_dir / "checkpoints" / "step-00000004"
     shutil.copy(newest / "rank-00000.pt", newest / "training.pt")
     _finished(bucket_task.config(**{**values, "resume": "auto"}))
@@ -218,11 +240,16 @@ def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) ->
     ("options", "launch_options", "name"),
     [
         ({"checkpoint_every": "often"}, {}, "checkpoint_every"),
+        ({"checkpoint_every": "0"}, {}, "checkpoint_every"),
         ({"resume": "auto"}, {}, "resume"),
         ({"resume": "/no/such/folder"}, {}, "resume"),
+        ({"resume": "/"}, {}, "resume"),
+        ({"model": "/no/such/file.py:TASK"}, {}, "model"),
         ({}, {"max_restarts": 3}, "max_restarts"),
         ({}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "nnodes"),
         ({"checkpoint_every": "5"}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "run_dir"),
+        ({"checkpoint_every": "5"}, {"nnodes": "2:1", "master_addr": "192.0.2.1"}, "nnodes"),
+        ({}, {"master_addr": "a b"}, "master_addr"),
     ],
 )
 def test_options_that_say_nothing_are_refused_before_a_start(

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from gallery_lib import accelerate
-from gallery_lib.checkpoint import Checkpoint
+from gallery_lib.checkpoint import Checkpoint, state
 from gallery_lib.config import Config
 from gallery_lib.system.processes import search_path
 
@@ -131,9 +131,46 @@ def test_a_second_one_is_refused_until_the_first_is_closed(tmp_path: Path) -> No
     Checkpoint(tmp_path / "both", model=both, every=10).close()
 
 
+def test_a_checkpoint_holds_several_models_and_optimizers(tmp_path: Path) -> None:
+    def train(folder: Path, last: int) -> list[float]:
+        torch.manual_seed(0)
+        nets = nn.ModuleDict({"generator": nn.Linear(3, 4), "critic": nn.Linear(4, 1)})
+        optimizers = [torch.optim.Adam(net.parameters(), 0.05) for net in nets.values()]
+        schedulers = [torch.optim.lr_scheduler.StepLR(one, 2) for one in optimizers]
+        lists = {"optimizer": optimizers, "scheduler": schedulers}
+        checkpoint, losses = Checkpoint(folder, model=nets, **lists, every=1), []
+        while checkpoint.steps < last:
+            output = nets["critic"](nets["generator"](torch.full((2, 3), checkpoint.steps / 20)))
+            loss = (output - 1).square().mean()
+            nets.zero_grad()
+            loss.backward()
+            for part in (*optimizers, *schedulers):
+                part.step()
+            losses.append(loss.item())
+            checkpoint.step()
+        checkpoint.close()
+        return losses
+
+    halves = train(tmp_path / "halves", 4) + train(tmp_path / "halves", 8)
+    assert halves == train(tmp_path / "whole", 8) and len(halves) == 8
+
+
+def test_what_error_feedback_has_kept_is_saved_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(state, "comm_state_dict", lambda model: {"kept": torch.arange(3.0)})
+    monkeypatch.setattr(state, "load_comm_state_dict", lambda model, kept: loaded.append(kept))
+    for _ in range(2):
+        checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), every=1)
+        checkpoint.step()
+        checkpoint.close()
+    assert [kept["kept"].tolist() for kept in loaded] == [[0.0, 1.0, 2.0]]
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     parts = Training().parts()
-    for every in ("soon", "0"):
+    for every in ("soon", "0", "-3", "1.5"):
         with refused("every", every):
             Checkpoint(tmp_path, **parts, every=every)
     with refused("loader", "list"):

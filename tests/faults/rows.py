@@ -77,7 +77,7 @@ def _outputs() -> Iterator[Row]:
                 *(kind, f"{name}, {output}", words),
                 codes=codes,
                 output=output,
-                seconds=300,
+                seconds=300 if name == "compare" else 60,
                 quick=(name, output) == ("train", "head"),
             )
     yield Row(*(kind, "bytes that are no text", train("PRINTS", steps=6)), there=("results.json",))
@@ -101,13 +101,14 @@ def _signals() -> Iterator[Row]:
                 (*codes, 0, *(INTERRUPTED if name == "run a notebook" else ())),
                 seconds=15,
             )
-    yield Row(
-        *("signals", "SIGKILL in training", train()),
-        wait_for_steps(3, send(signal.SIGKILL)),
-        (-signal.SIGKILL,),
-        seconds=15,
-        lines=99,
-    )
+    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
+        yield Row(
+            *("signals", f"{number.name} in training", train()),
+            wait_for_steps(3, send(number)),
+            (-number,),
+            seconds=15,
+            lines=99,
+        )
     name = "run a script on two processes"
     yield Row(
         *("signals", "a script on two processes is interrupted", EVERY[name]),

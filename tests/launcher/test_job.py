@@ -78,12 +78,15 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
 ) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
     assert one is not None
+    curves = []
     for torchrun in (True, False):
         two = finished(config(batch_size=4, run_dir=str(tmp_path / str(torchrun))), TWO, torchrun)
         assert two is not None and two.world_size == 2
         for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
             assert a == pytest.approx(b, rel=1e-4)
         assert one.metrics == two.metrics
+        curves.append(two.loss["curve"])
+    assert curves[0] == curves[1]
     assert not (tmp_path / "False" / "rendezvous").exists()
 
 

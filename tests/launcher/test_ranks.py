@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_task import config as tiny_config
 
+from gallery_lib.launcher import forked
 from gallery_lib.launcher.forked import Ending, StoppedRanks, report_killed
 from gallery_lib.system.json_files import read_json
 from gallery_lib.train.failure import ErrorReport
@@ -60,6 +62,24 @@ def test_a_run_that_was_paused_as_a_whole_goes_on(processes, tmp_path: Path) -> 
         one.send_signal(signal.SIGCONT)
     watched(watch, processes, 1.5)
     assert [one.poll() for one in processes] == [None, None] and not list(tmp_path.iterdir())
+
+
+def test_a_pause_of_the_watch_itself_does_not_count_and_the_last_rank_is_ended(
+    processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes[0].kill()
+    processes[0].wait()
+    processes[1].send_signal(signal.SIGSTOP)
+    while psutil.Process(processes[1].pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    times = iter((0.0, 0.0, 1.2, 7.2, 8.4, 9.6, 10.8))
+    monkeypatch.setattr(forked, "now", lambda: next(times))
+    watch = StoppedRanks(LIMIT_SECONDS, tmp_path)
+    for _ in range(5):
+        watch.look({n: one.pid for n, one in enumerate(processes)})
+        assert not list(tmp_path.iterdir())
+    watch.look({n: one.pid for n, one in enumerate(processes)})
+    assert processes[1].wait(timeout=20) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

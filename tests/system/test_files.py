@@ -94,6 +94,14 @@ def test_an_error_of_writing_names_the_file(tmp_path: Path) -> None:
     assert _names(tmp_path) == []
 
 
+def test_two_writers_of_a_file_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        first.write("first")
+        second.write("second")
+    assert path.read_text() == "first" and _names(tmp_path) == ["a"]
+
+
 def test_a_file_has_the_permissions_that_the_user_wants(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -146,6 +154,15 @@ def test_the_lock_goes_with_its_holder_however_that_ends(path: Path, number: int
             with contextlib.suppress(subprocess.TimeoutExpired):
                 holder.wait(1)
         assert not _is_held(path)
+
+
+def test_a_command_that_the_holder_started_does_not_hold_the_lock(path: Path) -> None:
+    with locked(path):
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        assert child.poll() is None and not _is_held(path)
+    finally:
+        child.communicate()
 
 
 def test_a_process_that_was_forked_meanwhile_holds_the_lock_too(path: Path) -> None:

@@ -90,6 +90,7 @@ UPPER = {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}
         ("cgroup2", "/a/b", "/", UPPER, 3.0),  # a cgroup above it counts
         ("cgroup2", "/a", "/", {"a/cpu.max": "max 100000"}, None),
         ("cgroup2", "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container
+        ("cgroup2", "/", "/", {"cpu.max": "1600000 100000"}, 16.0),  # above the affinity mask
         ("cgroup", "/a", "/", of_first("a/", "40000", "20000"), 2.0),
         ("cgroup", "/a", "/", of_first("a/", "-1", "20000"), None),
         ("cgroup", "/docker/x", "/docker/x", of_first("", "100000", "100000"), 1.0),
@@ -109,7 +110,7 @@ def test_the_least_quota_of_the_own_cgroup_and_those_above_cuts_the_cores(
     assert hardware.cpu_quota(machine(tmp_path, kind, own, root, files)) == quota
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5})
     monkeypatch.setattr(hardware, "cpu_quota", lambda: quota)
-    assert hardware.cores() == {None: 4, 0.5: 1}.get(quota, int(quota or 0))
+    assert hardware.cores() == {None: 4, 0.5: 1, 16.0: 4}.get(quota, int(quota or 0))
 
 
 def test_without_cgroups_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,8 @@ def test_baseline_and_candidate_have_the_precision_of_the_machine_unless_one_is_
     assert level() == level(compiler_opt=True) == ("O1" if has_units else "O0")
     assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
     assert precision.described(TrainConfig(), "cpu") == f"{words} (auto)"
+    with refused("amp_dtype", "fp16"):
+        precision.described(TrainConfig(amp_level="O1", amp_dtype="fp16"), "cpu")
     emulated = precision.notice(torch.bfloat16, "cpu", accelerated=False)
     assert (emulated is not None and "Use --amp_level=O0" in emulated) == (not has_units)
     assert precision.notice(torch.bfloat16, "cpu", accelerated=True) is None
