@@ -10,6 +10,7 @@ are left to torch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from itertools import chain
@@ -58,11 +59,12 @@ def _step(name: str, columns: Sequence[Column | None], names: Sequence[str], *op
     torch.autograd.graph.increment_version(changed)
 
 
-def _moments_step(
-    name: str,
-    columns: Sequence[Column],
+def adam_(
+    weights: Column,
+    gradients: Column,
+    averages: Column,
+    squares: Column,
     steps: Sequence[float],
-    factors: Sequence[float],
     *,
     lr: float,
     betas: tuple[float, float],
@@ -70,46 +72,29 @@ def _moments_step(
     weight_decay: float,
     decoupled_weight_decay: bool,
     maximize: bool,
-) -> None:
-    numbers: Any = FLOAT * len(steps)
-    rates = numbers(*[lr / (1.0 - betas[0] ** step) for step in steps])
-    second = numbers(*factors)
-    decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    places = ctypes.addressof(rates), ctypes.addressof(second), len(rates)
-    names, sign = ("weights", "gradients", "averages", "squares"), -1.0 if maximize else 1.0
-    _step(name, columns, names, *betas, decay, eps, sign, keep, *places)
-
-
-def adam_(
-    weights: Column,
-    gradients: Column,
-    averages: Column,
-    squares: Column,
-    steps: Sequence[float],
-    **options: Any,
+    rule: str = "adam",
 ) -> None:
     """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
 
-    `steps[i]` is the number of tensor i's step, from 1. Options are torch's: lr, betas, eps,
-    weight_decay, decoupled_weight_decay and maximize.
+    `steps[i]` is the number of tensor i's step, from 1. Options are torch's.
     """
-    beta2 = options["betas"][1]
-    roots = [1.0 / math.sqrt(1.0 - beta2**step) for step in steps]
-    _moments_step("adam", [weights, gradients, averages, squares], steps, roots, **options)
+    numbers: Any = FLOAT * len(steps)
+    rates = numbers(*[lr / (1.0 - betas[0] ** step) for step in steps])
+    roots = [math.sqrt(1.0 - betas[1] ** step) for step in steps]
+    if rule == "adam":
+        factors = numbers(*[1.0 / root for root in roots])
+    else:
+        rectified = [_rectified(betas[1], step) for step in steps]
+        factors = numbers(*[r * root for r, root in zip(rectified, roots, strict=True)])
+    decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
+    places = ctypes.addressof(rates), ctypes.addressof(factors), len(rates)
+    names, sign = ("weights", "gradients", "averages", "squares"), -1.0 if maximize else 1.0
+    columns = [weights, gradients, averages, squares]
+    _step(rule, columns, names, *betas, decay, eps, sign, keep, *places)
 
 
-def radam_(
-    weights: Column,
-    gradients: Column,
-    averages: Column,
-    squares: Column,
-    steps: Sequence[float],
-    **options: Any,
-) -> None:
-    """Run one step of RAdam in place; arguments are those of `adam_`."""
-    beta2 = options["betas"][1]
-    rectifiers = [_rectified(beta2, step) * math.sqrt(1.0 - beta2**step) for step in steps]
-    _moments_step("radam", [weights, gradients, averages, squares], steps, rectifiers, **options)
+radam_ = functools.partial(adam_, rule="radam")
+"""Run one step of RAdam in place; arguments are those of `adam_`."""
 
 
 def _rectified(beta2: float, step: float) -> float:

@@ -97,10 +97,7 @@ class SyncFree(torchs_step.PickledAsTorchs):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; return the closure's loss, or None without a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torchs_step.loss_of(closure)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         work = []
         for group in self.param_groups:

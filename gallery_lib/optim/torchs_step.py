@@ -6,6 +6,7 @@ the closure was called, and the hooks are around this package's step. So neither
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,15 +34,15 @@ class PickledAsTorchs(torch.optim.Optimizer):
         return result
 
 
-class ByGroup(PickledAsTorchs):
+class ByGroup(PickledAsTorchs, abc.ABC):
     """Base of optimizers that take the groups that suit them; torch's class takes the others."""
 
+    @abc.abstractmethod
     def _take_group(self, group: dict[str, Any], step: Any) -> bool:
         """Take the step of a group; return False, with nothing changed, where torch has to.
 
         `step` is the bound step of torch's class.
         """
-        raise NotImplementedError
 
     def _may_run(self) -> bool:
         """Return whether groups are looked at; otherwise torch's class takes the whole step."""
@@ -50,10 +51,7 @@ class ByGroup(PickledAsTorchs):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; return the closure's loss, or None without a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         if not self._may_run():
             take(self, super().step, self.param_groups)
             return loss
@@ -61,6 +59,14 @@ class ByGroup(PickledAsTorchs):
             if not self._take_group(group, super().step):
                 take(self, super().step, [group])
         return loss
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Return the loss of a step's closure, which needs gradients; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def take(optimizer: torch.optim.Optimizer, step: Any, groups: Sequence[dict[str, Any]]) -> None:

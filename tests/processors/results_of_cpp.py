@@ -45,14 +45,15 @@ def optimizers() -> Results:
     adam = {"betas": (0.9, 0.99), "eps": 1e-8, **rates}
     for decoupled in (False, True):
         for step in (1, 7):
-            for function in (cpu_optimizers.adam_, cpu_optimizers.radam_):
+            for name in ("adam_", "radam_"):
                 rows = [[drawn(size, seed=seed) for size in SIZES] for seed in range(4)]
                 for squares in rows[3]:
                     squares.abs_()
+                function = getattr(cpu_optimizers, name)
                 function(*rows, [step] * len(SIZES), decoupled_weight_decay=decoupled, **adam)
                 for column in (0, 2, 3):
                     yield (
-                        f"{function.__name__} {decoupled} {step} {column}",
+                        f"{name} {decoupled} {step} {column}",
                         torch.cat(rows[column]),
                     )
     for momentum in (0.0, 0.9):
