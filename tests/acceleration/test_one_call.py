@@ -56,6 +56,8 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set():
         config.compute.fp61 = True
     with refused("prefetch", -1, 0):
         config.loader.prefetch = -1
+    with refused("keep_activations", 1.5):
+        config.compiler.keep_activations = 1.5
     with refused("loader", "Config.loader=3", "Loader"):
         config.loader = 3
     with refused("layout", "'nhwc'", "contiguous", "channels_last"):
@@ -119,6 +121,9 @@ def test_a_second_call_on_the_same_model_is_refused(build):
     once, _ = accelerate(model(), None, config)
     assert once.device == torch.device("cpu") and not torch.distributed.is_initialized()
     assert (techniques(once) == {}) is (build == Config.plain)
+    with once.no_sync():  # docs/guides/own_code.md: with one process, too
+        once(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert once[0].weight.grad is not None
     with refused("model", "twice"):
         accelerate(once, None, config)
 

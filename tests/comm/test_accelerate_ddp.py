@@ -124,18 +124,29 @@ def test_memory_shared_within_a_host_has_no_name_that_a_kill_could_leave_behind(
 
 @pytest.mark.parametrize("values", DYNAMIC, ids=str)
 @pytest.mark.parametrize(
-    "training",
-    ["unused_parameters", "uneven_batches", "two_models_one_frozen_midway", "accumulation"],
+    ("training", "most"),
+    [
+        ("unused_parameters", 1e-6),
+        ("uneven_batches", 1e-6),
+        ("two_models_one_frozen_midway", 1e-6),
+        ("accumulation", 1e-5),
+    ],
 )
 def test_trainings_give_the_values_of_plain_ddp(
-    two_by_two: Ranks, training: str, values: dict
+    two_by_two: Ranks, training: str, most: float, values: dict
 ) -> None:
-    assert max(two_by_two.call(f"averages.{training}", values)) < 1e-5
+    assert max(two_by_two.call(f"averages.{training}", values)) < most
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"hierarchical": True}, {"wire": "int8"}, {"streams": 2, "bucket_mb": 0.004}],
+    [
+        {},
+        {"hierarchical": True},
+        {"wire": "int8"},
+        {"wire": "powersgd"},
+        {"streams": 2, "bucket_mb": 0.004},
+    ],
     ids=str,
 )
 def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(
@@ -160,7 +171,15 @@ def test_a_step_with_such_a_gradient_can_be_skipped(
     assert all(each["finite"] for each in found) and len({each["sum"] for each in found}) == 1
 
 
-@pytest.mark.parametrize("values", [{"wire": "int8"}, {"wire": "powersgd", "powersgd_rank": 2}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"wire": "int8"},
+        {"wire": "int8", "hierarchical": True},
+        {"wire": "powersgd", "powersgd_rank": 2},
+    ],
+    ids=str,
+)
 def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(
     two_by_two: Ranks, values: dict
 ) -> None:

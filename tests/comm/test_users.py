@@ -103,6 +103,7 @@ def test_hierarchical_averages_doubles_in_double_precision() -> None:
     [
         ({"wire": "bf16"}, 2**-6),
         ({"wire": "fp16"}, 2**-8),
+        ({"wire": "int8"}, 4 / 127),
         ({"wire": "int8", "hierarchical": True}, 4 / 127),
     ],
     ids=str,

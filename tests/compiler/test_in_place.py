@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from gallery_lib.compiler import backend as backends
 from gallery_lib.compiler import notices
 from gallery_lib.compiler.backend import compile_calls
+from gallery_lib.config import Compiler
 
 LIMIT = 8
 """Compilations of a function at which Dynamo stops, unless a test before has raised it."""
@@ -121,3 +123,37 @@ def test_modules_that_are_alike_share_a_graph_and_a_copy_of_one_is_not_compiled(
     assert (backend.graphs, backend.calls) == (1, 20)
     copy.deepcopy(modules[0])(torch.randn(3, 4))
     assert backend.calls == 20
+
+
+class Two(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.second(self.layer(x).relu())
+
+
+@pytest.mark.parametrize(
+    "build", [Two, lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))]
+)
+def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build, monkeypatch):
+    def traced(model, *_):
+        compile_calls([model], backend="aot_eager")
+        return "aot_eager"
+
+    monkeypatch.setitem(backends._BACKENDS, "inductor", traced)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = build()
+    ours = copy.deepcopy(plain)
+    backends.compile_model(ours, Compiler(), torch.device("cpu"))
+    for trained in (False, True, False, True):
+        for _ in range(2):
+            x, gradients = torch.randn(3, 4), []
+            for model in (plain, ours):
+                next(model.children()).requires_grad_(trained)
+                model.zero_grad()
+                model(x).square().mean().backward()
+                gradients.append([p.grad for p in model.parameters()])
+            torch.testing.assert_close(*gradients)

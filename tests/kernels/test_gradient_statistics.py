@@ -92,6 +92,11 @@ def test_one_infinity_or_nan_anywhere_is_found(size, place, bad, dtype, offset, 
     assert math.isnan(norm) if math.isnan(bad) else norm == math.inf
 
 
+def test_the_largest_finite_values_are_not_taken_for_infinite():
+    for dtype in ELEMENTS:
+        assert found([torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)])[1] == 0.0
+
+
 def test_every_element_counts_once():
     size = 2 * 8192 + 5
     for dtype in ELEMENTS:

@@ -137,7 +137,10 @@ def test_every_step_has_the_learning_rate_of_the_updates_done_before_it(schedule
             ours = SkipAware(SCHEDULES[schedule](optimizer))
             optimizer.load_state_dict(saved[0])
             ours.load_state_dict(saved[1])
-            assert saved[1]["last_epoch"] == torchs(schedule, 2)[0].last_epoch
+            theirs, rates = torchs(schedule, 2)
+            assert saved[1]["last_epoch"] == theirs.last_epoch
+            assert saved[1]["_last_lr"] == rates
+            assert [group["lr"] for group in saved[0]["param_groups"]] == rates
         assert step(optimizer, ours, number in SKIPPED) == torchs(schedule, updates)[1]
         updates += number not in SKIPPED
     assert ours.get_last_lr() == torchs(schedule, updates)[1]

@@ -125,6 +125,17 @@ def test_groups_schedulers_closures_and_missing_gradients_work_as_in_torch():
     assert results[0] == pytest.approx(results[1], rel=1e-7)
 
 
+def test_a_learning_rate_in_float64_on_the_host_stays_exact():
+    values = []
+    for package in (sync_free, torch.optim):
+        weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = package.SGD([weight], lr=torch.tensor(0.1, dtype=torch.float64))
+        weight.grad = torch.full_like(weight, 1 / 3)
+        optimizer.step()
+        values.append(weight.detach())
+    torch.testing.assert_close(*values, rtol=1e-15, atol=0)
+
+
 def test_a_copy_goes_on_where_the_original_is():
     net = model()
     optimizer = PAIRS[0].ours(net.parameters())
