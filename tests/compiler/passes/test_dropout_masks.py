@@ -67,7 +67,7 @@ def test_no_bit_of_a_step_changes(sizes):
     ours = trained(model, vector=True, sizes=sizes)
     drawn = operators.counts() - before
     # The mask beside the numbers is drawn, too: its numbers are the same.
-    assert drawn[NAME, operators.KERNEL] >= 3 * len(sizes)
+    assert drawn[NAME, operators.KERNEL] == 4 * len(sizes)
     for one, other in zip(plain, ours, strict=True):
         assert torch.equal(one, other)
     assert any((one == 0).any() and (one != 0).any() for one in ours)
