@@ -100,8 +100,9 @@ def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server, tmp_pat
 @pytest.mark.slow
 def test_a_minute_of_drawn_trainings_are_those_of_plain_pytorch():
     """`python -m tests.against_torch --hours 1` is the long version."""
-    tally = battery(SEED, 60.0, jobs=1)
-    assert tally.total
+    # The first 25 cases of this seed have no Inductor, which may take a minute to compile.
+    tally = battery(23, 60.0, jobs=1)
+    assert tally.total > 20
     assert not tally.failures, "\n".join(
         f"--case '{failure.case.json()}'" for failure in tally.failures
     )

@@ -89,7 +89,7 @@ def test_a_damaged_or_moved_environment_is_made_anew(copy, tmp_path):
     assert "uv venv" in copy.notes()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_after_an_interruption_the_next_run_starts_the_environment_anew(copy, sent):
     """All that the installation has started is gone when the script ends."""
     (copy.root / "slow").write_text("60")
