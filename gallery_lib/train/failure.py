@@ -172,7 +172,7 @@ def of_run(
     kind = getattr(errors, first.type, None) if first is not None else None
     if first is not None and isinstance(kind, type) and issubclass(kind, RunFailed):
         line = f"\n  {first.own_line}" if first.own_line else ""
-        return kind(f"the run in {run_dir}: {first.message}.{line}")
+        return kind(f"the run in {run_dir}: {first.message.rstrip('.')}.{line}")
     log = "\n".join(last_lines) or "(nothing was logged)"
     failed = RunFailed(
         f"the run in {run_dir} did not finish: {_reason(run_dir, code, first, output)}\n"
