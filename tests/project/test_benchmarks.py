@@ -45,7 +45,7 @@ def test_a_benchmark_measures_and_its_file_has_the_table(
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_an_option_and_two_checkouts_are_measured_in_turns(
+def test_an_option_is_measured_in_turns(
     command: Callable[..., Any], checkout: Path
 ) -> None:
     option, sizes = "compiler.all_batch_norms", ("--image_size=32", "--batch_size=2")
