@@ -45,9 +45,7 @@ def test_a_benchmark_measures_and_its_file_has_the_table(
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_an_option_is_measured_in_turns(
-    command: Callable[..., Any], checkout: Path
-) -> None:
+def test_an_option_is_measured_in_turns(command: Callable[..., Any], checkout: Path) -> None:
     option, sizes = "compiler.all_batch_norms", ("--image_size=32", "--batch_size=2")
     of_option = (option, "--model=resnet18", *sizes, "--rounds=2", "--block_steps=2")
     done = command("one_option.py", *of_option)
