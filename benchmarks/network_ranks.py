@@ -1,6 +1,6 @@
 """What network.py does in each process under torchrun: strategies of averaging take turns.
 
-`train` trains a task with real batches, `replay` replays recorded timelines
+`train` trains a task with real batches, `replay` replays a recorded timeline
 (gallery_lib/measure/replay): communication uses the network between the processes, computation is
 waiting. A step takes as long as on the slowest rank. Rates without a word are of one device, as in
 `440/s`; that of all devices together is named.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,13 @@ from torch import Tensor, nn
 from gallery_lib import stats, tasks
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step_in_backward
-from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
+from gallery_lib.comm.tuner import PLAIN, candidates
 from gallery_lib.config import Comm, ReplayConfig, TrainConfig
 from gallery_lib.config.options import check_value, option
 from gallery_lib.console.table import seconds, short_rate
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay.model import Replay
-from gallery_lib.measure.replay.timeline import Timeline, read_timeline
+from gallery_lib.measure.replay.timeline import read_timeline
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json
@@ -268,31 +267,12 @@ def _say(replay: Replay, what: str) -> None:
         print(f"{replay.timeline.task}, {what}", file=sys.stderr, flush=True)
 
 
-def tuned(
-    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
-) -> dict[str, Blocks]:
-    """Return the step times of DDP's own strategy and of the tuner's choice, by turn.
-
-    A choice is measured again, beside DDP's own strategy: a best of several is likely to have had
-    luck. Where DDP's own strategy is kept, the tuner's measurement of it stands.
-    """
-    tuner = Tuner(
-        model, strategies, rounds=config.rounds, block_steps=config.block_steps, keep=False
-    )
-    steps = 0
-    while tuner.choice is None:
-        _say(replay, f"tuning, {steps} steps")
-        replay.train_step(model)
-        steps += 1
-    if tuner.choice == PLAIN:
-        blocks = tuner.measured[PLAIN]
-        return {PLAIN: [[step / config.stretch for step in block] for block in blocks]}
-    chosen = {name: strategies[name] for name in (PLAIN, tuner.choice)}
-    return in_turns(model, replay, chosen, config)
-
-
-def _measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
-    """Return the figures of one timeline, on every rank."""
+def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
+    """Measure the timeline and return the exit code; rank 0 writes the figures."""
+    timeline = read_timeline(words.timeline)
+    torch.set_num_threads(1)
+    allocator.give_back()  # DDP makes its buckets anew at every turn
+    process_group.ensure_initialized()
     hosts = topology.find()
     replay = Replay(
         timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True
@@ -300,34 +280,22 @@ def _measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str
     model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1
     strategies = {PLAIN: Comm()} if alone else ways_of_replay(config, hosts)
-    several = choose and len(strategies) > 1
-    times = (tuned if several else in_turns)(model, replay, strategies, config)
-    model.zero_grad(set_to_none=True)  # gradients may be views of buckets and keep them alive
+    times = in_turns(model, replay, strategies, config)
     accelerate_ddp(model, Comm())  # ends the threads and process groups of the strategy
-    return {
-        "processes_by_host": [len(ranks) for ranks in hosts.hosts],
-        "offered": list(strategies),
-        "ways": figures({name: strategies[name] for name in times}, times),
-    }
-
-
-def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
-    """Measure all timelines and return the exit code; rank 0 writes OUT/NAME.json of each."""
-    timelines = {path: read_timeline(path) for path in words.timelines}
-    torch.set_num_threads(1)
-    allocator.give_back()  # DDP makes its buckets anew at every turn
-    process_group.ensure_initialized()
-    for path, timeline in timelines.items():
-        found = _measure(timeline, config, words.strategies == "tuned")
-        gc.collect()
-        if process_group.rank() == 0:
-            about = {
-                **dataclasses.asdict(timeline),
-                "gradients": len(timeline.gradients),
-                "gradient_bytes": timeline.gradient_bytes,
-            }
-            where = hardware.describe(hardware.machine_facts())
-            options = dataclasses.asdict(config)
-            head = {"replay": options, "timeline": about, "replayed_on": where}
-            write_json(words.out / path.name, {**head, **found})
+    if process_group.rank() == 0:
+        about = {
+            **dataclasses.asdict(timeline),
+            "gradients": len(timeline.gradients),
+            "gradient_bytes": timeline.gradient_bytes,
+        }
+        write_json(
+            words.out,
+            {
+                "replay": dataclasses.asdict(config),
+                "timeline": about,
+                "replayed_on": hardware.describe(hardware.machine_facts()),
+                "processes_by_host": [len(ranks) for ranks in hosts.hosts],
+                "ways": figures(strategies, times),
+            },
+        )
     return 0

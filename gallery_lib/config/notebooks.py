@@ -121,5 +121,5 @@ class CommunicationNotebookConfig:
 class PerformanceDataConfig:
     """Parameters of the notebook performance_data."""
 
-    sweep: str | None = None
-    """Table of a sweep, or the folder that it is in. Default: the newest in benchmarks/results/."""
+    table: str = "benchmarks/results/epyc-avx2-2core/sweep.csv"
+    """Table of replayed trainings (CSV) to show."""

@@ -1,22 +1,37 @@
-"""The notebook performance_data: its parameters, what it shows of a sweep, and no sweep at all."""
+"""The notebook performance_data: its parameter, and what it shows of a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import synthetic_sweep
 from executed_notebook import execute
 from refusal import refused
 
-from gallery_lib import tasks
 from gallery_lib.notebooks.cells import performance_data
+from gallery_lib.report import replay
+
+HEADER = "model,hosts,ranks,batch_size,timeline,ddp_step_seconds,chosen,chosen_step_seconds,"
+HEADER += "acc_ratio,acc_ratio_low,acc_ratio_high,ddp_acc,rate\n"
+LINES = (
+    "resnet50,1,2,8,recorded,0.01,ddp,0.01,1.0,1.0,1.0,1.0,1gbit\n"
+    "resnet50,2,2,8,recorded,0.016,views,0.0128,1.25,1.2,1.3,0.625,1gbit\n"
+    "vgg16,1,2,8,recorded,0.1,ddp,0.1,1.0,1.0,1.0,1.0,1gbit\n"
+    "vgg16,2,2,8,recorded,0.5,views,0.49,1.02,0.98,1.05,0.2,1gbit\n"
+)
+
+
+def table(folder: Path, lines: str = LINES) -> performance_data.PerformanceDataConfig:
+    """Return the parameters that show a table of these lines."""
+    path = folder / "table.csv"
+    path.write_text(HEADER + lines)
+    path.with_suffix(".json").write_text('{"what_it_is": "Made up, for a test."}')
+    return performance_data.settings({"table": str(path)})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
-    [("sweeps", "x", ["`sweeps`", "`sweep`"]), ("sweep", 3, ["sweep=3", "text"])],
+    [("tables", "x", ["`tables`", "`table`"]), ("table", 3, ["table=3", "text"])],
 )
 def test_parameters_that_make_no_sense_are_refused(
     name: str, value: object, shown: list[str]
@@ -25,95 +40,43 @@ def test_parameters_that_make_no_sense_are_refused(
         performance_data.settings({name: value})
 
 
-def test_a_place_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with refused("sweep", tmp_path / "gone"):
-        performance_data.read(performance_data.settings({"sweep": str(tmp_path / "gone")}))
+@pytest.mark.parametrize("lines", ["resnet50,two,2\n", "resnet50,2\n"])
+def test_what_is_no_table_is_refused(tmp_path: Path, lines: str) -> None:
+    with refused("table", "table.csv"):
+        performance_data.read(table(tmp_path, lines))
+    with refused("table", "gone.csv"):
+        performance_data.read(performance_data.settings({"table": str(tmp_path / "gone.csv")}))
 
 
-def test_what_was_not_measured_is_named_and_other_models_are_shown(
+def test_rates_gains_and_scaling_of_every_line_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = synthetic_sweep.write(
-        tmp_path, [synthetic_sweep.cell("my_model", hosts) for hosts in (1, 2)]
-    )
-    sweep = performance_data.read(performance_data.settings({"sweep": str(folder)}))
-    performance_data.show_model(sweep, "vgg16")
-    said = capsys.readouterr().out
-    assert "Made up, for a test." in said and "1 recorded, 0 derived; of 1 × a made-up GPU" in said
-    assert (
-        "**Not measured**: vgg16 on 1, 2, 4, 8 hosts (no reason recorded; vgg16 needs about 30 GiB"
-        in said
-    )
-    performance_data.show_other_models(sweep)
-    assert "not one of the gallery's" in capsys.readouterr().out
-    performance_data.show_advice(sweep)
-    said = capsys.readouterr().out
-    assert "| my_model | 1.67× | not measured | not measured | yes | 2 hosts 1.10× |" in said
-
-
-def test_without_a_sweep_every_cell_says_not_measured_and_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = performance_data.read(performance_data.settings({"sweep": str(tmp_path)}))
-    assert "python3 benchmarks/network.py sweep timelines/*.json" in capsys.readouterr().out
-    performance_data.show_scatter(sweep)
-    performance_data.show_model(sweep, "vgg16")
-    performance_data.show_other_models(sweep)
-    performance_data.show_advice(sweep)
-    assert (
-        capsys.readouterr().out.count("**Not measured**: no sweep was read above.") == 8
-    )  # in Markdown and as plain text
-
-
-def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = performance_data.read(
-        performance_data.settings({"sweep": str(synthetic_sweep.write(tmp_path, []))})
-    )
-    performance_data.show_scatter(sweep)
-    said = capsys.readouterr().out
-    assert "| timelines | none was replayed |" in said
-    assert "| alexnet | 1 | not measured | not measured | no reason recorded |" in said
-    assert (
-        "| vgg16 | 8 | not measured | not measured | vgg16 needs about 30 GiB" in said
-        and "The tuner gains" not in said
-    )
-
-
-def shown(cells: list[Any]) -> tuple[str, list[str]]:
-    """Return all Markdown, and the alternative text of each figure."""
-    outputs = [
-        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
+    cells = performance_data.read(table(tmp_path))
+    assert "Made up, for a test." in capsys.readouterr().out
+    rows = replay.cell_rows(cells)
+    assert rows[2][:4] == ["resnet50", "2", "2,000 samples/s", "2,500 samples/s"]
+    assert rows[2][5:] == ["faster", "0.62", "views"]
+    assert replay.model_rows(cells)[1:] == [
+        ["resnet50", "2 hosts 1.25×", "yes", "2 hosts 1.25×"],
+        ["vgg16", "2 hosts 0.40×", "no", "nowhere"],
     ]
-    alternatives = [
-        output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data
-    ]
-    return "\n".join(
-        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
-    ), alternatives
+    title = replay.scatter(cells).title.splitlines()
+    assert title == ["The tuner gains up to 1.25× (ResNet-50, 2 hosts)", replay.REPLAY]
+    unsure = replay.scatter([cell for cell in cells if cell.model == "vgg16"])
+    assert unsure.title.startswith("The tuner gains nothing that is certain")
+    axes = replay.scatter(cells).draw().axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1 host", "2 hosts"]
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(
+def test_the_notebook_shows_the_published_table(
     checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
-    folder = synthetic_sweep.write(tmp_path / "sweep")
-    executed = execute(
-        checkout / "notebooks" / "performance_data.ipynb",
-        tmp_path / "executed",
-        {"sweep": str(folder)},
-        kernel,
-    )
-    text, alternatives = shown(executed.code)
-    titles = [tasks.get(model).title for model in synthetic_sweep.MODELS]
-    for words, begin in zip(alternatives, ["The tuner gains up to 1.70×", *titles], strict=True):
-        assert words.startswith(begin)
-    assert "| rate of each host's link | 10gbit, emulated |" in text and "| stretch | 8 |" in text
-    assert "| alexnet | 1.67× | 2.50× | 3.33× | yes |" in text  # more hosts pay
-    assert "| hf_Bert | 8 | not measured | not measured | no reason recorded |" in text
-    assert text.count("**Not measured**") == len(tasks.names()) - len(synthetic_sweep.MODELS)
-    assert (
-        "| precision | O1 (bfloat16) |" in text
-        and "| batch size of a process | 32 (the task's own: 128) |" in text
-    )
+    notebook = checkout / "notebooks" / "performance_data.ipynb"
+    executed = execute(notebook, tmp_path / "executed", {}, kernel)
+    outputs = [output for cell in executed.code for output in cell.get("outputs", [])]
+    shown = [output for output in outputs if output.output_type == "display_data"]
+    text = "\n".join(output.data.get("text/markdown", "") for output in shown)
+    (figure,) = [output for output in shown if "image/png" in output.data]
+    assert figure.metadata["image/png"]["alt"].startswith("The tuner gains up to 1.30×")
+    assert "| tts_angular | 8 |" in text and "| tts_angular | 2 hosts " in text

@@ -1,4 +1,4 @@
-"""benchmarks/network.py: turns and their text, real training, replays and sweeps on a lab."""
+"""benchmarks/network.py: turns and their text, real training, replays on a lab."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 from measure.replay.test_timeline import TIMELINE
-from refusal import check_refused_command, refused
+from refusal import refused
 
 from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm, LabConfig, ReplayConfig
-from gallery_lib.measure.replay.sweep import TABLE, find_sweep
-from gallery_lib.measure.replay.timeline import write_timeline
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))
 TINY_TASK = Path(__file__).resolve().parent.parent / "helpers" / "tiny_task.py"
@@ -67,35 +65,6 @@ def test_a_stretched_lab_has_slower_links_and_what_does_not_fit_is_not_started(
     assert network.too_large(large, "exact", 4, 2).startswith("small needs about ")
 
 
-def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Nothing is left to measure, so no lab is made: four hosts are too many."""
-    timeline, out = tmp_path / "small.json", tmp_path / "sweep"
-    gradient = dataclasses.replace(TIMELINE.gradients[0], shape=(10**12,))
-    write_timeline(timeline, dataclasses.replace(TIMELINE, gradients=(gradient,)))
-    for hosts, ddp, other in ((1, 0.010, None), (2, 0.020, 0.016)):
-        ways: dict[str, Any] = {"ddp": {"step_seconds": {"p50": ddp}}}
-        if other:
-            speedup = {"ratio": 1.25, "low": 1.2, "high": 1.3}
-            ways["views"] = {"step_seconds": {"p50": other}, "speedup": speedup}
-        (out / f"{hosts}-hosts").mkdir(parents=True)
-        figures = {"ways": ways, "replay": {"stretch": 2.0}, "replayed_on": "A"}
-        (out / f"{hosts}-hosts" / "small.json").write_text(json.dumps(figures))
-    words = ("network.py", "sweep", timeline, "--stretch", "2", "--hosts_of_sweep", "4,2")
-    done = command(*words, "--out", out)
-    assert done.returncode == 0, done.stderr
-    sweep = find_sweep(out)
-    assert sweep is not None
-    shown = [(cell.hosts, cell.chosen, cell.acc_ratio, cell.ddp_acc) for cell in sweep.cells]
-    assert shown == [(1, PLAIN, 1.0, 1.0), (2, "views", 1.25, 0.5)]
-    assert sweep.reasons["small", 4].startswith("small needs about ")
-    refused_rate = command("network.py", "sweep", timeline, "--rate=10parsec", "--out", out)
-    check_refused_command(refused_rate.returncode, refused_rate.stderr, "'10parsec'")
-    other = command(*words, "--rate", "10mbit", "--out", out)
-    check_refused_command(other.returncode, other.stderr, out, "other timelines or options")
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_real_training_in_turns_prints_step_times_by_percentile_and_writes_figures(
@@ -129,9 +98,7 @@ def test_real_training_in_turns_prints_step_times_by_percentile_and_writes_figur
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.usefixtures("needs_a_lab")
-def test_what_is_recorded_is_replayed_and_swept_on_a_lab(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_is_recorded_is_replayed_on_a_lab(command: Callable[..., Any], tmp_path: Path) -> None:
     timeline, figures = tmp_path / "tiny.json", tmp_path / "figures.json"
     own = ("--model", f"{TINY_TASK}:TASK", "--workers=0", "--threads=1")
     done = command("network.py", "record", *own, "--out", timeline)
@@ -144,12 +111,3 @@ def test_what_is_recorded_is_replayed_and_swept_on_a_lab(
     found = json.loads(figures.read_text())
     assert set(found["ways"]) == {PLAIN, "views"}
     assert found["what_it_is"].startswith("Time-dilated replay on an emulated link")
-    out = tmp_path / "sweep"
-    for hosts in ("1", "1,2"):
-        words = (timeline, *short, "--hosts_of_sweep", hosts, "--out", out)
-        done = command("network.py", "sweep", *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-    first, second = find_sweep(out).cells
-    assert (first.hosts, first.chosen, first.ddp_acc) == (1, PLAIN, 1.0)
-    assert second.acc_ratio_low <= second.acc_ratio <= second.acc_ratio_high
-    assert (out / TABLE).exists() and second.ddp_acc is not None

@@ -11,11 +11,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 from gallery_lib.errors import InputError
 from gallery_lib.stats import bounded
-from gallery_lib.system.json_files import Misfit, converted, having, read_json, write_json
+from gallery_lib.system.json_files import read_json, write_json
 
 SCHEMA = 1
 RECORDED = "recorded"
@@ -73,28 +73,6 @@ class Timeline:
         """Return the samples in a step of one process."""
         return int(self.settings["batch_size"])
 
-    @property
-    def input_sizes(self) -> str:
-        """Return `image_size 224`, `sequence_length 128`, or '' where neither was recorded."""
-        sizes = {name: self.settings.get(name) for name in ("image_size", "sequence_length")}
-        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
-
-    @property
-    def precision(self) -> str:
-        """Return the amp level with its dtype: `O0 (fp32)` or `O1 (bfloat16)`."""
-        if "amp_level" not in self.settings:
-            return "not recorded"
-        autocast = str(self.settings.get("autocast")).removeprefix("torch.")
-        return f"{self.settings['amp_level']} ({'fp32' if autocast == 'None' else autocast})"
-
-    @property
-    def device(self) -> str:
-        """Return what computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
-        facts = self.environment
-        if facts["device"] != "cpu":
-            return str(facts["device"])
-        return f"{facts['cores']} cores of {facts['cpu']}" if "cpu" in facts else "a CPU"
-
     def described(self) -> str:
         """Return the timeline in one line: task, batch, size, step time and origin."""
         return (
@@ -109,34 +87,10 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
     write_json(path, dataclasses.asdict(timeline))
 
 
-_ASKED = having(
-    {
-        "settings": {"batch_size": Annotated[int, bounded(gt=0)]},
-        "environment": {"device": str, "cpu": NotRequired[str], "cores": NotRequired[int]},
-    }
-)
-
-
-def _check(timeline: Timeline) -> None:
-    """Raise Misfit for what is missing, and for times and places that cannot be."""
-    converted(vars(timeline), _ASKED)
-    if not timeline.gradients:
-        raise Misfit("it has none", "gradients")
-    ready = [gradient.ready_seconds for gradient in timeline.gradients]
-    if ready != sorted(ready) or ready[-1] > timeline.backward_seconds:
-        raise Misfit(
-            "they are not in the order in which they are ready, or not ready within the backward "
-            "pass",
-            "gradients",
-        )
-    if len({gradient.place for gradient in timeline.gradients}) < len(timeline.gradients):
-        raise Misfit("two are of one parameter", "gradients")
-
-
 def read_timeline(path: Path) -> Timeline:
     """Return the timeline of a file; InputError where it is missing, damaged, or another schema."""
     try:
-        return read_json(path, Timeline, schema=SCHEMA, again="Record it again.", check=_check)
+        return read_json(path, Timeline, schema=SCHEMA, again="Record it again.")
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist. A timeline is made by: benchmarks/network.py record",

@@ -84,7 +84,7 @@ def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
         ("notebook.settings('resnet50', {'batch_size': 'abc'})", "batch_size"),
         ("data_parallel.settings({'batch_size': 'abc'})", "batch_size"),
         ("communication.settings({'seeds': 'abc'})", "seeds"),
-        ("performance_data.settings({'sweep': 3})", "sweep"),
+        ("performance_data.settings({'table': 3})", "table"),
     ],
 )
 def test_a_wrong_parameter_is_refused_by_plan_and_first_cell_without_torch(
