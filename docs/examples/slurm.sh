@@ -24,19 +24,19 @@ run_dir=${RUN_DIR:-$PWD/runs/slurm-$SLURM_JOB_ID}
 requeues=${REQUEUES:-100}
 mkdir -p "$run_dir"
 
-# The agents of all nodes meet on the first one, at a port that is this job's own.
-head_node=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}
-meeting=(--rdzv_endpoint="$head_node:$((20000 + SLURM_JOB_ID % 10000))" --rdzv_id="$SLURM_JOB_ID")
 [[ ${SLURM_CPUS_PER_TASK:-} ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun no longer takes it from sbatch
 
 if [[ $1 == *.py ]]; then
+    # The agents of all nodes meet on the first one, at a port that is this job's own.
+    head_node=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}
+    meeting=(--rdzv_endpoint="$head_node:$((20000 + SLURM_JOB_ID % 10000))" --rdzv_id="$SLURM_JOB_ID")
     # torchrun passes the notice on to the script, and waits so long for it to save and end.
     export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=120
-    agent=("$python" -P -m gallery_lib.cluster.torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$processes"
+    agent=("$python" -P -m gallery_lib.launcher.torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$processes"
         --rdzv_backend=c10d "${meeting[@]}" --max-restarts=0 --log-dir="$run_dir/ranks" --tee=3 "$@")
 else
-    ((SLURM_NNODES > 1)) || meeting=()
-    agent=("$python" launch_single_task.py --nnodes="$SLURM_NNODES" --nproc_per_node="$processes" "${meeting[@]}"
+    # Slurm's variables tell the launcher of the other nodes.
+    agent=("$python" launch_single_task.py --nproc_per_node="$processes" ${MASTER_ADDR:+--master_addr="$MASTER_ADDR"}
         --model="$1" --run_dir="$run_dir" --resume=auto --checkpoint_every=10min "${@:2}")
 fi
 

@@ -113,7 +113,7 @@ def run(words: Words, config: BatchConfig, operands: Operands) -> int:
 _LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
 _ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
 _UNDISTURBED = "it compares undisturbed steps; launch_single_task.py has it"
-_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id")
+_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port")
 
 
 @_command(

@@ -71,7 +71,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             TrainConfig,
             LaunchConfig,
             prog="launch_single_task.py",
-            description="Train one task of the gallery, over torchrun.",
+            description="Train one task of the gallery, in one process or several.",
         )
         config, launch_config = scheduler.placed(config, launch_config)
         if launch_config.dry_run:

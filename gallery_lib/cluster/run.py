@@ -67,7 +67,7 @@ def _variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
 
 def _torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
     return [
-        *(*PYTHON, "-m", "gallery_lib.cluster.torchrun"),
+        *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
         *(f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}"),
         *(f"--nproc-per-node={config.nproc_per_node}", f"--master-addr={lab.hosts[0].address}"),
         *(f"--master-port={config.master_port}", f"--log-dir={logs}/{host.name}"),

@@ -135,9 +135,6 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     limit = timedelta(seconds=timeout_seconds)
     store: dist.Store | None = None
     if meeting_file := os.environ.get(RENDEZVOUS_VARIABLE):
-        # What the processes of an earlier start have left in the file is not for these.
-        if (restart := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
-            meeting_file += f"-{restart}"
         store = dist.FileStore(meeting_file, here.world_size)
     elif not set(os.environ) >= {"MASTER_ADDR", "MASTER_PORT"}:
         if here.world_size == 1:

@@ -14,9 +14,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.config import LaunchConfig
-from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
-
 LOOPBACK = "127.0.0.1"
 MEETING_FILE = "torchrun-rendezvous"
 """File in which torchrun has its own rendezvous."""
@@ -27,11 +24,6 @@ _SIGN_OF_LIFE_SECONDS = 600
 
 Nobody else reads the file, and it only grows, so the interval is long.
 """
-
-
-def on_one_host(launch: LaunchConfig) -> bool:
-    """Return whether all processes of a run are on this host, and no port was asked for."""
-    return launch.hosts == (1, 1) and launch.master_port is None
 
 
 def loopback_interface() -> dict[str, str]:
@@ -47,26 +39,11 @@ def loopback_interface() -> dict[str, str]:
     }
 
 
-def meeting_arguments(folder: Path | str | None) -> list[str]:
-    """Return torchrun's rendezvous arguments for a run on one host.
-
-    torchrun meets in a file of `folder`, or of a new temporary folder if `folder` is None.
-    """
+def meeting_arguments(folder: Path | str) -> list[str]:
+    """Return the arguments of a torchrun on one host, which meets in a file of `folder`."""
     conf = f"--rdzv-conf=store_type=file,keep_alive_interval={_SIGN_OF_LIFE_SECONDS}"
-    endpoint = [] if folder is None else [f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"]
-    return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
-
-
-def meeting_environment(folder: Path) -> dict[str, str]:
-    """Return the variables for processes on one host that meet in a file of `folder`.
-
-    They need no port.
-    """
-    return {
-        RENDEZVOUS_VARIABLE: str(folder / RENDEZVOUS_FILE),
-        # torchrun has no TCP store to share with them
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    endpoint = f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"
+    return ["--rdzv-backend=c10d", endpoint, conf, f"--local-addr={LOOPBACK}"]
 
 
 def listening_on(host: str, port: int) -> socket.socket:
@@ -76,20 +53,6 @@ def listening_on(host: str, port: int) -> socket.socket:
         OSError: where that cannot be.
     """
     return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
-
-
-def own_address(host: str, port: int) -> str:
-    """Return the address under which `host` sees this host; nothing is sent.
-
-    The host's name serves where there is no way to `host`.
-    """
-    try:
-        family = socket.getaddrinfo(host, port)[0][0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
 
 
 def listen_where_told() -> None:

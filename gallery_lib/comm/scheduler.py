@@ -145,7 +145,7 @@ def _filled(launch: LaunchConfig, **values: object) -> LaunchConfig:
 
 
 def _check_hosts(launch: LaunchConfig, hosts: int, what: str) -> None:
-    if not launch.elastic and launch.nnodes not in (LaunchConfig().nnodes, str(hosts)):
+    if launch.nnodes not in (LaunchConfig().nnodes, hosts):
         raise InputError(
             f"nnodes={launch.nnodes}, and {what}. Leave --nnodes away: it follows from that.",
             parameter="nnodes",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gallery_lib.config.options import option
-from gallery_lib.errors import InputError
 
 NO_LOSS_PARITY = (
     "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no "
@@ -106,64 +105,19 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Options of launching a run's processes: the part of torchrun's options that matters here."""
+    """Options of launching a run's processes, named as torchrun's are."""
 
     nproc_per_node: int = option(1, unit="processes")
     """Training processes on this host, at most one per device (GPU, else CPU core)."""
-    nnodes: str = "1"
-    """Hosts: a number, or MIN:MAX, with which the run goes on from its last checkpoint when a host
-    is lost or joins (checkpoint_every)."""
+    nnodes: int = option(1, unit="hosts", maximum=_MOST_HOSTS)
+    """Hosts, on each of which this command is given."""
     node_rank: int = option(0, minimum=0)
     """This host's number among them, from 0."""
     master_addr: str = "127.0.0.1"
     """Address of host 0, as the other hosts see it."""
     master_port: int | None = option(None, minimum=1, maximum=65535)
-    """Port on host 0. Default: a free one (one host), 29400 (several)."""
+    """Port on host 0 of several; one host alone opens none. Default: 29400."""
     max_restarts: int = option(0, unit="times", minimum=0)
-    """Times that the processes are started again from the last checkpoint after a failure."""
-    rdzv_endpoint: str | None = None
-    """HOST:PORT where the hosts of MIN:MAX meet. Default: master_addr and master_port."""
-    rdzv_id: str | None = None
-    """Name of the run at that place, the same on all hosts. Default: gallery."""
+    """Times that the processes are started again from the last checkpoint, on one host."""
     dry_run: bool = False
-    """Print the torchrun command and end."""
-
-    def __post_init__(self) -> None:
-        """Take a number of hosts as well as its text."""
-        object.__setattr__(self, "nnodes", str(self.nnodes))
-
-    @property
-    def hosts(self) -> tuple[int, int]:
-        """Return the least and the greatest number of hosts.
-
-        Raises:
-            InputError: for text that is neither a number nor MIN:MAX.
-        """
-        least, colon, most = self.nnodes.partition(":")
-        numbers = [least, most] if colon else [least, least]
-        if all(number.isascii() and number.isdecimal() for number in numbers):
-            low, high = map(int, numbers)
-            if 1 <= low <= high <= _MOST_HOSTS:
-                return low, high
-        raise InputError(
-            f"nnodes={self.nnodes!r} must be a number of hosts from 1 to {_MOST_HOSTS}, or MIN:MAX "
-            "such as 1:4.",
-            parameter="nnodes",
-        )
-
-    @property
-    def elastic(self) -> bool:
-        """Return whether the number of hosts may change."""
-        least, most = self.hosts
-        return least != most
-
-    @property
-    def dynamic(self) -> bool:
-        """Return whether torchrun's agents meet anew at each start, and decide who is rank 0."""
-        several = self.hosts != (1, 1)
-        return several and (self.restarts or self.rdzv_endpoint is not None)
-
-    @property
-    def restarts(self) -> bool:
-        """Return whether the processes may be started again while the run lasts."""
-        return self.elastic or self.max_restarts > 0
+    """Print the command that starts the processes, and end."""

@@ -1,16 +1,15 @@
-"""Start processes on this host without torchrun, for comparisons and measurements.
+"""Start the processes of a run on this host; name the rank to blame when they fail.
 
     -m gallery_lib.launcher.forked N FOLDER MODULE ARGUMENTS…
 
-torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part
-of what is compared. Here the libraries are imported once, and the run's processes are forked from
-the one that has them. Where there is a GPU each process starts anew, since CUDA does not survive a
-fork. Each process gets torchrun's variables, and a file as rendezvous instead of a port: in the
-folder of the run's sockets, or else in FOLDER.
-The processes of a training run find its description in GALLERY_RUN instead of in ARGUMENTS.
+The libraries are imported once, and the run's processes are forked from the one that has them.
+Where there is a GPU each process starts anew, since CUDA does not survive a fork. Each process gets
+torchrun's variables, and a file as rendezvous instead of a port: in the folder of the run's
+sockets, or else in FOLDER. The processes of a training run find its description in GALLERY_RUN
+instead of in ARGUMENTS.
 
 When one process fails the others are ended. If several have failed meanwhile, the exit code is that
-of one that was killed: the others fail because it is gone.
+of one that was killed: the others fail because it is gone. A run with restarts then begins again.
 
 A run that is held (`Run.held`) stops after its imports, with the file HELD_FILE in its
 folder. It goes on when the file is removed. The time in between is not part of its start-up.
@@ -18,13 +17,11 @@ folder. It goes on when the file is removed. The time in between is not part of 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -32,12 +29,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
-from gallery_lib.errors import SilentRank
+from gallery_lib.errors import InputError
 from gallery_lib.system import sockets
 from gallery_lib.system.processes import (
+    GO_ON_LATER,
+    HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
     can_fork,
@@ -46,23 +43,12 @@ from gallery_lib.system.processes import (
     now,
     shell_exit_code,
 )
-from gallery_lib.train.failure import ErrorReport
+from gallery_lib.train.failure import ERROR_FILES, ErrorReport
 from gallery_lib.train.resolved import Run, this_run
 
 HELD_FILE = "held"
 _LOOK_SECONDS = 0.1
 _HELD_LOOK_SECONDS = 0.02
-_STOPPED_LOOK_SECONDS = 1.0
-_PAUSE_SECONDS = 5.0
-"""Longest normal time between two looks; a longer one means this process was stopped itself."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Watch over this host's ranks, by the process that started them: who was killed, who is stopped.
-#
-# A killed process writes no report of its own, and other ranks may fail because it is gone. Others
-# would wait forever for one that is stopped. Heartbeats (`comm/heartbeat.py`) show a silent rank
-# while all train. This watch also covers start-up and the end of a run.
 
 
 class Ending(NamedTuple):
@@ -72,83 +58,20 @@ class Ending(NamedTuple):
     exit_code: int | None  # negative: the number of the signal that ended it; None: still running
 
 
-def killed_rank(endings: Mapping[int, Ending]) -> int | None:
-    """Return the local rank to blame among those that signals have ended at one look, or None.
+def report_killed(run: Run | None, endings: Mapping[int, Ending]) -> int | None:
+    """Return the local rank to blame among those that signals have ended, or None; report it.
 
-    SIGKILL comes first: it is the signal of somebody else, or of the kernel when memory runs out.
-    SIGTERM comes last, since a starter ends the other ranks with it.
+    A killed process writes no report of its own. SIGKILL comes first: it is the signal of somebody
+    else, or of the kernel when memory runs out. SIGTERM comes last, since a starter ends the other
+    ranks with it.
     """
     order = {-signal.SIGKILL: 0, -signal.SIGTERM: 2}
     killed = {rank: one.exit_code for rank, one in endings.items() if (one.exit_code or 0) < 0}
-    return min(killed, key=lambda rank: (order.get(killed[rank] or 0, 1), rank), default=None)
-
-
-def report_killed(run: Run, endings: Mapping[int, Ending]) -> bool:
-    """Write a report if a signal has ended one of this host's local ranks; return whether."""
-    rank = killed_rank(endings)
-    if rank is None:
-        return False
-    process, exit_code = endings[rank]
-    ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
-    return True
-
-
-def watch_stopped(run: Run, processes: Mapping[int, int]) -> None:
-    """Start a daemon thread that ends each rank which has been stopped for too long.
-
-    `processes` maps each local rank to its process id. A run of a single rank is not watched.
-    """
-    watch = StoppedRanks(run.config.rank_timeout, run.run_dir, run.first_rank)
-
-    def look() -> None:
-        while True:
-            watch.look(processes)
-            time.sleep(_STOPPED_LOOK_SECONDS)
-
-    if run.world_size > 1:
-        threading.Thread(target=look, daemon=True).start()
-
-
-class StoppedRanks:
-    """Search for ranks that are stopped. A run whose ranks are all stopped was paused by somebody.
-
-    Args:
-        limit_seconds: how long a rank may be stopped.
-        run_dir: folder of the run, for the error report.
-        first_rank: global rank of local rank 0.
-    """
-
-    def __init__(self, limit_seconds: float, run_dir: Path, first_rank: int = 0) -> None:
-        self._limit, self._run_dir, self._first = limit_seconds, run_dir, first_rank
-        self._looked = now()
-        self._stopped_at: dict[int, float] = {}
-
-    def look(self, processes: Mapping[int, int]) -> None:
-        """Report and kill each rank that has been stopped for too long, ended ranks left out."""
-        at = now()
-        pause, self._looked = at - self._looked, at
-        stopped = {rank for rank, process in processes.items() if _is_stopped(process)}
-        if pause > _PAUSE_SECONDS or len(stopped) == len(processes):
-            stopped = set()
-        self._stopped_at = {rank: self._stopped_at.get(rank, at) for rank in stopped}
-        for rank in (rank for rank, since in self._stopped_at.items() if at - since > self._limit):
-            reason = (
-                f"rank {self._first + rank} gives no sign of life: its process {processes[rank]} "
-                f"has been stopped for {self._limit:g} s (rank_timeout)"
-            )
-            ErrorReport(self._first + rank, SilentRank.__name__, reason).write(self._run_dir)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(processes[rank], signal.SIGKILL)
-
-
-def _is_stopped(process: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(process).status() == psutil.STATUS_STOPPED
-    return False
-
-
-# --------------------------------------------------------------------------------------------------
-# Starting them.
+    rank = min(killed, key=lambda rank: (order.get(killed[rank] or 0, 1), rank), default=None)
+    if rank is not None and run is not None:
+        process, exit_code = endings[rank]
+        ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
+    return rank
 
 
 def _process(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
@@ -159,14 +82,14 @@ def _process(module: str, arguments: Sequence[str], environment: dict[str, str])
 def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int:
     """Run `main(arguments)` of `module` in `count` processes; return the exit code.
 
-    It is 0, or that of the first process that failed.
+    It is 0, or that of the process to blame.
     """
     die_with_parent()
     run = this_run()
-    rendezvous = Path(os.environ.get(sockets.VARIABLE, folder)) / RENDEZVOUS_FILE
-    rendezvous.unlink(missing_ok=True)
-    forks = can_fork()
-    if forks:
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        # SIGTERM is a notice for the ranks, which ignore it like this process until they listen.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if can_fork():
         importlib.import_module("gallery_lib.launcher.worker").preload()
         importlib.import_module(module)
     if run is not None and run.held:
@@ -176,13 +99,29 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             time.sleep(_HELD_LOOK_SECONDS)
         launched_at = float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began
         os.environ[LAUNCHED_AT_VARIABLE] = repr(launched_at)
+    code = 0
+    for _ in range(1 + (run.restarts if run is not None else 0)):
+        code = _start_all(count, folder, module, arguments, run)
+        if code in (0, InputError.exit_code, GO_ON_LATER):
+            break
+    return code
+
+
+def _start_all(
+    count: int, folder: Path, module: str, arguments: Sequence[str], run: Run | None
+) -> int:
+    """Start all processes and wait until one has failed or all have ended; return the exit code."""
+    rendezvous = Path(os.environ.get(sockets.VARIABLE, folder)) / RENDEZVOUS_FILE
+    for left in (rendezvous, *(folder.glob(ERROR_FILES) if run is not None else ())):
+        left.unlink(missing_ok=True)
     several = {RENDEZVOUS_VARIABLE: str(rendezvous.absolute())}
     several |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
     processes: list[BaseProcess] = []
     try:
         for rank in range(count):
             own = {**several, **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))}
-            process = multiprocessing.get_context("fork" if forks else "spawn").Process(  # type: ignore[attr-defined]
+            process = context.Process(  # type: ignore[attr-defined]
                 target=_process, args=(module, arguments, own if count > 1 else {})
             )
             process.start()
@@ -193,26 +132,18 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
         stop = getattr(resource_tracker._resource_tracker, "_stop", None)
         if stop is not None and all(process.exitcode is not None for process in processes):
             stop()
-        end_descendants()
+        # Ranks that take SIGTERM for a notice could save nothing without those that are gone.
+        end_descendants(*([0.0] if HEARS_NOTICE_VARIABLE in os.environ else []))
 
 
 def _first_failure(run: Run | None, processes: Sequence[BaseProcess]) -> int:
-    """Wait until a process has failed or all have ended; return the exit code."""
-    if run is not None:
-        watch_stopped(run, {rank: process.pid or 0 for rank, process in enumerate(processes)})
     while True:
-        endings = {
-            rank: Ending(process.pid or 0, process.exitcode)
-            for rank, process in enumerate(processes)
-        }
+        endings = {n: Ending(one.pid or 0, one.exitcode) for n, one in enumerate(processes)}
         failed = [ending.exit_code for ending in endings.values() if ending.exit_code]
         if failed:
-            killed = killed_rank(endings)
-            if run is not None:
-                report_killed(run, endings)
-            return shell_exit_code(
-                failed[0] if killed is None else endings[killed].exit_code or failed[0]
-            )
+            killed = report_killed(run, endings)
+            code = failed[0] if killed is None else endings[killed].exit_code
+            return shell_exit_code(code or failed[0])
         if all(ending.exit_code is not None for ending in endings.values()):
             return 0
         time.sleep(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Start the processes of a training run with torchrun, show its phase, and end all of them on time.
+"""Start the processes of a training run, show its phase, and end all of them on time.
 
 `launch(config)` waits for the result. `start(config)` returns a Job at once (measure/ has two
 alive). Both raise InputError before anything is started when the request makes no sense. Both raise
@@ -19,7 +19,6 @@ from typing import Any
 
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
-from gallery_lib.comm.rendezvous import meeting_environment, on_one_host
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import IMPORTS, Phase, read_phases
@@ -27,13 +26,12 @@ from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.visible import visible
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.launcher import preflight, run_folder
-from gallery_lib.launcher.commands import WORKER, environment_of, shown_command, torchrun_command
+from gallery_lib.launcher.commands import WORKER, command_of, environment_of, shown_command
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
-    PYTHON,
     Relay,
     end_supervised,
     interruptible,
@@ -121,8 +119,8 @@ class Job:
         self.began = float(environment[LAUNCHED_AT_VARIABLE])
         self._lock, self._folders = lock, folders
         self._in_memory = Path(environment[sockets.VARIABLE])
-        self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
-        with self._torchrun_log.open("w") as errors:
+        self._starter_log = self.run_dir / f"launcher-host{launch.node_rank}.txt"
+        with self._starter_log.open("w") as errors:
             self._process = supervised(command, environment, stderr=errors)
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
@@ -182,15 +180,13 @@ class Job:
         try:
             self._check_folder()
             if code == 0:
-                # Rank 0 may have been on any host, and all share the folder.
-                first = self.launch.node_rank == 0 or self.launch.dynamic
-                return read_results(self.run_dir) if first else None
+                return read_results(self.run_dir) if self.launch.node_rank == 0 else None
             if code == GoOnLater.exit_code:
                 raise GoOnLater(_ended_early(self.config, self.launch))
             raise failure.of_run(
                 self.run_dir,
                 code,
-                self._torchrun_log.read_text(errors="replace"),
+                self._starter_log.read_text(errors="replace"),
                 self._output.last,
                 compiled_first=self.config.compiler_opt and not self.steps_done(),
                 in_memory=self._in_memory,
@@ -206,7 +202,6 @@ def start(
     module: str = WORKER,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
-    torchrun: bool = True,
     held: bool = False,
     launched_at: float | None = None,
 ) -> Job:
@@ -218,8 +213,6 @@ def start(
         module: what each process runs with `python -m`; it trains as the run's file says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
-        torchrun: False starts the processes of a run on one host directly, which saves the seconds
-            of torchrun's own start.
         held: such a run waits after its imports for `Job.release()`.
         launched_at: when its start-up began, as `processes.now()` says it; None: now.
     """
@@ -228,8 +221,8 @@ def start(
     preflight.check(resolved, launch)
     preflight.check_address(launch)
     variables = {**environment_of(resolved, launch), **(environment or {})}
-    resumes = preflight.resumes(resolved, launch)
-    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved), resume=resumes))
+    run_dir = config.run_dir or run_folder.new(resolved)
+    run_dir = str(run_folder.checked(run_dir, resume=resolved.resume is not None))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     folders = contextlib.ExitStack()
     try:
@@ -237,21 +230,16 @@ def start(
         meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
         run_folder.clear(Path(run_dir), launch.node_rank)
         variables[sockets.VARIABLE] = str(meeting)
-        if on_one_host(launch) and torchrun:
-            variables |= meeting_environment(meeting)
         variables |= Run(
             resolved,
-            world_size=launch.hosts[1] * launch.nproc_per_node,
+            world_size=launch.nnodes * launch.nproc_per_node,
             local_processes=launch.nproc_per_node,
             host=launch.node_rank,
             held=held,
-            restarts=launch.restarts,
+            restarts=launch.max_restarts,
         ).write()
         variables[LAUNCHED_AT_VARIABLE] = repr(now() if launched_at is None else launched_at)
-        command = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
-        command += [run_dir, module]
-        if torchrun:
-            command = torchrun_command(launch, run_dir, meeting, module)
+        command = command_of(launch, run_dir, module)
         own = dataclasses.replace(config, run_dir=run_dir)
         return Job(own, launch, command, variables, say=say, lock=lock, folders=folders)
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gallery_lib import tasks
-from gallery_lib.comm.rendezvous import listening_on, on_one_host
+from gallery_lib.comm.rendezvous import listening_on
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import run_folder
@@ -39,7 +39,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     _check_restarts(config, launch)
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir:
-        run_folder.checked(config.run_dir, make=False, resume=resumes(config, launch))
+        run_folder.checked(config.run_dir, make=False, resume=config.resume is not None)
     memory_estimate.check(config, launch.nproc_per_node)
     if launch.node_rank == 0:  # the others get its weights
         pretrained.check_file(config)
@@ -48,43 +48,33 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
 
 def check_address(launch: LaunchConfig) -> None:
     """Raise InputError on host 0 of several where it cannot listen on the address given."""
-    if on_one_host(launch) or launch.node_rank != 0 or launch.dynamic:
+    if launch.nnodes == 1 or launch.node_rank != 0:
         return
     host, port = launch.master_addr, launch.master_port or PORT
-    if reason := cannot_listen(host, port):
-        raise InputError(
-            f"master_addr={host} with port {port} cannot be listened on: {reason}. Host 0 listens "
-            "there, and nowhere else: give the address by which the other hosts reach it, and a "
-            "port that is free.",
-            parameter="master_addr",
-        )
-
-
-def cannot_listen(host: str, port: int) -> str:
-    """Return why this host cannot listen there, or ""."""
     try:
         listening_on(host, port).close()
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        raise InputError(
+            f"master_addr={host} with port {port} cannot be listened on: "
+            f"{error.strerror or error}. Host 0 listens there, and nowhere else: give the address "
+            "by which the other hosts reach it, and a port that is free.",
+            parameter="master_addr",
+        ) from None
 
 
 def _check_hosts(launch: LaunchConfig) -> None:
-    most = launch.hosts[1]
-    endpoint(launch)
     if re.search(r"\s", launch.master_addr):
         raise InputError(
             f"master_addr={launch.master_addr!r} must be an address or a name, without blanks.",
             parameter="master_addr",
         )
-    if launch.node_rank >= most:
+    if launch.node_rank >= launch.nnodes:
         raise InputError(
             f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
             "hosts are counted from 0.",
             parameter="node_rank",
         )
-    at_home = launch.master_addr == LaunchConfig().master_addr
-    if most > 1 and launch.rdzv_endpoint is None and at_home:
+    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
         raise InputError(
             f"nnodes={launch.nnodes} needs master_addr: "
             "the address of host 0, as the other hosts see it.",
@@ -92,39 +82,16 @@ def _check_hosts(launch: LaunchConfig) -> None:
         )
 
 
-def endpoint(launch: LaunchConfig) -> tuple[str, int]:
-    """Return host and port at which the hosts of a run whose number may change meet.
-
-    Raises:
-        InputError: for text that is not HOST:PORT.
-    """
-    if launch.rdzv_endpoint is None:
-        return launch.master_addr, launch.master_port or PORT
-    host, _, port = launch.rdzv_endpoint.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
-        raise InputError(
-            f"rdzv_endpoint={launch.rdzv_endpoint!r} must be HOST:PORT, such as 10.0.0.1:29400.",
-            parameter="rdzv_endpoint",
-        )
-    return host, int(port)
-
-
 def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
-    if launch.restarts and config.checkpoint_every is None:
-        name = "nnodes" if launch.elastic else "max_restarts"
+    if launch.max_restarts and launch.nnodes > 1:
         raise InputError(
-            f"{name}={getattr(launch, name)} starts the run's processes again from the last "
+            f"max_restarts={launch.max_restarts} is for one host. Over several, have "
+            "the job queued again, as docs/examples/slurm.sh does.",
+            parameter="max_restarts",
+        )
+    if launch.max_restarts and config.checkpoint_every is None:
+        raise InputError(
+            f"max_restarts={launch.max_restarts} starts the run's processes again from the last "
             "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
-            parameter=name,
+            parameter="max_restarts",
         )
-    if launch.dynamic and not config.run_dir:
-        raise InputError(
-            "a run of several hosts that meet anew, to start again or at rdzv_endpoint, needs "
-            "run_dir: a folder that all hosts share.",
-            parameter="run_dir",
-        )
-
-
-def resumes(config: ResolvedConfig, launch: LaunchConfig) -> bool:
-    """Return whether the run's folder may hold checkpoints: of this run, interrupted before."""
-    return config.resume is not None or launch.elastic

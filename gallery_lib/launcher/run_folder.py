@@ -23,7 +23,7 @@ _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = re.compile(
     r"(config|phases|results|losses|traffic|ended-early)\.json|steps\.jsonl"
     r"|weights\.pt|failure\.txt|held|tensorboard|checkpoints|\..*\.tmp"
-    r"|(rendezvous|torchrun|log-rank|error-rank|probe|initial-|slurm-|run-host"
+    r"|(rendezvous|torchrun|launcher-host|log-rank|error-rank|probe|initial-|slurm-|run-host"
     r"|end-requested-host|\.lock-host).*"
 )
 """Names of files that a run that did not finish may have left."""

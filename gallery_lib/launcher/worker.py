@@ -1,7 +1,7 @@
-"""Training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker [OPTIONS]`.
+"""Training process of a run: `-m gallery_lib.launcher.worker [OPTIONS]`.
 
-Without options it finds the run that the launcher has written (train/resolved.py). torchrun
-may also fork itself and run this file. The process dies with torchrun. Whatever goes wrong is
+Without options it finds the run that the launcher has written (train/resolved.py). It dies with
+the process that started it. Whatever goes wrong is
 written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
 native messages go to the rank's log file.
 """
@@ -11,14 +11,12 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import multiprocessing
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.config import TrainConfig
@@ -26,7 +24,7 @@ from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, OutOfMemory, RunFailed
-from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
+from gallery_lib.system.processes import die_with_parent
 from gallery_lib.train.failure import ErrorReport, what_ran_out
 from gallery_lib.train.resolved import RUN_VARIABLE, this_run
 
@@ -123,28 +121,16 @@ def preload() -> None:
         gc.enable()
 
 
-def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
-    """Call `run` and end the process, without waiting for threads of native libraries.
-
-    Return only where all went well in a process that was forked: torchrun waits for what its
-    processes return.
-    """
+def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> NoReturn:
+    """Call `run` and end the process, without waiting for threads of native libraries."""
     code = run(body, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code or multiprocessing.parent_process() is None:
-        os._exit(code)
+    os._exit(code)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train with the options in `arguments`, then end the process."""
-    if multiprocessing.parent_process() is not None:
-        # A forked process has torchrun's handlers, which raise. A rank that takes SIGTERM for a
-        # notice still ignores it, until it listens.
-        hears = {signal.SIGTERM} if HEARS_NOTICE_VARIABLE in os.environ else set()
-        for number in {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT} - hears:
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     preload()
     from gallery_lib.train.loop import train
 

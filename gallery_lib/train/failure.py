@@ -160,7 +160,7 @@ def of_run(
     Args:
         run_dir: the run's folder.
         code: exit code of the run.
-        output: standard error of torchrun, shown where no rank has reported anything.
+        output: standard error of what started the ranks, shown where no rank has reported anything.
         last_lines: last log lines of rank 0.
         compiled_first: whether the run was to load compiled code and took no step.
         in_memory: where a report is that the run's folder could not take.
@@ -200,4 +200,4 @@ def _reason(run_dir: Path, code: int, first: ErrorReport | None, output: str) ->
         )
     if (number := signal_of_exit_code(code)) is not None:
         return f"its processes were ended by {number.name}, from outside or because memory ran out."
-    return f"torchrun ended with exit code {code}.\n" + "\n".join(output.splitlines()[-15:])
+    return f"its processes ended with exit code {code}.\n" + "\n".join(output.splitlines()[-15:])

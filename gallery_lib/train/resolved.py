@@ -107,7 +107,7 @@ class Run:
     local_processes: int
     host: int = 0
     held: bool = False  # wait after the imports, see launcher/forked.py
-    restarts: bool = False  # the processes may be started again, from their checkpoints
+    restarts: int = 0  # times that the processes may be started again, from their checkpoints
 
     @property
     def run_dir(self) -> Path:

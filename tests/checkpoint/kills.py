@@ -50,7 +50,7 @@ class Outcome:
 
 def started(config: TrainConfig, processes: int) -> Job:
     """Return a run that has been started, without torchrun."""
-    return start(config, LaunchConfig(nproc_per_node=processes), torchrun=False)
+    return start(config, LaunchConfig(nproc_per_node=processes))
 
 
 def results_of(job: Job) -> Results:

@@ -246,9 +246,12 @@ def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) ->
         ({"resume": "/"}, {}, "resume"),
         ({"model": "/no/such/file.py:TASK"}, {}, "model"),
         ({}, {"max_restarts": 3}, "max_restarts"),
-        ({}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "nnodes"),
-        ({"checkpoint_every": "5"}, {"nnodes": "1:2", "master_addr": "192.0.2.1"}, "run_dir"),
-        ({"checkpoint_every": "5"}, {"nnodes": "2:1", "master_addr": "192.0.2.1"}, "nnodes"),
+        (
+            {"checkpoint_every": "5"},
+            {"nnodes": 2, "master_addr": "192.0.2.1", "max_restarts": 1},
+            "max_restarts",
+        ),
+        ({}, {"nnodes": 0, "master_addr": "192.0.2.1"}, "nnodes"),
         ({}, {"master_addr": "a b"}, "master_addr"),
     ],
 )

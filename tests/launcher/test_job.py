@@ -15,11 +15,11 @@ from refusal import refused
 from tiny_task import config
 from worker_processes import workers_of
 
-from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.commands import dry_run
 from gallery_lib.launcher.job import launch, start
-from gallery_lib.train.results import Results, read_results
+from gallery_lib.train.results import read_results
 from gallery_lib.train.run_log import read_steps
 
 TWO = LaunchConfig(nproc_per_node=2)
@@ -78,25 +78,12 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
 ) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
     assert one is not None
-    curves = []
-    for torchrun in (True, False):
-        two = finished(config(batch_size=4, run_dir=str(tmp_path / str(torchrun))), TWO, torchrun)
-        assert two is not None and two.world_size == 2
-        for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
-            assert a == pytest.approx(b, rel=1e-4)
-        assert one.metrics == two.metrics
-        curves.append(two.loss["curve"])
-    assert curves[0] == curves[1]
-    assert not (tmp_path / "False" / "rendezvous").exists()
-
-
-def finished(config: TrainConfig, launch: LaunchConfig, torchrun: bool) -> Results | None:
-    """Return the results of a run that is started and waited for."""
-    job = start(config, launch, torchrun=torchrun)
-    try:
-        return job.result()
-    finally:
-        job.stop()
+    two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
+    assert two is not None and two.world_size == 2
+    for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    assert one.metrics == two.metrics
+    assert not (tmp_path / "two" / "rendezvous").exists()
 
 
 @pytest.mark.slow
@@ -129,12 +116,9 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-@pytest.mark.parametrize("torchrun", [True, False])
-def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(
-    tmp_path: Path, torchrun: bool
-) -> None:
+def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
-        finished(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun)
+        launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO, show_log=False)
     lines = Path(tiny_task.__file__).read_text().splitlines()
     number = lines.index('    raise ValueError("planted failure")') + 1
     said = str(caught.value)
@@ -146,13 +130,8 @@ def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-@pytest.mark.parametrize("torchrun", [True, False])
-def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(
-    tmp_path: Path, torchrun: bool
-) -> None:
-    job = start(
-        config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO, torchrun=torchrun
-    )
+def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path) -> None:
+    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO)
     try:
         wait_for(lambda: job.steps_done() >= 2)
         tree = psutil.Process(job._process.pid)
@@ -203,7 +182,7 @@ def test_ending_the_launching_process_ends_everything_within_ten_seconds(
     )
     wait_for(lambda: len(read_steps(run_dir)) >= 2)
     everyone = psutil.Process(launching.pid).children(recursive=True)
-    assert len(everyone) >= 4  # supervisor, torchrun, two workers
+    assert len(everyone) >= 4  # supervisor, forked, two workers
     launching.send_signal(signal_number)
     _, errors = launching.communicate(timeout=15)
     wait_for(lambda: alive(everyone) == [], 10)
@@ -262,14 +241,9 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
 
 
 @pytest.mark.several_cores
-def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
+def test_a_dry_run_prints_the_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
-    for part in (
-        "gallery_lib.launcher.torchrun",
-        "--nproc-per-node=2",
-        "OMP_NUM_THREADS=1",
-        "GALLERY_COMPILER_OPT=1",
-        "--compiler-opt",
-    ):
+    started = "gallery_lib.launcher.forked 2"
+    for part in (started, "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
         assert part in line
     assert not runs_dir.exists()

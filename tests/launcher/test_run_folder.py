@@ -15,7 +15,7 @@ from gallery_lib.launcher.run_folder import FolderLock, checked
 def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:
     folder = checked(str(tmp_path / "a" / "b"))
     assert folder.is_dir()
-    for name in ("config.json", "steps.jsonl", "log-rank12.txt", "torchrun-host0.txt", "slurm-7"):
+    for name in ("config.json", "steps.jsonl", "log-rank12.txt", "launcher-host0.txt", "slurm-7"):
         (folder / name).touch()
     assert checked(str(folder)) == folder
     checked(str(tmp_path / "only asked"), make=False)

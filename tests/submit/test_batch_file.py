@@ -54,17 +54,14 @@ def test_a_task_has_the_launcher_for_an_agent_and_goes_on_where_it_was(
     checkout: Path, tmp_path: Path
 ) -> None:
     words = step(checkout, tmp_path, "resnet50", "--lr=0.1", SLURM_GPUS_ON_NODE="8")
-    assert (
-        f"{tmp_path}/.venv/bin/python launch_single_task.py --nnodes=2 --nproc_per_node=8" in words
-    )
-    assert f"--rdzv_endpoint=n1:{FIRST_PORT + 17 % PORTS} --rdzv_id=17" in words
+    assert f"{tmp_path}/.venv/bin/python launch_single_task.py --nproc_per_node=8" in words
     assert words.endswith(
         f"--model=resnet50 --run_dir={tmp_path}/runs/slurm-17 "
         "--resume=auto --checkpoint_every=10min --lr=0.1"
     )
     (tmp_path / "notes").unlink()
-    alone = step(checkout, tmp_path, SLURM_NNODES="1", RUN_DIR="/runs/one")
-    assert "--run_dir=/runs/one" in alone and "rdzv" not in alone
+    named = step(checkout, tmp_path, MASTER_ADDR="10.0.0.1", RUN_DIR="/runs/one")
+    assert "--master_addr=10.0.0.1" in named and "--run_dir=/runs/one" in named
 
 
 def test_a_script_has_torchrun_for_an_agent_and_its_own_words(
@@ -72,8 +69,10 @@ def test_a_script_has_torchrun_for_an_agent_and_its_own_words(
 ) -> None:
     words = step(checkout, tmp_path, "train.py", "--name", "a b", PROCESSES="4")
     assert (
-        "-m gallery_lib.cluster.torchrun --nnodes=2 --nproc-per-node=4 --rdzv_backend=c10d" in words
+        "-m gallery_lib.launcher.torchrun --nnodes=2 --nproc-per-node=4 --rdzv_backend=c10d"
+        in words
     )
+    assert f"--rdzv_endpoint=n1:{FIRST_PORT + 17 % PORTS} --rdzv_id=17" in words
     assert words.endswith("/ranks --tee=3 train.py --name a b")
 
 

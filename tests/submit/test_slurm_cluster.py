@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from cluster.conftest import processes_of, why_no_lab
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
@@ -180,27 +179,6 @@ def wait_until_it_goes_on(cluster: SlurmCluster, job: str, run_dir: Path, after:
         lambda: max(losses(run_dir), default=0) > after, "the job does not go on", seconds=120
     )
     return max(losses(run_dir))
-
-
-def test_a_killed_process_is_started_again_on_its_node(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    words = [TASK, "--max_restarts=3", *TRAINING, CHECKPOINTS]
-    job = submit(cluster, run_dir, ["--nodes=2"], *words)
-    wait_for_step(cluster, run_dir, 3)
-    processes = [psutil.Process(pid) for pid in cluster.lab.processes(2)]
-    torchrun = [
-        one
-        for one in processes
-        if "gallery_lib.launcher.torchrun" in one.cmdline()
-        and "gallery_lib.system.supervisor" not in one.cmdline()
-    ]
-    rank = next(one for one in torchrun if one.parent() in torchrun)  # which torchrun has forked
-    rank.kill()
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=150)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
-    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
 
 
 def test_a_script_trains_as_tasks_of_srun(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
 
 def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "error-rank0.json").write_text("{")
-    assert "torchrun ended with exit code 1" in told(tmp_path, "the last words")
+    assert "its processes ended with exit code 1" in told(tmp_path, "the last words")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _check_comparable(
     variants: Mapping[str, TrainConfig], launch: LaunchConfig, turns: Turns
 ) -> None:
     """Raise InputError where the two variants cannot be compared here."""
-    if launch.hosts != (1, 1):
+    if launch.nnodes != 1:
         raise InputError(
             f"nnodes={launch.nnodes}: a comparison runs on one host, "
             "where its variants take turns. "

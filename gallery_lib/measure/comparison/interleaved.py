@@ -210,7 +210,6 @@ class _Lineup:
             self.launch,
             module=WORKER,
             environment={**variant.environment, **role.variable()},
-            torchrun=False,
             held=True,
         )
 

@@ -76,7 +76,7 @@ def run_part(
         InputError: the request makes no sense.
         RunFailed: a process has failed.
     """
-    job = start(config, launch, module=module, environment=environment, torchrun=False)
+    job = start(config, launch, module=module, environment=environment)
     try:
         view = job.view(progress, name=f"{label}, {part}", part=part)
         while job.running():
