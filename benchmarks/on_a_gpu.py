@@ -44,7 +44,6 @@ VARIANTS = (
     "inductor + graphs",
     "ours",
     "ours without graphs",
-    "ours + batch-norm kernels",
 )
 _WARM_STEPS, _LOSSES = 4, 5
 FIRST_TASKS, SECOND_TASKS = ("resnet50",), ("hf_Bert", "timm_vision_transformer", "hf_Bart")
@@ -80,7 +79,6 @@ class Variant:
             config = Config()
             config.compute.bf16 = True
             config.compiler.cuda_graphs = "without graphs" not in name
-            config.compiler.all_batch_norms = "batch-norm" in name
             optimizer = self._optimizer(fused=False)
             self.model, self.optimizer = accelerate(self.model, optimizer, config)
         else:

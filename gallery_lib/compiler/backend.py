@@ -1,8 +1,8 @@
-"""Compiler backends behind a small registry: `compile_model(model, options, device)`.
+"""Compilation of a model's calls in place: `compile_model(model, options, device)`.
 
-A backend compiles a module in place, so that its state-dict keys stay as they are. `inductor` is
-torch.compile. Its caches live in the project's cache folder, so that the second run of a model
-starts in seconds. An adapter for another compiler registers itself with `register_backend`.
+State-dict keys stay as they are. `options.backend` is a backend of torch.compile, `inductor` by
+default: it alone gets graph passes, a cache in the project's folder, and CUDA graphs. So the second
+run of a model starts in seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,21 +20,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gallery_lib.compiler import cache
-from gallery_lib.compiler.calls import Call, compile_inside, compiled_call, set_compiled, wrap_calls
+from gallery_lib.compiler.calls import Call, set_compiled, wrap_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
 
-Backend = Callable[[nn.Module, Compiler, torch.device, bool], str]
-"""Function that compiles the module in place for the device, with images in channels_last or not;
-returns one line on what it did."""
-
-_BACKENDS: dict[str, Backend] = {}
-
-
-def register_backend(name: str, backend: Backend) -> None:
-    """Make `backend` available as `config.compiler.backend = name`."""
-    _BACKENDS[name] = backend
+INDUCTOR = "inductor"
 
 
 def compile_model(
@@ -52,26 +42,24 @@ def compile_model(
     check_compiler(options, device)
     if channels_last is None:
         channels_last = hardware.prefers_channels_last(device.type)
-    backend, with_layout = _BACKENDS[options.backend], bool(channels_last)
-    description = compile_inside(model, lambda: backend(model, options, device, with_layout))
+    description = _compile(model, options, device, bool(channels_last))
     if _captured(options, device):
         clone_graph_outputs(model)
-    if (compiled := compiled_call(model)) is not None:
-        set_compiled(model, functools.partial(_with_guards_on_hooks, compiled))
     compile_anew_when_frozen(model)
     return description
 
 
 def check_compiler(options: Compiler, device: torch.device) -> None:
     """Raise InputError for an unknown backend or a missing C++ compiler."""
-    if options.backend not in _BACKENDS:
-        known = ", ".join(sorted(_BACKENDS))
-        raise InputError(
-            "unknown compiler backend "
-            f"`{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.",
-            parameter="backend",
-        )
-    if options.backend == "inductor" and device.type == "cpu" and hardware.cpp_compiler() is None:
+    if options.backend != INDUCTOR:
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if options.backend not in known:
+            raise InputError(
+                f"unknown compiler backend `{options.backend}`."
+                f"{did_you_mean(options.backend, known)} torch.compile's: {', '.join(known)}.",
+                parameter="backend",
+            )
+    elif device.type == "cpu" and hardware.cpp_compiler() is None:
         cxx = os.environ.get("CXX")
         raise InputError(
             f"compiling for the CPU needs a C++ compiler, and CXX={cxx} names none that is there. "
@@ -96,38 +84,32 @@ def read_ahead() -> None:
             prefetch()
 
 
-def _inductor(
-    model: nn.Module, options: Compiler, device: torch.device, channels_last: bool
-) -> str:
+def _compile(model: nn.Module, options: Compiler, device: torch.device, channels_last: bool) -> str:
+    if options.backend != INDUCTOR:
+        compile_calls([model], backend=options.backend)
+        return options.backend
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
     allow_kept_graphs()
     # Imported here, since the import takes a second of every start.
     from gallery_lib.compiler import passes
 
-    chosen, notes = passes.choose(options, device, channels_last)
     # Where it is off Inductor would lay convolutions out by rules of its own.
     compile_options: dict[str, object] = {
-        **chosen,
+        **passes.choose(options, device, channels_last),
         "layout_optimization": channels_last,
         "force_layout_optimization": channels_last,
     }
+    description = f"inductor, mode {options.mode}"
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
     if _captured(options, device):
         compile_options |= _CAPTURED
-        notes.append("CUDA graphs where shapes are static")
+        description += ", CUDA graphs where shapes are static"
     elif device.type == "cuda":
         compile_options["triton.cudagraphs"] = False
-    name = "inductor"
-    if options.keep_activations < 1.0:
-        name = inductor_keeping(options.keep_activations)
-        notes.append(f"{options.keep_activations:.0%} of the activations kept")
-    compile_calls([model], backend=name, options=compile_options)
-    return ", ".join([f"inductor, mode {options.mode}", *notes])
-
-
-register_backend("inductor", _inductor)
+    compile_calls([model], backend=INDUCTOR, options=compile_options)
+    return description
 
 
 def allow_kept_graphs() -> None:
@@ -140,37 +122,6 @@ def allow_kept_graphs() -> None:
     from torch._functorch import config as functorch_config
 
     functorch_config.donated_buffer = False
-
-
-_guards_lock = threading.Lock()
-_calls_under_way = 0
-"""Calls of compiled models in all threads."""
-_skipped_outside = True
-"""Dynamo's setting outside these calls."""
-
-
-def _with_guards_on_hooks(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Call with Dynamo's guards on module hooks enabled.
-
-    A hook that is added or removed later then makes Dynamo compile the graph again. By default
-    Dynamo takes the hooks of the first call for all there will ever be, and runs without later
-    ones.
-    """
-    from torch._dynamo import config as dynamo_config
-
-    global _calls_under_way, _skipped_outside
-    with _guards_lock:
-        if not _calls_under_way:
-            _skipped_outside = dynamo_config.skip_nnmodule_hook_guards
-            dynamo_config.skip_nnmodule_hook_guards = False
-        _calls_under_way += 1
-    try:
-        return call(*args, **kwargs)
-    finally:
-        with _guards_lock:
-            _calls_under_way -= 1
-            if not _calls_under_way:
-                dynamo_config.skip_nnmodule_hook_guards = _skipped_outside
 
 
 # --------------------------------------------------------------------------------------------------
@@ -199,11 +150,25 @@ def compile_calls(modules: Iterable[nn.Module], **options: Any) -> None:
     function = types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
     compiled = torch.compile(function, **options)
     for module in modules:
-        set_compiled(module, functools.partial(compiled, module._call_impl))
+        set_compiled(module, functools.partial(_with_guards_on_hooks, compiled, module._call_impl))
 
 
 def _call(call: Call, /, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
+
+
+def _with_guards_on_hooks(compiled: Call, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+    """Call with Dynamo's guards on module hooks enabled, from now on in the whole process.
+
+    A hook that is added or removed later then makes Dynamo compile the graph again. By default
+    Dynamo takes the hooks of the first call for all there will ever be, and runs without later
+    ones.
+    """
+    from torch._dynamo import config as dynamo_config
+
+    if dynamo_config.skip_nnmodule_hook_guards:  # newer releases have a setting for each thread
+        dynamo_config.skip_nnmodule_hook_guards = False
+    return compiled(call, *args, **kwargs)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -258,7 +223,7 @@ def _captured(options: Compiler, device: torch.device) -> bool:
     """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
     return (
         device.type == "cuda"
-        and options.backend == "inductor"
+        and options.backend == INDUCTOR
         and options.cuda_graphs
         and options.mode != "max-autotune-no-cudagraphs"
     )
@@ -285,31 +250,3 @@ def _copied(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_cuda or isinstance(value, nn.Parameter):
         return value
     return value.clone()
-
-
-# --------------------------------------------------------------------------------------------------
-# Activation checkpointing by the compiler, for models that do not fit into memory otherwise.
-#
-# A part of the activations is kept for the backward pass, the rest is recomputed. torch's
-# partitioner chooses the activations that are cheapest to recompute, graph by graph, from the
-# operations that each takes. Results change only by the order of operations.
-
-
-@functools.cache
-def inductor_keeping(part: float) -> str:
-    """Return the name of a torch.compile backend that keeps `part` (0 to 1) of the activations.
-
-    In all else the backend does what `inductor` does.
-    """
-    from torch._dynamo import register_backend
-
-    def backend(graph: Any, inputs: Any, *, options: dict[str, Any] | None = None) -> Any:
-        import torch._functorch.config as autograd_config
-        from torch._inductor.compile_fx import compile_fx
-
-        with autograd_config.patch(activation_memory_budget=part):
-            return compile_fx(graph, inputs, config_patches=options)
-
-    name = f"gallery_inductor_keeping_{part:g}"
-    register_backend(backend, name=name)
-    return name

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-T = TypeVar("T")
 Call = Callable[..., Any]
 Step = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 """Function of a call, its positional and its keyword arguments; it returns what the module is to
@@ -40,15 +39,6 @@ def set_compiled(model: nn.Module, call: Call | None) -> None:
         calls.compiled = call
     else:
         model.__dict__[_SLOT] = call
-
-
-def compile_inside(model: nn.Module, compile_in_place: Callable[[], T]) -> T:
-    """Return `compile_in_place()`; if it calls `model.compile()`, all steps stay around that."""
-    calls = model.__dict__.get(_SLOT)
-    result = compile_in_place()
-    if isinstance(calls, _Calls) and model.__dict__[_SLOT] is not calls:
-        calls.compiled, model.__dict__[_SLOT] = model.__dict__[_SLOT], calls
-    return result
 
 
 def compiled_call(model: nn.Module) -> Call | None:

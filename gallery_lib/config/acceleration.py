@@ -82,15 +82,13 @@ class Compiler(Settable):
     """Compile the model. The first step waits for the compiler; a short run never earns that back.
     """
     backend: str = "inductor"
-    """Compiler, by its name in the registry of backends."""
+    """Backend of torch.compile; inductor alone has what the other options switch."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
     """Mode of torch.compile. max-autotune searches longer for faster kernels."""
     cuda_graphs: bool = True
     """On CUDA, capture compiled graphs of static shapes and replay them. Needs more memory."""
-    keep_activations: float = option(1.0, minimum=0, maximum=1)
-    """Share of the activations kept for the backward pass. Less saves memory and takes time."""
     short_attention: bool = True
     """On a CPU, compute attention over short sequences as plain products, which are faster."""
     small_convolutions: bool = True
@@ -105,11 +103,8 @@ class Compiler(Settable):
     """On a CPU, pool images in channels_last in C++, whose gradient is faster than compiled code.
     """
     large_batch_norms: bool = True
-    """With AVX-512, compute bfloat16 batch norms over a MiB and more in channels_last, with
-    residual and ReLU, in C++."""
-    all_batch_norms: bool = False
-    """Compute batch norms in channels_last of every size by own operators, in fp32 and on CUDA too.
-    For measurements: it gains nothing."""
+    """With AVX-512, compute bfloat16 batch norms over a MiB and more in channels_last, with the
+    ReLU behind them, in C++."""
     mixed_products: bool = True
     """With AVX512-BF16, multiply few rows in bfloat16 by fp32 weights as they lie. A weight must
     not change between a forward pass and its backward pass then."""

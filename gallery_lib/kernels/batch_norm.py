@@ -1,45 +1,48 @@
-"""Batch normalisation, addition of a residual and ReLU in training: `gallery::batch_norm_relu`.
+"""Batch normalisation and ReLU in training: `gallery::batch_norm_relu`.
 
-Tensors are in channels_last. Forward reads the input twice and the residual once, and writes once.
-For backward it keeps its input and (with a residual) its result, which neighbouring layers keep
-anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64 in a fixed order.
+Tensors [N, C, H, W] are in channels_last. The forward pass is `batch_norm_statistics_`, then
+`batch_norm_relu`; the backward pass is `batch_norm_relu_gradient`, which computes ReLU's mask from
+the input again. So nothing is kept but the input, which the layer before keeps anyway.
 
-- Forward: statistics of the batch (`batch_norm_statistics`), then `batch_norm_relu`.
-- Backward: `batch_norm_relu_sums`, then `batch_norm_relu_gradient`.
-- `batch_norm_relu_sums_of_two` is `batch_norm_relu_sums` of a gradient in two parts. A result that
-  two layers read has two gradients. Added up first, their sum is written and read once more. The
-  compiler's graph pass `compiler.passes.large_batch_norms` calls it, on CPUs.
-
-`mean` [C] and `inverse_deviation` [C], which is 1 / √(variance + eps), normalise each channel.
+Statistics are taken by Welford's method in fp32 and merged in fp64 in a fixed order. References
+compute in fp32, or in fp64 for an fp64 input; values of channels are [C] in that dtype. `mean` and
+`inverse_deviation`, which is 1 / √(variance + eps), normalise each channel. The C++
+(`cpu/batch_norm.cpp`) takes fp32 and bf16; the number of its threads changes no bit of a result.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError
-from gallery_lib.kernels.batch_norm_statistics import (
-    OVER,
-    TILE,
-    Shape,
-    arithmetic,
-    call_cpp,
-    in_channels_last,
-    new_pair,
-    rows_of,
-    slabs_of,
-    suits_cpp,
+from gallery_lib.kernels.runtime import cpp
+from gallery_lib.kernels.runtime.launch import (
+    DOUBLE,
+    INT,
+    LONG,
+    POINTER,
+    THREADS,
+    each,
+    enqueue,
+    filled,
+    structure,
 )
-from gallery_lib.kernels.runtime.launch import INT, POINTER, each, enqueue, filled, structure
 from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
 
-_BACKWARD_SOURCE = "batch_norm_backward.cu"
-
-
-_Channels = structure(**each(POINTER, "mean inverse_deviation weight bias"))
+OVER = (0, 2, 3)
+TILE, LANES = 8, THREADS // 8
+BLOCKS, SLABS = 1024, 512
+"""BLOCKS: blocks that fill a large device once. SLABS: the most slabs, since the results of all
+slabs have to be merged."""
+_CPP = cpp.Functions(
+    "batch_norm.cpp", "-fopenmp", **each(LONG, "given threads"), **each(DOUBLE, "number epsilon")
+)
+_COLUMNS = ("x", "gradient", "written", "mean", "second", "weight", "bias", "first", "last")
+"""Tensors of a call of C++, in the order of `Column` in `cpu/batch_norm.h`."""
+available = _CPP.available
 
 
 def batch_norm_relu(
@@ -49,59 +52,64 @@ def batch_norm_relu(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    residual: Tensor | None = None,
-    batches: Tensor | None = None,
-    momentum: float | None = 0.1,
+    momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return relu(batch_norm(x) + residual) with this batch's statistics, in channels_last.
-
-    The normalisation is that of `torch.nn.BatchNorm2d` in training. Tensors [C] are fp32 (fp64 for
-    fp64 x).
+    """Return relu(batch_norm(x)) with this batch's statistics, in channels_last.
 
     Args:
-        x: [N, C, H, W] in fp32, bf16, fp16 or fp64.
+        x: [N, C, H, W] in fp32, bf16, fp16 or fp64. Tensors [C] are fp32 (fp64 for fp64 x).
         running_mean: [C], updated in place, or None.
         running_var: [C], updated in place; None exactly where `running_mean` is None.
         weight: [C] or None.
         bias: [C] or None.
-        residual: shape and dtype of x, or None.
-        batches: int64 scalar, counted up by one, or None.
-        momentum: the batch's share of the running statistics; None means 1 / batches.
+        momentum: the batch's share of the running statistics.
         eps: added to the variance.
-
-    Raises:
-        InputError: when the arguments do not fit together.
     """
-    _check(
-        x, residual, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
-    )
     operators = torch.ops.gallery
     statistics = operators.batch_norm_statistics_(
-        x.detach(), running_mean, running_var, batches, momentum, eps
+        x.detach(), running_mean, running_var, momentum, eps
     )
-    return operators.batch_norm_relu(x, residual, *statistics, weight, bias)
+    return operators.batch_norm_relu(x, *statistics, weight, bias)
 
 
-def _check(x: Tensor, residual: Tensor | None, **channels: Tensor | None) -> None:
-    """Raise InputError unless residual and values of channels fit x."""
-    wide = arithmetic(x)
+def call_cpp(
+    function: str, *tensors: Tensor | None, number: float = 0.0, epsilon: float = 0.0
+) -> None:
+    """Call a function with the tensors of `_COLUMNS`, each of which may be None.
 
-    def fits(tensor: Tensor | None, shape: Any, dtype: torch.dtype) -> bool:
-        return tensor is None or (tensor.shape == shape and tensor.dtype is dtype)
+    Raises:
+        cpp.Refused: for tensors that do not fit together; nothing is changed then.
+    """
+    row = [tensor for tensor in tensors if tensor is not None]
+    names = [n for n, t in zip(_COLUMNS, tensors, strict=False) if t is not None]
+    given = sum(1 << place for place, tensor in enumerate(tensors) if tensor is not None)
+    values = (given, torch.get_num_threads(), number, epsilon)
+    _CPP.call(f"batch_norm_{function}", names, row, *values)
 
-    both = (channels["running_mean"] is None) == (channels["running_var"] is None)
-    for name, tensor, taken, right in (
-        ("x", x, "floating-point [N, C, H, W]", x.dim() == 4 and x.is_floating_point()),
-        ("residual", residual, "one like x", fits(residual, x.shape, x.dtype)),
-        *((n, t, f"{wide} [C]", fits(t, x.shape[1:2], wide)) for n, t in channels.items()),
-        ("running_mean", channels["running_mean"], "it and running_var, or neither", both),
-    ):
-        if not right:
-            form = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise InputError(
-                f"batch_norm_relu takes {taken} as {name}; got {form}.", parameter=name
-            )
+
+def _suits_cpp(x: Tensor, *values: Tensor | None) -> bool:
+    """Return whether batches like x and fp32 values [C] are what the C++ is written for."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float32)
+        and x.numel() > 0
+        and all(v is None or (v.dtype is torch.float32 and v.is_contiguous()) for v in values)
+        and available()
+    )
+
+
+def _arithmetic(x: Tensor) -> torch.dtype:
+    """Return the dtype of the arithmetic on batches like `x`, and of their channels' values."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def _rows_of(x: Tensor) -> int:
+    """Return how many values each channel has: N · H · W."""
+    return x.shape[0] * x.shape[2] * x.shape[3]
+
+
+def _in_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _new_like(x: Tensor) -> Tensor:
@@ -109,8 +117,10 @@ def _new_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _channels_last_or_none(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else in_channels_last(tensor)
+def _new_pair(x: Tensor, *first: int) -> tuple[Tensor, Tensor]:
+    """Return two new tensors [*first, C] in the dtype of the arithmetic."""
+    shape, dtype = (*first, x.shape[1]), _arithmetic(x)
+    return x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
 
 def _without_gaps(*values: Tensor | None) -> list[Any]:
@@ -121,229 +131,233 @@ def _column(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-def _scale(inverse_deviation: Tensor, weight: Tensor | None) -> Tensor:
-    return inverse_deviation if weight is None else inverse_deviation * weight
+# --------------------------------------------------------------------------------------------------
+# How kernels divide a batch.
+
+_Shape = structure(**each(LONG, "rows rows_per_slab"), **each(INT, "channels tiles in_vectors"))
+_Channels = structure(**each(POINTER, "mean inverse_deviation weight bias"))
 
 
-_Relu = structure(shape=Shape, x=POINTER, residual=POINTER, channels=_Channels, result=POINTER)
+@dataclass(frozen=True)
+class Slabs:
+    """Division of a batch into slabs of rows, and of slabs into tiles of channels.
+
+    It depends only on the batch's shape, and so does every bit of a result. `shape` is the
+    structure for a kernel; results of slabs are [count, C] in fp32.
+    """
+
+    shape: Any
+    count: int
+    blocks: int
 
 
-def _relu_reference(x: Tensor, residual: Tensor | None, *channels: Any) -> Tensor:
-    """Return relu((x − mean) · inverse deviation · weight + bias + residual), in x's dtype."""
-    mean, inverse_deviation, weight, bias = channels
-    value = (x - _column(mean)) * _column(_scale(inverse_deviation, weight))
+def slabs_of(x: Tensor, *others: Tensor) -> Slabs:
+    """Return how x [N, C, H, W] in channels_last is divided into slabs.
+
+    `others` are the tensors that are read and written beside x.
+    """
+    rows, channels, width = _rows_of(x), x.shape[1], 16 // x.element_size()
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (x, *others))
+    in_vectors = aligned and channels % width == 0
+    tiles = -(-channels // (TILE * width if in_vectors else TILE))
+    wanted = max(4 * LANES, -(-rows * tiles // BLOCKS), -(-rows // SLABS))
+    rows_per_slab = -(-wanted // LANES) * LANES
+    count = -(-rows // rows_per_slab)
+    shape = _Shape(rows, rows_per_slab, channels, tiles, in_vectors)
+    return Slabs(shape, count, count * tiles)
+
+
+# --------------------------------------------------------------------------------------------------
+# Statistics of a batch.
+
+_Moments = structure(shape=_Shape, **each(POINTER, "x means squares"))
+_Combine = structure(
+    **each(POINTER, "means squares"),
+    **each(LONG, "rows rows_per_part"),
+    **each(INT, "parts channels"),
+    **each(POINTER, "mean inverse_deviation running_mean running_variance"),
+    **each(DOUBLE, "momentum epsilon"),
+)
+
+
+def _count_versions(*changed: Tensor | None) -> None:
+    """Tell autograd which tensors were changed in place."""
+    torch.autograd.graph.increment_version([tensor for tensor in changed if tensor is not None])
+
+
+def _statistics_reference(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    """Return (mean, inverse deviation) [C]; update running statistics."""
+    running_mean, running_var, momentum, eps = running
+    n, wide = _rows_of(x), _arithmetic(x)
+    if n == 0:  # then the running statistics stay as they are
+        mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float64).unbind()
+    else:
+        variance, mean = torch.var_mean(x.to(wide), OVER, correction=0)
+        mean, variance = mean.double(), variance.double()
+    if n and running_mean is not None and running_var is not None:
+        running_mean.copy_((1 - momentum) * running_mean + momentum * mean)
+        unbiased = variance * n / max(n - 1, 1)
+        running_var.copy_((1 - momentum) * running_var + momentum * unbiased)
+    _count_versions(running_mean, running_var)
+    return mean.to(wide), (variance + eps).rsqrt().to(wide)
+
+
+def _statistics_kernel(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    running_mean, running_var, momentum, eps = running
+    x = _in_channels_last(x)
+    slabs = slabs_of(x)
+    parts, shape, results = _new_pair(x, slabs.count), slabs.shape, _new_pair(x)
+    enqueue("batch_norm.cu", "batch_norm_moments", x, slabs.blocks, _Moments, shape, x, *parts)
+    merged = (*parts, shape.rows, shape.rows_per_slab, *parts[0].shape, *results)
+    rest = (running_mean, running_var, momentum, eps)
+    blocks = -(-x.shape[1] // TILE)
+    enqueue("batch_norm.cu", "batch_norm_combine", x, blocks, _Combine, *merged, *rest)
+    _count_versions(running_mean, running_var)
+    return results
+
+
+def _statistics_cpp(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
+    *changed, momentum, eps = running
+    results = _new_pair(x)
+    columns = (_in_channels_last(x), None, None, *results, None, None, *changed)
+    call_cpp("statistics", *columns, number=momentum, epsilon=eps)
+    _count_versions(*changed)
+    return results
+
+
+register(
+    "batch_norm_statistics_",
+    "(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, float eps) "
+    "-> (Tensor, Tensor)",
+    reference=_statistics_reference,
+    kernel=_statistics_kernel,
+    device=kernel_device,
+    fake=lambda x, *_: _new_pair(x),
+    cpp=Cpp(lambda x, *running: _suits_cpp(x, *running[:2]), _statistics_cpp),
+)
+
+# --------------------------------------------------------------------------------------------------
+# Forward pass.
+
+_Relu = structure(shape=_Shape, x=POINTER, channels=_Channels, result=POINTER)
+
+
+def _relu_reference(x: Tensor, *channels: Any) -> Tensor:
+    """Return relu((x − mean) · inverse deviation · weight + bias), in x's dtype."""
+    mean, scale, weight, bias = channels
+    value = (x - _column(mean)) * _column(scale if weight is None else scale * weight)
     if bias is not None:
         value = value + _column(bias)
-    if residual is not None:
-        value = value + residual
-    return in_channels_last(value.relu().to(x.dtype))
+    return _in_channels_last(value.relu().to(x.dtype))
 
 
-def _relu_kernel(x: Tensor, residual: Tensor | None, *channels: Tensor | None) -> Tensor:
+def _relu_kernel(x: Tensor, *channels: Tensor | None) -> Tensor:
     # These names keep the copies alive until the launch.
-    x, residual = in_channels_last(x), _channels_last_or_none(residual)
-    c, result = _without_gaps(*channels), _new_like(x)
-    slabs = slabs_of(x, residual, result)
-    values = (slabs.shape, x, residual, filled(_Channels, *c), result)
+    x, c = _in_channels_last(x), _without_gaps(*channels)
+    result = _new_like(x)
+    slabs = slabs_of(x, result)
+    values = (slabs.shape, x, filled(_Channels, *c), result)
     enqueue("batch_norm.cu", "batch_norm_relu", x, slabs.blocks, _Relu, *values)
     return result
 
 
-def _relu_cpp(x: Tensor, residual: Tensor | None, *channels: Tensor | None) -> Tensor:
-    result, beside = _new_like(x), _channels_last_or_none(residual)
-    call_cpp("forward", in_channels_last(x), None, None, None, beside, result, *channels)
+def _relu_cpp(x: Tensor, *channels: Tensor | None) -> Tensor:
+    result = _new_like(x)
+    call_cpp("forward", _in_channels_last(x), None, result, *channels)
     return result
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, residual, *channels = inputs
-    ctx.save_for_backward(x, None if residual is None else output, *channels)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Return the inputs' gradients; that of x includes what goes through mean and deviation."""
-    x, result, *channels = ctx.saved_tensors
-    of_weight, of_bias, masked = torch.ops.gallery.batch_norm_relu_sums(
-        gradient, x, result, *channels
-    )
-    passed, is_masked = (gradient, False) if result is None else (masked, True)
-    of_x = None
-    if ctx.needs_input_grad[0]:
-        of_x = torch.ops.gallery.batch_norm_relu_gradient(
-            passed, is_masked, x, *channels, of_weight, of_bias
-        )
-    weight, bias = channels[2:]
-    return (
-        of_x,
-        None if result is None else masked,
-        None,
-        None,
-        None if weight is None else of_weight,
-        None if bias is None else of_bias,
-    )
+    x, *channels = ctx.saved_tensors
+    of_x, *of_affine = torch.ops.gallery.batch_norm_relu_gradient(gradient, x, *channels)
+    affine = zip(channels[2:], of_affine, strict=True)
+    return of_x, None, None, *(None if value is None else of_value for value, of_value in affine)
 
 
 register(
     "batch_norm_relu",
-    "(Tensor x, Tensor? residual, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
-    "Tensor? bias) -> Tensor",
+    "(Tensor x, Tensor mean, Tensor inverse_deviation, Tensor? weight, Tensor? bias) -> Tensor",
     reference=_relu_reference,
     kernel=_relu_kernel,
     device=kernel_device,
     fake=lambda x, *_: _new_like(x),
-    cpp=Cpp(lambda x, residual, *channels: suits_cpp(x, (residual,), channels), _relu_cpp),
-    autograd=Autograd(_keep, _backward),
+    cpp=Cpp(_suits_cpp, _relu_cpp),
+    autograd=Autograd(lambda ctx, inputs, output: ctx.save_for_backward(*inputs), _backward),
 )
 
+# --------------------------------------------------------------------------------------------------
+# Backward pass: two sums over each channel, then the gradient of the input from them.
+
 _Sums = structure(
-    shape=Shape,
-    **each(POINTER, "gradient x result"),
+    shape=_Shape,
+    **each(POINTER, "gradient x"),
     channels=_Channels,
-    **each(POINTER, "masked products gradients"),
+    **each(POINTER, "products gradients"),
 )
 _Totals = structure(
     **each(POINTER, "products gradients inverse_deviation"),
     **each(INT, "slabs channels"),
     **each(POINTER, "of_weight of_bias"),
 )
-
-
-def _sums_reference(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of weight and bias [C], and the gradient behind ReLU.
-
-    The last one is in channels_last, and empty without `result`, which is what the forward pass
-    returned. When `result` is None, it is computed again, which is right only without a residual.
-    """
-    mean, inverse_deviation, *_ = channels
-    masked = _masked(gradient, x, result, *channels)
-    wide = masked.to(arithmetic(x))
-    of_weight = (wide * (x - _column(mean))).sum(OVER) * inverse_deviation
-    return of_weight, wide.sum(OVER), x.new_empty(0) if result is None else masked
-
-
-def _masked(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Any) -> Tensor:
-    blocked = (_relu_reference(x, None, *channels) if result is None else result) <= 0
-    return in_channels_last(gradient.masked_fill(blocked, 0))
-
-
-def _sums_kernel(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    gradient, x = in_channels_last(gradient), in_channels_last(x)
-    result = _channels_last_or_none(result)
-    c = _without_gaps(*channels)
-    of_weight, of_bias, masked = _sums_fake(gradient, x, result)
-    slabs = slabs_of(x, gradient, result, None if result is None else masked)
-    parts = new_pair(x, slabs.count)
-    values = (slabs.shape, gradient, x, result, filled(_Channels, *c), masked, *parts)
-    enqueue(_BACKWARD_SOURCE, "batch_norm_sums", x, slabs.blocks, _Sums, *values)
-    totals = (*parts, c[1], *parts[0].shape, of_weight, of_bias)
-    blocks = -(-x.shape[1] // TILE)
-    enqueue(_BACKWARD_SOURCE, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
-    return of_weight, of_bias, masked
-
-
-def _sums_of_parts_cpp(
-    gradient: Tensor,
-    more: Tensor | None,
-    x: Tensor,
-    result: Tensor | None,
-    *channels: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    of_weight, of_bias, masked = _sums_fake(gradient, x, result)
-    batches = [_channels_last_or_none(each) for each in (x, gradient, more, result)]
-    written = None if result is None else masked
-    call_cpp("sums", *batches, None, written, *channels, of_weight, of_bias)
-    return of_weight, of_bias, masked
-
-
-def _sums_fake(
-    gradient: Tensor, x: Tensor, result: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return *new_pair(x), x.new_empty(0) if result is None else _new_like(x)
-
-
-register(
-    "batch_norm_relu_sums",
-    "(Tensor gradient, Tensor x, Tensor? result, Tensor mean, Tensor inverse_deviation, "
-    "Tensor? weight, Tensor? bias) -> (Tensor, Tensor, Tensor)",
-    reference=_sums_reference,
-    kernel=_sums_kernel,
-    device=lambda gradient, x, *_: kernel_device(x),
-    fake=_sums_fake,
-    cpp=Cpp(
-        lambda gradient, x, result, *channels: suits_cpp(x, (gradient, result), channels),
-        lambda gradient, *rest: _sums_of_parts_cpp(gradient, None, *rest),
-    ),
-)
-
-
-def _added_first(first: Tensor, second: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.gallery.batch_norm_relu_sums(first + second, *rest)
-
-
-register(
-    "batch_norm_relu_sums_of_two",
-    "(Tensor first, Tensor second, Tensor x, Tensor result, Tensor mean, "
-    "Tensor inverse_deviation, Tensor? weight, Tensor? bias) -> (Tensor, Tensor, Tensor)",
-    reference=_added_first,
-    kernel=_added_first,
-    device=lambda first, *_: None,
-    fake=lambda first, second, *rest: _sums_fake(first, *rest),
-    cpp=Cpp(
-        lambda first, second, x, result, *channels: suits_cpp(x, (first, second, result), channels),
-        _sums_of_parts_cpp,
-    ),
-)
-
 _Input = structure(
-    shape=Shape,
+    shape=_Shape,
     **each(POINTER, "gradient x"),
     channels=_Channels,
-    **each(POINTER, "of_weight of_bias"),
-    masked=INT,
-    of_x=POINTER,
+    **each(POINTER, "of_weight of_bias of_x"),
 )
 
 
-def _gradient_reference(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    """Return the gradient of x; `masked`: whether `gradient` has been through ReLU's mask."""
-    *channels, of_weight, of_bias = rest
+def _gradient_reference(
+    gradient: Tensor, x: Tensor, *channels: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, in channels_last, and of weight and bias [C]."""
     mean, inverse_deviation, weight, _ = channels
-    passed, n = gradient if masked else _masked(gradient, x, None, *channels), max(rows_of(x), 1)
-    standardised = (x - _column(mean)) * _column(inverse_deviation)
-    of_x = _column(_scale(inverse_deviation, weight)) * (
-        passed - _column(of_bias / n) - standardised * _column(of_weight / n)
-    )
-    return in_channels_last(of_x.to(x.dtype))
+    passed = gradient.masked_fill(_relu_reference(x, *channels) <= 0, 0).to(_arithmetic(x))
+    off, n = x - _column(mean), max(_rows_of(x), 1)
+    of_weight, of_bias = (passed * off).sum(OVER) * inverse_deviation, passed.sum(OVER)
+    standardised = off * _column(inverse_deviation)
+    scale = inverse_deviation if weight is None else inverse_deviation * weight
+    of_x = _column(scale) * (passed - _column(of_bias / n) - standardised * _column(of_weight / n))
+    return _in_channels_last(of_x.to(x.dtype)), of_weight, of_bias
 
 
-def _gradient_kernel(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    gradient, x, of_x = in_channels_last(gradient), in_channels_last(x), _new_like(x)
-    *channels, of_weight, of_bias = _without_gaps(*rest)
-    slabs = slabs_of(x, gradient, of_x)
-    inputs = (slabs.shape, gradient, x, filled(_Channels, *channels))
-    values = (of_weight, of_bias, masked, of_x)
-    enqueue(_BACKWARD_SOURCE, "batch_norm_input", x, slabs.blocks, _Input, *inputs, *values)
-    return of_x
+def _gradient_kernel(gradient: Tensor, x: Tensor, *channels: Any) -> tuple[Tensor, Tensor, Tensor]:
+    # These names keep the copies alive until the launch.
+    gradient, x, c = _in_channels_last(gradient), _in_channels_last(x), _without_gaps(*channels)
+    of_x, of_weight, of_bias = results = _gradient_fake(gradient, x)
+    slabs, source = slabs_of(x, gradient, of_x), "batch_norm_backward.cu"
+    parts, read = _new_pair(x, slabs.count), (slabs.shape, gradient, x, filled(_Channels, *c))
+    enqueue(source, "batch_norm_sums", x, slabs.blocks, _Sums, *read, *parts)
+    totals = (*parts, c[1], *parts[0].shape, of_weight, of_bias)
+    blocks = -(-x.shape[1] // TILE)
+    enqueue(source, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
+    written = (of_weight, of_bias, of_x)
+    enqueue(source, "batch_norm_input", x, slabs.blocks, _Input, *read, *written)
+    return results
 
 
-def _gradient_cpp(gradient: Tensor, masked: bool, x: Tensor, *values: Any) -> Tensor:
-    of_x = _new_like(x)
-    batches = (in_channels_last(x), in_channels_last(gradient), None, None, None, of_x)
-    call_cpp("gradient", *batches, *values, flag=masked)
-    return of_x
+def _gradient_cpp(gradient: Tensor, x: Tensor, *channels: Any) -> tuple[Tensor, Tensor, Tensor]:
+    of_x, *of_affine = results = _gradient_fake(gradient, x)
+    read = (_in_channels_last(x), _in_channels_last(gradient))
+    call_cpp("gradient", *read, of_x, *channels, *of_affine)
+    return results
+
+
+def _gradient_fake(gradient: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _new_like(x), *_new_pair(x)
 
 
 register(
     "batch_norm_relu_gradient",
-    "(Tensor gradient, bool masked, Tensor x, Tensor mean, Tensor inverse_deviation, "
-    "Tensor? weight, Tensor? bias, Tensor of_weight, Tensor of_bias) -> Tensor",
+    "(Tensor gradient, Tensor x, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
+    "Tensor? bias) -> (Tensor, Tensor, Tensor)",
     reference=_gradient_reference,
     kernel=_gradient_kernel,
-    device=lambda gradient, masked, x, *_: kernel_device(x),
-    fake=lambda gradient, masked, x, *_: _new_like(x),
-    cpp=Cpp(lambda gradient, masked, x, *rest: suits_cpp(x, (gradient,), rest), _gradient_cpp),
+    device=lambda gradient, x, *_: kernel_device(x),
+    fake=_gradient_fake,
+    cpp=Cpp(
+        lambda gradient, x, *channels: gradient.dtype is x.dtype and _suits_cpp(x, *channels),
+        _gradient_cpp,
+    ),
 )

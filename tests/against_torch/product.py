@@ -7,12 +7,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from gallery_lib.acceleration import one_call
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.compiler.backend import register_backend
 from gallery_lib.config import Comm, Compiler, Config, Memory
 
 from .case import Case
@@ -23,20 +21,13 @@ COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
 """Configurations that compile, and torch.compile's backend that does the same."""
 
 
-def _aot(model: nn.Module, options: Compiler, device: torch.device, *_: bool) -> str:
-    model.compile(backend="aot_eager")
-    return "aot_eager"
-
-
-register_backend("battery_aot", _aot)
-
 CONFIGS: dict[str, Callable[[], Config]] = {
     "plain": Config.plain,
     "eager": lambda: Config(compiler=Compiler(enabled=False)),
     "contiguous": lambda: Config(
         compiler=Compiler(enabled=False), memory=Memory(layout="contiguous")
     ),
-    "aot": lambda: Config(compiler=Compiler(backend="battery_aot")),
+    "aot": lambda: Config(compiler=Compiler(backend="aot_eager")),
     "inductor": Config,
 }
 COMMS: dict[str, dict[str, Any]] = {

@@ -171,7 +171,7 @@ MUTATIONS = [
     ),
     *_mutations(
         "batch_norm_relu", "batch_norm.cu", "normalise_slab(const", _GRADIENT,
-        ("if (a.residual) value += to_float(residual.at[lane]);", ""),
+        ("relu(affine(lane, to_float(vector.at[lane])))", "relu(to_float(vector.at[lane]))"),
         ("row < place.end; row += LANES", "row + 1 < place.end; row += LANES"),
         (
             "store_vector(a.result + at, vector)",
@@ -180,8 +180,7 @@ MUTATIONS = [
     ),
     *_mutations(
         "batch_norm_sums", "batch_norm_backward.cu", "sums_of_slab(const", _GRADIENT,
-        # The mask without the residual.
-        ("a.result ? result.at[lane] : relu", "false ? result.at[lane] : relu"),
+        ("is_blocked(relu(affine(lane, value)))", "is_blocked(relu(value))"),
         ("value - affine.mean[lane], products[lane]", "value, products[lane]"),
         ("    __syncthreads();\n", ""),
     ),
@@ -195,7 +194,7 @@ MUTATIONS = [
     *_mutations(
         "batch_norm_input", "batch_norm_backward.cu", "gradient_of_slab(const", _GRADIENT,
         (" - average[lane]", ""),
-        ("!a.masked && is_blocked", "is_blocked"),
+        ("is_blocked(relu(affine(lane, value)))", "is_blocked(relu(value))"),
         ("double(a.shape.rows)", "double(a.shape.rows + 1)"),
     ),
     *_mutations(

@@ -13,6 +13,7 @@ import tiny_task
 from fake_gpu import plugin, work
 
 from gallery_lib.compiler import backend
+from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.measure.replay.record import Recorder
 from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.train.loop import train
@@ -22,14 +23,14 @@ FIRST, STEPS = 2, 3
 
 def eager(model, options, device, channels_last):
     """Leave the model as it is: what is recorded is when gradients are ready."""
-    model._compiled_call_impl = model._call_impl
+    set_compiled(model, model._call_impl)
     return "nothing: a test on the fake device"
 
 
 def main(file: Path, run_dir: Path) -> int:
     """Train and record; return 1 if work on the device failed."""
     plugin.install()
-    backend.register_backend("inductor", eager)
+    backend._compile = eager
     os.environ["GALLERY_COMPILER_OPT"] = "1"
     recorder = Recorder(FIRST)
     config = tiny_task.config(

@@ -23,6 +23,7 @@ from small_tasks import SMALL
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
 from gallery_lib.compiler.backend import compile_calls
+from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config import TrainConfig
 from gallery_lib.tasks.domains import cross_entropy
 from gallery_lib.train.loop import train
@@ -52,13 +53,13 @@ def own_runs_and_no_compiler(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
     monkeypatch.setattr(cross_entropy, "LARGE", 0)
-    monkeypatch.setitem(backend._BACKENDS, "inductor", operator_by_operator)
+    monkeypatch.setattr(backend, "_compile", operator_by_operator)
     yield
     torch._dynamo.reset()
 
 
 def operator_by_operator(model, options, device, channels_last):
-    model._compiled_call_impl = model._call_impl
+    set_compiled(model, model._call_impl)
     return "nothing: a test on the fake device"
 
 
@@ -139,7 +140,7 @@ def test_eager_training_is_that_of_the_cpu(name, monkeypatch):
 def test_the_accelerated_training_is_that_of_eager(name, amp, monkeypatch):
     replayed = amp == "bf16" and name not in NOT_CAPTURED
     if replayed:
-        monkeypatch.setitem(backend._BACKENDS, "inductor", captured)
+        monkeypatch.setattr(backend, "_compile", captured)
     config = config_of(name, amp, STEPS if replayed else 2, compiler_opt=True)
     of_ours, of_theirs = Counted(), Counted()
     ours = train(config, of_ours)

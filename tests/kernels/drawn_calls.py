@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gallery_lib.kernels import (
-    batch_norm_statistics,
+    batch_norm,
     compression,
     cpu_optimizers,
     cross_entropy,
@@ -162,23 +162,19 @@ def in_channels_last(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def normalising(draw: random.Random) -> None:
     shapes = [(2, 3, 4, 5), (1, 16, 1, 1), (3, 17, 9, 1), (2, 2051, 3, 3), (70, 40, 5, 5)]
     shape, dtype = draw.choice(shapes), draw.choice([torch.float32, torch.bfloat16])
-    function = draw.choice(["statistics", "forward", "sums", "gradient"])
+    function = draw.choice(["statistics", "forward", "gradient"])
     x, other, written = (in_channels_last(shape, dtype) for _ in range(3))
     mean, second, *sums = (torch.rand(shape[1]) for _ in range(4))
     affine = [perhaps(draw, torch.rand(shape[1])) for _ in range(2)]
     if function == "statistics":
-        columns = [x, *[None] * 5, mean, second, None, None, *(sums if affine[0] is None else [])]
+        running = sums if affine[0] is None else []
+        columns = [x, None, None, mean, second, None, None, *running]
     elif function == "forward":
-        columns = [x, None, None, None, perhaps(draw, other), written, mean, second, *affine]
-    elif function == "gradient":
-        columns = [x, other, None, None, None, written, mean, second, *affine, *sums]
+        columns = [x, None, written, mean, second, *affine]
     else:
-        result = perhaps(draw, in_channels_last(shape, dtype))
-        more = None if result is None else perhaps(draw, in_channels_last(shape, dtype))
-        of_result = [more, result, None, None if result is None else written]
-        columns = [x, other, *of_result, mean, second, *affine, *sums]
-    options = {"flag": draw.random() < 0.5, "number": 0.1, "epsilon": 1e-5}
-    call(draw, lambda *t: batch_norm_statistics.call_cpp(function, *t, **options), columns)
+        columns = [x, other, written, mean, second, *affine, *sums]
+    options = {"number": 0.1, "epsilon": 1e-5}
+    call(draw, lambda *t: batch_norm.call_cpp(function, *t, **options), columns)
 
 
 def pooling(draw: random.Random) -> None:

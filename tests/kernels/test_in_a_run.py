@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import own_batch_norms
 import picture_task
 import pytest
 import torch
@@ -19,6 +18,7 @@ import without_dropout
 from small_tasks import SMALL
 
 from gallery_lib.compiler import backend, kernels_enabled
+from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
@@ -32,19 +32,13 @@ from gallery_lib.train.session import Observer
 STEPS, HELD_OUT_BATCHES = 12, 8
 LOSS = "own kernel" if own_cross_entropy.available() else "plain torch"
 """What computes our cross-entropy on the CPU: C++, where it can be built."""
-BATCH_NORM = {
-    "batch_norm_statistics_",
-    "batch_norm_relu",
-    "batch_norm_relu_sums",
-    "batch_norm_relu_gradient",
-}
 
 
 @pytest.fixture(autouse=True)
 def operators_in_every_run(monkeypatch):
     """Choose channels_last as on a GPU, and our cross-entropy for few logits too.
 
-    The operators for images and batch norm are for that layout.
+    The operator for images is for that layout.
     """
     monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
     monkeypatch.setattr(cross_entropy, "LARGE", 0)
@@ -55,10 +49,10 @@ def nothing_compiled(monkeypatch):
     """Switch the compiler off: it is not what is tested here, and takes its time."""
 
     def eager(model, options, device, channels_last):
-        model._compiled_call_impl = model._call_impl
+        set_compiled(model, model._call_impl)
         return "nothing: a test of kernels"
 
-    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
+    monkeypatch.setattr(backend, "_compile", eager)
 
 
 def losses(results) -> list[float]:
@@ -178,10 +172,8 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer"])
-def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled, monkeypatch):
+def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
     images = name == "resnet18"
-    if images:
-        own_batch_norms.switch_on(monkeypatch)
     config = TrainConfig(
         model=f"{Path(without_dropout.__file__)}:{name}",
         amp_level="O0", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
@@ -193,7 +185,7 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compi
     )
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
     expected = {"optimizer_step_", "cross_entropy_rows", "cross_entropy_gradient"}
-    assert set(ran(ours)) == expected | ({"prepare_images", *BATCH_NORM} if images else set())
+    assert set(ran(ours)) == expected | ({"prepare_images"} if images else set())
 
 
 @pytest.mark.gpu
@@ -230,22 +222,3 @@ def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
     ours = finish_batch(batch, torch.channels_last)[0]
     monkeypatch.setenv("GALLERY_KERNELS", "0")
     assert torch.equal(ours, finish_batch(batch, torch.channels_last)[0])
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(cuda_kernels, monkeypatch):
-    own_batch_norms.switch_on(monkeypatch)
-    config = TrainConfig(
-        model="resnet18",
-        amp_level="O0",
-        seed=1,
-        max_steps=3,
-        log_interval=1,
-        workers=0,
-        evaluate=False,
-        compiler_opt=True,
-        **SMALL["resnet18"],
-    )
-    ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
-    assert losses(ours) == pytest.approx(losses(theirs), rel=3e-3)
-    assert {ran(ours)[operator].split(",")[0] for operator in BATCH_NORM} == {"own kernel"}

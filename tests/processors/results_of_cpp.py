@@ -75,25 +75,18 @@ def optimizers() -> Results:
 def images(dtype: torch.dtype) -> Results:
     for channels in (3, 16, 37):
         shape = 2, channels, 9, 7
-        batch, other, gradient = (
+        batch, gradient = (
             drawn(*shape, dtype=dtype, seed=seed).contiguous(memory_format=torch.channels_last)
-            for seed in range(3)
+            for seed in range(2)
         )
         mean, variance = torch.zeros(channels), torch.ones(channels)
         weight, bias = drawn(channels, seed=3), drawn(channels, seed=4)
-        inputs = [tensor.clone().requires_grad_() for tensor in (batch, other, weight, bias)]
-        result = batch_norm.batch_norm_relu(
-            inputs[0], mean, variance, *inputs[2:], residual=inputs[1]
-        )
+        inputs = [tensor.clone().requires_grad_() for tensor in (batch, weight, bias)]
+        result = batch_norm.batch_norm_relu(inputs[0], mean, variance, *inputs[1:])
         gradients = torch.autograd.grad(result, inputs, gradient)
         name = f"{dtype} {channels}"
         for part, tensor in enumerate((result, mean, variance, *gradients)):
             yield f"batch_norm_relu {name} {part}", tensor.detach()
-        of_two = torch.ops.gallery.batch_norm_relu_sums_of_two(
-            batch, other, gradient, result.detach(), weight, bias.abs(), weight, bias
-        )
-        for part, tensor in enumerate(of_two):
-            yield f"batch_norm_relu_sums_of_two {name} {part}", tensor
         pooled, offsets = torch.ops.gallery.max_pool(batch, [3, 2], [2, 1], [1, 0], True)
         yield f"max_pool {name}", pooled
         yield f"max_pool's places {name}", offsets

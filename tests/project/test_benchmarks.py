@@ -46,13 +46,13 @@ def test_a_benchmark_measures_and_its_file_has_the_table(
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_an_option_is_measured_in_turns(command: Callable[..., Any], checkout: Path) -> None:
-    option, sizes = "compiler.all_batch_norms", ("--image_size=32", "--batch_size=2")
+    option, sizes = "compiler.enabled", ("--image_size=32", "--batch_size=2")
     of_option = (option, "--model=resnet18", *sizes, "--rounds=2", "--block_steps=2")
     done = command("one_option.py", *of_option)
     assert done.returncode == 0, done.stderr
     without, with_it, *lines = done.stdout.splitlines()
-    assert without.startswith("without: ") and "batch norm" not in without
-    assert with_it.startswith("with: ") and "batch norm" in with_it
+    assert without.startswith("without: ") and "inductor" not in without
+    assert with_it.startswith("with: ") and "inductor" in with_it
     for line, what in zip(lines, ("seconds", "processor seconds"), strict=True):
         assert line.startswith(f"resnet18, {what} of a step: without 0.")
         assert re.search(rf"{option} \d\.\d\d× \(\d\.\d\d to \d\.\d\d\)$", line), line

@@ -19,7 +19,7 @@ from gallery_lib.config import BatchConfig, LaunchConfig, TrainConfig, switches
 from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.batch_norm import batch_norm_relu
+from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.launcher import run_folder
 from gallery_lib.notebooks.batch.record import read_report
 
@@ -54,7 +54,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "finished_run": finished_run,
     "damaged_file": damaged_file,
     "argument_of_accelerate": lambda folder: accelerate(nn.Linear(2, 2), optimiser=None),
-    "argument_of_an_operator": lambda folder: batch_norm_relu(torch.ones(2, 3, 4), None, None),
+    "argument_of_an_operator": lambda folder: cross_entropy(torch.ones(2, 3, 4), torch.ones(2)),
     "rate_of_a_lab": lambda folder: link_rate.bits_per_second("fast"),
 }
 MESSAGES = {
@@ -91,7 +91,8 @@ MESSAGES = {
         "It takes model, loader, optimizer, scheduler, config."
     ),
     "argument_of_an_operator": (
-        "batch_norm_relu takes floating-point [N, C, H, W] as x; got torch.float32 (2, 3, 4)."
+        "cross_entropy takes floating-point logits [N, C] and int64 labels [N]; got torch.float32 "
+        "(2, 3, 4) and torch.float32 (2,)."
     ),
     "rate_of_a_lab": (
         "rate='fast' must be a number with kbit, mbit or gbit behind it, in bits per second: "

@@ -57,7 +57,7 @@ def rewrite(graph: fx.Graph) -> None:
             replace(mask, ours, seeds, place, random.args[0], threshold)
 
 
-def _reason(_: torch.device) -> str | None:
+def _reason() -> str | None:
     return None if dropout_mask.available() else "its C++ could not be built here"
 
 

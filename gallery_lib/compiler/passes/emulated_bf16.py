@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gallery_lib.compiler.passes.graph_pass import Pass
+from gallery_lib.compiler.passes.graph_pass import Pass, Writer
 from gallery_lib.system import hardware
 
 _aten = torch.ops.aten
@@ -46,19 +46,14 @@ def _tensors(node: fx.Node) -> list[torch.Tensor]:
     return [one for one in values if isinstance(one, torch.Tensor)]
 
 
-def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    result = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
-    result.meta["val"] = node.meta["val"].to(dtype)
-    return result
-
-
 def _widen(graph: fx.Graph, node: fx.Node) -> None:
+    write = Writer(graph, node)
+
     def widened(argument: Any) -> Any:
         if isinstance(argument, fx.Node) and all(
             value.dtype is torch.bfloat16 for value in _tensors(argument)
         ):
-            with graph.inserting_before(node):
-                return _cast(graph, argument, torch.float32)
+            return write.cast(argument, torch.float32)
         return argument
 
     node.args = tuple(widened(argument) for argument in node.args)
@@ -74,21 +69,13 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
             continue
         output.meta["val"] = output.meta["val"].to(torch.float32)
         users = list(output.users)
-        with graph.inserting_after(output):
-            rounded = _cast(graph, output, torch.bfloat16)
+        rounded = Writer(graph, output.next).cast(output, torch.bfloat16)
         for user in users:
             user.replace_input_with(output, rounded)
 
 
-def _reason(device: torch.device) -> str | None:
-    in_bf16 = hardware.computes_in_bf16(device.type)
-    return "the processor has bfloat16 units" if in_bf16 else None
+def _reason() -> str | None:
+    return "the processor has bfloat16 units" if hardware.computes_in_bf16("cpu") else None
 
 
-PASS = Pass(
-    "bf16_on_fp32_units",
-    "post_grad_custom_pre_pass",
-    rewrite,
-    reason_not_applied=_reason,
-    note="any bfloat16 on fp32 units",
-)
+PASS = Pass("bf16_on_fp32_units", "post_grad_custom_pre_pass", rewrite, reason_not_applied=_reason)

@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._subclasses import FakeTensor
 
 from gallery_lib import kernels
+from gallery_lib.system import hardware
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 Stage = Literal[
@@ -25,27 +26,19 @@ Stage = Literal[
 """Inductor's option that takes the pass."""
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Pass:
     """A graph pass, and where it is used."""
 
     option: str
-    """Switch in `config.Compiler`; '' where there is none."""
+    """Switch in `config.Compiler`, which is on by default; '' where there is none."""
     stage: Stage
     rewrite: Callable[[fx.Graph], None]
     """Function that rewrites a graph in place."""
     devices: tuple[str, ...] = ("cpu",)
     needs_channels_last: bool = False
-    reason_not_applied: Callable[[torch.device], str | None] = _nothing
-    """Function that returns why the pass is of no use on a device; None where it is of use."""
-    depends_on: Callable[[], object] = _nothing
-    """Function that returns what else decides on the code: part of the key of Inductor's cache."""
-    note: str = ""
-    """What the run's results say of the pass."""
+    reason_not_applied: Callable[[], str | None] = lambda: None
+    """Function that returns why the pass is of no use on this machine; None where it is of use."""
 
 
 class Passes(CustomGraphPass):
@@ -63,15 +56,15 @@ class Passes(CustomGraphPass):
     def uuid(self) -> Any:
         """Return a part of the key of Inductor's cache, which changes with all that passes do.
 
-        Whether backward passes may keep their graphs is not in torch's own part. Without it, code
-        that writes over what is to be kept would come from the cache, and gradients be wrong
-        (benchmarks/notes/torch-defects.md).
+        Passes go by the processor's instructions. Whether backward passes may keep their graphs is
+        not in torch's own part: code that writes over what is to be kept would come from the cache,
+        and gradients be wrong (benchmarks/notes/torch-defects.md).
         """
         folders = (Path(__file__).parent, Path(kernels.__file__).parent)
         sources = tuple(str(path) for folder in folders for path in sorted(folder.glob("*.py")))
-        functions = [(one.rewrite.__module__, one.rewrite.__qualname__) for one in self.passes]
-        named = list(zip(functions, [one.depends_on() for one in self.passes], strict=True))
-        return named, get_hash_for_files(sources), functorch_config.donated_buffer
+        named = [(one.rewrite.__module__, one.rewrite.__qualname__) for one in self.passes]
+        flags = sorted(hardware.cpu_flags())
+        return named, flags, get_hash_for_files(sources), functorch_config.donated_buffer
 
 
 def replace(node: fx.Node, target: Any, *args: Any) -> None:
@@ -94,6 +87,13 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
         given = node.kwargs.get(argument.name, argument.default_value)
         arguments[argument.name] = node.args[place] if place < len(node.args) else given
     return arguments
+
+
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call of torch's Python function by name, with its defaults."""
+    pair = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    assert pair is not None
+    return dict(pair.kwargs)
 
 
 class Writer:

@@ -68,7 +68,7 @@ def rewrite(graph: fx.Graph) -> None:
                 put_in_place_of(node, as_traced(graph, pooled, node))
 
 
-def _reason(_: torch.device) -> str | None:
+def _reason() -> str | None:
     return None if max_pool.available() else "its C++ could not be built here"
 
 

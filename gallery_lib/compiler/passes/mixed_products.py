@@ -222,6 +222,5 @@ PASS = Pass(
     "mixed_products",
     "joint_custom_pre_pass",
     rewrite,
-    reason_not_applied=lambda _: mixed_product.reason_not_available(),
-    depends_on=lambda: limits(),
+    reason_not_applied=mixed_product.reason_not_available,
 )

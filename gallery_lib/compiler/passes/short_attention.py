@@ -248,6 +248,4 @@ class _Heads:
         )
 
 
-PASS = Pass(
-    "short_attention", "joint_custom_pre_pass", rewrite, depends_on=lambda: multiplies_in_bf16()
-)
+PASS = Pass("short_attention", "joint_custom_pre_pass", rewrite)

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from gallery_lib.compiler.passes.graph_pass import Pass, example, replace, two_sides
+from gallery_lib.compiler.passes.graph_pass import (
+    Pass,
+    example,
+    named_arguments,
+    replace,
+    two_sides,
+)
 
 _aten = torch.ops.aten
 _FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
@@ -108,10 +114,7 @@ def rewrite(graph: fx.Graph) -> None:
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     """Return the operator's arguments, or None where torch's function stays."""
-    pair = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
-    if pair is None:
-        return None
-    given = pair.kwargs
+    given = named_arguments(node)
     image, mode, size, scales = (given[name] for name in ("input", "mode", "size", "scale_factor"))
     value, enlarged = example(image), example(node)
     if (

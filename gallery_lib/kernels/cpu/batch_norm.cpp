@@ -1,4 +1,4 @@
-// Batch norm (+ residual) + ReLU in training, forward and backward, on batches in channels_last: batch_norm.cu for the CPU. Results
+// Batch norm + ReLU in training, forward and backward, on batches in channels_last: batch_norm.cu for the CPU. Results
 // are those of the plain-torch reference up to the order of sums. Sums are in fp32 over a few rows and in fp64 over these. Tensors
 // that do not fit together are refused before anything is written (tensor.h).
 #include <cmath>
@@ -76,9 +76,9 @@ static int64_t statistics(const Arguments& a) {
     return FINE;
 }
 
-template <class Element, bool RESIDUAL_IS_GIVEN>
+template <class Element>
 static void normalise(const Tensors& tensors, const Affine& affine, int64_t threads) {
-    const Element *x = tensors.batch<Element>(X), *residual = tensors.batch<Element>(RESIDUAL);
+    const Element* x = tensors.batch<Element>(X);
     Element* result = tensors.batch<Element>(WRITTEN);
     const float *mean = affine.mean, *scale = affine.scale, *shift = affine.shift;
     const Matrix m = tensors.matrix();
@@ -86,33 +86,25 @@ static void normalise(const Tensors& tensors, const Affine& affine, int64_t thre
         for (int64_t row = part.row; row < part.end; row++)
             in_vectors(part.from, part.to, [=](int64_t c, auto all) {
                 const int64_t at = row * m.channels + c;
-                Floats value = (load(x + at, all) - load(mean + c)) * load(scale + c) + load(shift + c);
-                if (RESIDUAL_IS_GIVEN) value += load(residual + at, all);
+                const Floats value = (load(x + at, all) - load(mean + c)) * load(scale + c) + load(shift + c);
                 store(result + at, relu(value), all);
             });
     });
 }
 
 static int64_t forward(const Arguments& a) {
-    constexpr int64_t NEEDED = bits({X, WRITTEN, MEAN, SECOND}), OTHERS = bits({RESIDUAL, WEIGHT, BIAS});
+    constexpr int64_t NEEDED = bits({X, WRITTEN, MEAN, SECOND}), OTHERS = bits({WEIGHT, BIAS});
     Tensors tensors;
     if (const int64_t refused = read(a, NEEDED, NEEDED | OTHERS, bits({WRITTEN}), tensors)) return refused;
-    const bool residual = tensors.has(RESIDUAL);
     const Affine affine(tensors);
-    if (tensors.dtype == FLOAT32)
-        (residual ? normalise<float, true> : normalise<float, false>)(tensors, affine, a.threads);
-    else
-        (residual ? normalise<BFloat16, true> : normalise<BFloat16, false>)(tensors, affine, a.threads);
+    (tensors.dtype == FLOAT32 ? normalise<float> : normalise<BFloat16>)(tensors, affine, a.threads);
     return FINE;
 }
 
-// Sums over each slab, [slabs, C]: of gradient · (x − mean), and of the gradient. The gradient is that behind ReLU; it is written
-// where there is a result to read ReLU's mask from. MORE: the gradient comes in two parts, whose sum is rounded as torch rounds it.
-template <class Element, bool RESULT_IS_GIVEN, bool MORE_IS_GIVEN>
+// Sums over each slab, [slabs, C]: of gradient · (x − mean), and of the gradient, which is that behind ReLU.
+template <class Element>
 static void slab_sums(const Tensors& tensors, const Affine& affine, int64_t threads, double* products, double* gradients) {
-    const Element *gradient = tensors.batch<Element>(GRADIENT), *more = tensors.batch<Element>(MORE);
-    const Element *x = tensors.batch<Element>(X), *result = tensors.batch<Element>(RESULT);
-    Element* masked = tensors.batch<Element>(WRITTEN);
+    const Element *gradient = tensors.batch<Element>(GRADIENT), *x = tensors.batch<Element>(X);
     const float *mean = affine.mean, *scale = affine.scale, *shift = affine.shift;
     const Matrix m = tensors.matrix();
     in_parallel(m, threads, true, [=](Part part) {
@@ -125,11 +117,8 @@ static void slab_sums(const Tensors& tensors, const Affine& affine, int64_t thre
                 for (int64_t k = 0; k < rows; k++) {
                     const int64_t at = (row + k) * m.channels + c;
                     const Floats off = load(x + at, all) - middle;
-                    const Floats value = RESULT_IS_GIVEN ? load(result + at, all) : off * slope + start;
                     Floats g = load(gradient + at, all);
-                    if (MORE_IS_GIVEN) g = as_stored(x, g + load(more + at, all));
-                    g = value <= (RESULT_IS_GIVEN ? 0.0f : largest_zero(x)) ? Floats{} : g;
-                    if (RESULT_IS_GIVEN) store_exact(masked + at, g, all);
+                    g = off * slope + start <= largest_zero(x) ? Floats{} : g;
                     s += g, q += g * off;
                 }
                 add_to(sums_of_part + c, s), add_to(products_of_part + c, q);
@@ -143,26 +132,12 @@ static void slab_sums(const Tensors& tensors, const Affine& affine, int64_t thre
     });
 }
 
-template <class Element>
-static void sums_of(const Tensors& tensors, const Affine& affine, int64_t threads, double* products, double* gradients) {
-    const auto run = !tensors.has(RESULT) ? slab_sums<Element, false, false>
-                     : tensors.has(MORE)  ? slab_sums<Element, true, true>
-                                          : slab_sums<Element, true, false>;
-    run(tensors, affine, threads, products, gradients);
-}
-
-static int64_t sums(const Arguments& a) {
-    constexpr int64_t NEEDED = bits({X, GRADIENT, MEAN, SECOND, FIRST_SUM, SECOND_SUM});
-    constexpr int64_t OTHERS = bits({MORE, RESULT, WRITTEN, WEIGHT, BIAS});
-    Tensors tensors;
-    if (const int64_t refused = read(a, NEEDED, NEEDED | OTHERS, bits({WRITTEN, FIRST_SUM, SECOND_SUM}), tensors)) return refused;
-    if (tensors.has(RESULT) != tensors.has(WRITTEN) || (tensors.has(MORE) && !tensors.has(RESULT))) return refusal(WRONG_ARGUMENTS);
+static void sums(const Tensors& tensors, const Affine& affine, int64_t threads) {
     const Matrix m = tensors.matrix();
-    const Affine affine(tensors);
     std::vector<double> parts(2 * m.slabs * m.channels), totals(2 * m.channels);
     double *products = parts.data(), *gradients = products + m.slabs * m.channels;
     double *product = totals.data(), *gradient = product + m.channels;
-    (tensors.dtype == FLOAT32 ? sums_of<float> : sums_of<BFloat16>)(tensors, affine, a.threads, products, gradients);
+    (tensors.dtype == FLOAT32 ? slab_sums<float> : slab_sums<BFloat16>)(tensors, affine, threads, products, gradients);
     for (int64_t slab = 0; slab < m.slabs; slab++)
         for (int64_t c = 0; c < m.channels; c++) {
             product[c] += products[slab * m.channels + c];
@@ -172,10 +147,9 @@ static int64_t sums(const Arguments& a) {
         tensors.values(FIRST_SUM)[c] = float(product[c] * tensors.values(SECOND)[c]);
         tensors.values(SECOND_SUM)[c] = float(gradient[c]);
     }
-    return FINE;
 }
 
-template <class Element, bool MASKED>
+template <class Element>
 static void of_input(const Tensors& tensors, const Affine& affine, int64_t threads) {
     const Element *x = tensors.batch<Element>(X), *gradient = tensors.batch<Element>(GRADIENT);
     Element* of_x = tensors.batch<Element>(WRITTEN);
@@ -187,31 +161,28 @@ static void of_input(const Tensors& tensors, const Affine& affine, int64_t threa
                 const int64_t at = row * m.channels + c;
                 const Floats off = load(x + at, all) - load(mean + c);
                 Floats g = load(gradient + at, all);
-                if (!MASKED) g = off * load(scale + c) + load(shift + c) <= largest_zero(x) ? Floats{} : g;
+                g = off * load(scale + c) + load(shift + c) <= largest_zero(x) ? Floats{} : g;
                 store(of_x + at, load(scale + c) * (g - load(average + c) - off * load(slope + c)), all);
             });
     });
 }
 
 static int64_t gradient(const Arguments& a) {
-    constexpr int64_t NEEDED = bits({X, GRADIENT, WRITTEN, MEAN, SECOND, FIRST_SUM, SECOND_SUM}), OTHERS = bits({WEIGHT, BIAS});
+    constexpr int64_t WRITES = bits({WRITTEN, FIRST_SUM, SECOND_SUM}), NEEDED = WRITES | bits({X, GRADIENT, MEAN, SECOND});
     Tensors tensors;
-    if (const int64_t refused = read(a, NEEDED, NEEDED | OTHERS, bits({WRITTEN}), tensors)) return refused;
-    const Matrix m = tensors.matrix();
+    if (const int64_t refused = read(a, NEEDED, NEEDED | bits({WEIGHT, BIAS}), WRITES, tensors)) return refused;
     Affine affine(tensors);
+    sums(tensors, affine, a.threads);
+    const Matrix m = tensors.matrix();
     const double rows = double(m.rows);
     for (int64_t c = 0; c < m.channels; c++) {
         affine.average[c] = float(tensors.values(SECOND_SUM)[c] / rows);
         affine.slope[c] = float(double(tensors.values(FIRST_SUM)[c]) * tensors.values(SECOND)[c] / rows);
     }
-    if (tensors.dtype == FLOAT32)
-        (a.flag ? of_input<float, true> : of_input<float, false>)(tensors, affine, a.threads);
-    else
-        (a.flag ? of_input<BFloat16, true> : of_input<BFloat16, false>)(tensors, affine, a.threads);
+    (tensors.dtype == FLOAT32 ? of_input<float> : of_input<BFloat16>)(tensors, affine, a.threads);
     return FINE;
 }
 
 extern "C" int64_t batch_norm_statistics(const Arguments* a) { return guarded(statistics, a); }
 extern "C" int64_t batch_norm_forward(const Arguments* a) { return guarded(forward, a); }
-extern "C" int64_t batch_norm_sums(const Arguments* a) { return guarded(sums, a); }
 extern "C" int64_t batch_norm_gradient(const Arguments* a) { return guarded(gradient, a); }

@@ -8,17 +8,16 @@
 #include "tensor.h"
 #include "vectors.h"
 
-struct Arguments {               // as in batch_norm_statistics.py
+struct Arguments {               // as in batch_norm.py
     const int64_t* descriptors;  // of the tensors in the order of `Column`, without those that are not given
     int64_t length;              // of `descriptors`, in numbers
     int64_t given;               // bit i: the i-th of `Column` is there
     int64_t threads;
-    int64_t flag;                // gradient: it has been through ReLU's mask
     double number;               // statistics: the batch's share of the running ones
     double epsilon;
 };
 
-enum Column { X, GRADIENT, MORE, RESULT, RESIDUAL, WRITTEN, BATCHES, MEAN = BATCHES, SECOND, WEIGHT, BIAS, FIRST_SUM, SECOND_SUM, COLUMNS };
+enum Column { X, GRADIENT, WRITTEN, BATCHES, MEAN = BATCHES, SECOND, WEIGHT, BIAS, FIRST_SUM, SECOND_SUM, COLUMNS };
 // Columns before BATCHES are batches [N, C, H, W], the others are fp32 [C].
 
 struct Tensors {

@@ -52,10 +52,6 @@ static inline void store(BFloat16* to, Floats values) {
     std::memcpy(to, &halves, sizeof halves);
 }
 
-// Values as they are once stored.
-static inline Floats as_stored(const float*, Floats values) { return values; }
-static inline Floats as_stored(const BFloat16*, Floats values) { return (Floats)(__builtin_convertvector(nearest(values), Words) << 16); }
-
 // Stores values that are as stored already.
 static inline void store_exact(float* to, Floats values) { store(to, values); }
 static inline void store_exact(BFloat16* to, Floats values) {

@@ -1,4 +1,4 @@
-// Batch normalisation, addition of a residual and ReLU while training: mean and variance of each channel, then one pass that
+// Batch normalisation and ReLU while training: mean and variance of each channel, then one pass that
 // applies them. Moments are found by Welford, "Note on a method for calculating corrected sums of squares and products", 1962,
 // and merged as Chan, Golub and LeVeque do (1983), in a fixed order: neither a large mean nor many rows cost digits, and the
 // same input gives the same bits.
@@ -8,7 +8,6 @@ struct MomentsArguments {
     Shape shape;
     const ELEMENT* x;
     float *means, *squares;  // [slabs, C]: mean, and sum of squared deviations from it
-    long long* batches;      // null, or counted up here, before the launch that reads it
 };
 
 struct MomentsScratch {
@@ -68,7 +67,6 @@ static __device__ __forceinline__ void moments_of_slab(const MomentsArguments& a
 
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_moments(const __grid_constant__ MomentsArguments a) {
     __shared__ MomentsScratch scratch;
-    if (a.batches && blockIdx.x == 0 && threadIdx.x == 0) *a.batches += 1;
     if (a.shape.rows == 0 || a.shape.channels == 0) return;
     if (a.shape.in_vectors)
         moments_of_slab<WIDTH>(a, scratch);
@@ -82,7 +80,6 @@ struct CombineArguments {
     int parts, channels;
     float *mean, *inverse_deviation;           // [C]
     float *running_mean, *running_variance;    // [C] or null
-    const long long* batches;                  // null, or how many went into the running statistics, this one included
     double momentum, epsilon;
 
     __device__ __forceinline__ double count(int part) const {
@@ -111,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_combine(const _
     a.mean[channel] = float(mean);
     a.inverse_deviation[channel] = float(1 / sqrt(squares / (count > 0 ? count : 1) + a.epsilon));
     if (a.running_mean && count > 0) {
-        double share = a.batches ? 1.0 / *a.batches : a.momentum, unbiased = squares / (count > 1 ? count - 1 : 1);
+        double share = a.momentum, unbiased = squares / (count > 1 ? count - 1 : 1);
         a.running_mean[channel] = float((1 - share) * a.running_mean[channel] + share * mean);
         a.running_variance[channel] = float((1 - share) * a.running_variance[channel] + share * unbiased);
     }
@@ -119,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_combine(const _
 
 struct ReluArguments {
     Shape shape;
-    const ELEMENT *x, *residual;  // the latter may be null
+    const ELEMENT* x;
     Channels channels;
     ELEMENT* result;
 };
@@ -132,13 +129,7 @@ static __device__ __forceinline__ void normalise_slab(const ReluArguments& a) {
     for (long long row = place.row; row < place.end; row += LANES) {
         long long at = row * a.shape.channels + place.channel;
         auto vector = load_vector<COUNT>(a.x + at);
-        Vector<ELEMENT, COUNT> residual;
-        if (a.residual) residual = load_vector<COUNT>(a.residual + at);
-        for (int lane = 0; lane < COUNT; lane++) {
-            float value = affine(lane, to_float(vector.at[lane]));
-            if (a.residual) value += to_float(residual.at[lane]);
-            vector.at[lane] = relu(value);
-        }
+        for (int lane = 0; lane < COUNT; lane++) vector.at[lane] = relu(affine(lane, to_float(vector.at[lane])));
         store_vector(a.result + at, vector);
     }
 }

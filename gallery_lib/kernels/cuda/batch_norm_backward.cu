@@ -1,13 +1,11 @@
 // The gradient of batch normalisation with ReLU: two sums over each channel, then the gradient of the input from them.
-// ReLU's mask is read from the result where a residual was added, and that pass also writes the masked gradient, which is the
-// residual's own; without a residual the mask is computed from the input, which has to be read anyway.
+// ReLU's mask is computed from the input, which has to be read anyway.
 #include "batch_norm.cuh"
 
 struct SumsArguments {
     Shape shape;
-    const ELEMENT *gradient, *x, *result;  // result: null without a residual
+    const ELEMENT *gradient, *x;
     Channels channels;
-    ELEMENT* masked;               // written when there is `result`
     float *products, *gradients;   // [slabs, C]: sums of gradient · (x − mean), and of the gradient
 };
 
@@ -24,15 +22,12 @@ static __device__ __forceinline__ void sums_of_slab(const SumsArguments& a, Sums
         for (long long row = place.row; row < place.end; row += LANES) {
             long long at = row * a.shape.channels + place.channel;
             auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
-            Vector<ELEMENT, COUNT> result;
-            if (a.result) result = load_vector<COUNT>(a.result + at);
             for (int lane = 0; lane < COUNT; lane++) {
                 float value = to_float(x.at[lane]);
-                if (is_blocked(a.result ? result.at[lane] : relu(affine(lane, value)))) from_float(0.0f, gradient.at[lane]);
+                if (is_blocked(relu(affine(lane, value)))) from_float(0.0f, gradient.at[lane]);
                 gradients[lane] += to_float(gradient.at[lane]);
                 products[lane] = fmaf(to_float(gradient.at[lane]), value - affine.mean[lane], products[lane]);
             }
-            if (a.result) store_vector(a.masked + at, gradient);
         }
     }
     int warp = threadIdx.x / 32, column = threadIdx.x % 32;
@@ -90,7 +85,6 @@ struct InputArguments {
     const ELEMENT *gradient, *x;
     Channels channels;
     const float *of_weight, *of_bias;  // [C]
-    int masked;                        // whether `gradient` has been through ReLU's mask
     ELEMENT* of_x;
 };
 
@@ -109,7 +103,7 @@ static __device__ __forceinline__ void gradient_of_slab(const InputArguments& a)
         auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
         for (int lane = 0; lane < COUNT; lane++) {
             float value = to_float(x.at[lane]), passed = to_float(gradient.at[lane]);
-            if (!a.masked && is_blocked(relu(affine(lane, value)))) passed = 0.0f;
+            if (is_blocked(relu(affine(lane, value)))) passed = 0.0f;
             from_float(affine.scale[lane] * (passed - average[lane] - (value - affine.mean[lane]) * slope[lane]), x.at[lane]);
         }
         store_vector(a.of_x + at, x);
