@@ -55,7 +55,7 @@ class Diverged(RunFailed):
 
 
 class SilentRank(RunFailed):
-    """A rank hangs, was stopped, or cannot be reached, or its loader stands still."""
+    """A rank hangs, was stopped, or cannot be reached."""
 
 
 class GoOnLater(GalleryError):

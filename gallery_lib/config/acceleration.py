@@ -125,19 +125,15 @@ class Memory(Settable):
 
 @dataclass
 class Loader(Settable):
-    """Transfer of batches to the device: prefetch, padding, worker priority and sharding."""
+    """Transfer of batches to the device: prefetch, worker priority and sharding."""
 
     prefetch: int = option(2, unit="batches", minimum=0)
     """Batches copied to the GPU ahead of their use. More take device memory."""
-    buckets: tuple[int, ...] = option((), unit="tokens or frames")
-    """Lengths that batches are padded to, so that the compiler sees few shapes. Default: none."""
-    pad_values: dict[str | int, float] = option(dict)
-    """What fills the padded parts of a batch, by name or position. Needed with buckets."""
     nice: int = option(19, minimum=0, maximum=19)
     """On a CPU, niceness of the processes that load data, so that steps have the cores."""
     shard: Literal["auto", "always", "never"] = "auto"
     """Whether each process takes its share of the batches (always), or all that its loader yields
-    (never). auto: its share, unless the loader has a DistributedSampler."""
+    (never). auto: its share, unless the loader has a DistributedSampler; streams are refused."""
 
 
 @dataclass

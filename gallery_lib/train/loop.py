@@ -108,7 +108,6 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 earlier=saved.path / STEPS_FILE if saved else None,
                 after_step=saved.manifest.step if saved else 0,
             )
-        ends.callback(session.watch.stop)
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
@@ -233,7 +232,7 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
     step = len(trained.curve)
     while step < total_steps:
         session.loader.set_epoch(session.loader.passes)
-        for batch in session.watch.batches(session.loader):
+        for batch in session.loader:
             yield step, batch
             step += 1
             if step == total_steps:
@@ -305,6 +304,7 @@ def evaluate(session: Session) -> dict[str, float]:
         sampler=range(process_group.rank(), len(data), process_group.world_size()),
         num_workers=session.config.workers,
         collate_fn=getattr(data, "collate", None),
+        timeout=session.config.rank_timeout if session.config.workers else 0,
         worker_init_fn=workers.begin,
     )
     device, memory_format = session.loader.device, session.loader.memory_format
@@ -316,7 +316,7 @@ def evaluate(session: Session) -> dict[str, float]:
         torch.compiler.set_stance("force_eager"),
         precision.autocast(session.autocast_dtype, device.type),
     ):
-        for batch in session.watch.batches(batches):
+        for batch in batches:
             for name, (total, count) in session.task.metrics(model, batch).items():
                 counted = torch.tensor(float(count), device=device, dtype=torch.float64)
                 before = sums.get(name, (0.0, 0.0))

@@ -31,7 +31,6 @@ from gallery_lib.optim.updates import Updates
 from gallery_lib.system.sockets import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import learning_rate, precision, pretrained
-from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.run_log import RunLog
@@ -54,7 +53,6 @@ class Session:
     log: RunLog
     phases: PhaseLog
     clock: StepClock
-    watch: workers.LoaderWatch
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
     started_from: pretrained.Fit | None = None  # weights of a file; None: drawn ones
@@ -175,12 +173,6 @@ def open_session(
         log=log,
         phases=phases,
         clock=StepClock(ready.loader.device.type),
-        watch=workers.LoaderWatch(
-            config.rank_timeout,
-            rank,
-            functools.partial(log.say, of_any_rank=True),
-            functools.partial(end_of_run, run_dir, rank),
-        ),
         techniques=ready.techniques,
         propagate=ready.propagate,
         started_from=started_from,
@@ -204,6 +196,7 @@ def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         collate_fn=getattr(splits.train, "collate", None),
+        timeout=config.rank_timeout if config.workers else 0,
         pin_memory=torch.cuda.is_available(),
         generator=generator,
         worker_init_fn=workers.begin,

@@ -338,8 +338,8 @@ LOADERS: dict[str, Loader] = {
     "batch_sampler": _of_batches(_batches_of),
     "uneven_batches": _of_batches(lambda _, case: _uneven(case)),
     "unbatched": _of_batches(_batches_of, shuffles=True),
-    "stream": Loader(_streamed(Stream), missing="items"),
-    "stream_with_length": Loader(_streamed(StreamWithLength), missing="items"),
+    "stream": Loader(_streamed(Stream), refusal="a stream"),
+    "stream_with_length": Loader(_streamed(StreamWithLength), refusal="a stream"),
     "stream_by_rank": Loader(
         _streamed(Stream, "rank"), missing="batches", refusal="a stream that divides itself"
     ),

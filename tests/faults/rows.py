@@ -156,7 +156,7 @@ def _who_failed() -> Iterator[Row]:
             *(kind, name, train("SLOW", "--nproc_per_node", processes, *limited, steps=400)),
             wait_for_steps(3, to_loader(signal.SIGSTOP)),
             (1,),
-            "stands still",
+            "DataLoader timed out after 8 seconds",
             seconds=25,
             quick=processes == "1",
         )

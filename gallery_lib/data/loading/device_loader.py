@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
-from gallery_lib.data.loading.length_buckets import pad_to_bucket
-from gallery_lib.data.loading.nesting import map_tensors, own_copy, tensors_in
+from gallery_lib.data.loading import workers
+from gallery_lib.data.loading.nesting import map_tensors, tensors_in
 from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.samplers import chain
-from gallery_lib.data.loading.sharding import Share, may_refill, sharded
-from gallery_lib.data.loading.workers import Background
+from gallery_lib.data.loading.sharding import Share, may_refill, own_copy, sharded
 from gallery_lib.errors import InputError
 from gallery_lib.system.sockets import shorten_loaders_paths
 
@@ -52,7 +51,6 @@ class DeviceLoader:
     _share: Share
     _epoch: int | None
     _progress: Progress
-    _background: Background
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class DeviceLoader:
         shard: bool = True,
     ) -> None:
         options = options or Loader(nice=0)
-        _check(loader, options)
+        _check(loader)
         world_size = process_group.world_size()
         if isinstance(loader, DeviceLoader):  # wrapped before, so divided already
             share, loader = loader._share, loader._caller
@@ -72,10 +70,10 @@ class DeviceLoader:
             share = sharded(loader, process_group.rank(), world_size, options.shard)
         else:
             share = Share(loader)
-        workers = share.loader.num_workers if isinstance(share.loader, DataLoader) else 0
-        if workers:
+        in_processes = isinstance(share.loader, DataLoader) and share.loader.num_workers > 0
+        if in_processes:
             shorten_loaders_paths()
-        niceness = options.nice if device.type == "cpu" and workers else 0
+        niceness = options.nice if device.type == "cpu" and in_processes else 0
         # Not by assignment: __setattr__ sets attributes that this object lacks on the loader.
         vars(self).update(
             loader=share.loader,
@@ -87,7 +85,6 @@ class DeviceLoader:
             _share=share,
             _epoch=None,
             _progress=Progress(share),
-            _background=Background(niceness),
         )
 
     @property
@@ -125,12 +122,9 @@ class DeviceLoader:
         self._epoch = epoch
         if self._share.part is not None:
             self._share.part.epoch = epoch
-        for owners in ([getattr(self._caller, "dataset", None)], chain(self._caller)):
-            told: list[Any] = [
-                owner for owner in owners if callable(getattr(owner, "set_epoch", None))
-            ]
-            if told:  # the outermost sampler passes its epochs on
-                told[0].set_epoch(epoch)
+        for owner in (getattr(self._caller, "dataset", None), *chain(self._caller)):
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
 
     def draw_from_generators(self) -> None:
         """Have passes draw from the sampler's generators, in the order that one process has.
@@ -167,27 +161,20 @@ class DeviceLoader:
         # Maps: an error in one batch would end a generator, but does not end a loader's iterator.
         with self._progress.beginning():
             self._share.follow_caller()
-            batches = self._background.batches(iter(self.loader))
-        options = self._options
-        ahead_of_use = self.device.type == "cuda" and options.prefetch
-        if ahead_of_use and may_refill(self.loader):
-            batches = map(own_copy, batches)
-        if options.buckets:
-            batches = map(
-                functools.partial(
-                    pad_to_bucket, buckets=options.buckets, pad_values=options.pad_values
-                ),
-                batches,
-            )
-        if ahead_of_use:
-            batches = CopiedAhead(batches, self.device, options.prefetch)
+            batches = iter(self.loader)
+        if self.niceness:
+            workers.give_way(batches, self.niceness)
+        if self.device.type == "cuda" and self._options.prefetch:
+            if may_refill(self.loader):
+                batches = map(own_copy, batches)
+            batches = CopiedAhead(batches, self.device, self._options.prefetch)
         else:
             batches = map(functools.partial(to_device, device=self.device), batches)
         finishes = hasattr(getattr(self._caller, "dataset", None), "finish_batch")
         return self._progress.counted(map(self._finished, batches) if finishes else batches)
 
 
-def _check(loader: Any, options: Loader) -> None:
+def _check(loader: Any) -> None:
     kind = type(loader)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(
@@ -200,14 +187,6 @@ def _check(loader: Any, options: Loader) -> None:
             f"the loader is a {kind.__name__} of loaders: give each as an argument of its own, "
             "accelerate(model, train_loader, validation_loader, …).",
             parameter="loader",
-        )
-    if bool(options.buckets) != bool(options.pad_values):
-        names = ("buckets", "pad_values")
-        option, missing = names if options.buckets else names[::-1]
-        raise InputError(
-            f"config.loader.{option} is set and config.loader.{missing} is not, so that nothing "
-            "would be padded: set both.",
-            parameter=missing,
         )
 
 
@@ -248,26 +227,10 @@ def _takes_non_blocking(to: Callable[..., Any]) -> bool:
     return "non_blocking" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-_BY_ROWS, _BY_COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: (*_BY_ROWS, "values"),
-    torch.sparse_bsr: (*_BY_ROWS, "values"),
-    torch.sparse_csc: (*_BY_COLUMNS, "values"),
-    torch.sparse_bsc: (*_BY_COLUMNS, "values"),
-}
-
-
 def _pinned(tensor: Tensor) -> Tensor:
     """Return `tensor` in pinned memory if possible; only from there a copy is asynchronous."""
-    if (
-        tensor.device.type != "cpu"
-        or tensor.layout is not torch.strided
-        or tensor.is_nested
-        or tensor.is_pinned()
-    ):
-        return tensor
-    return tensor.pin_memory()
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.pin_memory() if plain and not tensor.is_pinned() else tensor
 
 
 def _pinned_by_itself(batch: Any) -> Any:
@@ -275,27 +238,15 @@ def _pinned_by_itself(batch: Any) -> Any:
     return batch if pin is None or all(_pinned(t) is t for t in tensors_in(batch)) else pin(batch)
 
 
-def _used_on_current_stream(tensor: Tensor) -> Tensor:
+def _is_plain(batch: Any) -> bool:
+    """Return whether all tensors of a batch are strided and of torch's own class."""
+    return all(type(t) is Tensor and t.layout is torch.strided for t in tensors_in(batch))
+
+
+def _used_on_current_stream(tensor: Tensor) -> None:
     """Keep the memory of `tensor` from being reused on the copy stream while the model reads it."""
-    if hasattr(tensor, "__tensor_flatten__"):  # a subclass made of tensors, as nested ones are
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    else:
-        names = ("values",) if tensor.is_nested else _PARTS.get(tensor.layout, ())
-        parts = [getattr(tensor, name)() for name in names]
-    for part in parts:
-        _used_on_current_stream(part)
-    if not parts and tensor.is_cuda:
+    if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return tensor
-
-
-def _used_by_itself(batch: Any) -> Any:
-    if callable(record := getattr(type(batch), "record_stream", None)):
-        record(batch, torch.cuda.current_stream())
-    else:
-        for tensor in tensors_in(batch):
-            _used_on_current_stream(tensor)
-    return batch
 
 
 class CopiedAhead:
@@ -321,7 +272,8 @@ class CopiedAhead:
         batch, copied, error = self._waiting.popleft()
         if error is None:
             torch.cuda.current_stream(self._device).wait_event(copied)
-            map_tensors(_used_on_current_stream, batch, _used_by_itself)
+            for tensor in tensors_in(batch):
+                _used_on_current_stream(tensor)
         if not self._ended:
             self._fetch()
         if error is not None:
@@ -331,11 +283,11 @@ class CopiedAhead:
     def _fetch(self) -> None:
         try:
             batch = next(self._batches)
-            with torch.cuda.stream(self._stream):
+            # Parts of sparse, nested and other tensors are not known: the model's stream copies.
+            stream = self._stream if _is_plain(batch) else torch.cuda.current_stream(self._device)
+            with torch.cuda.stream(stream):
                 pinned = map_tensors(_pinned, batch, _pinned_by_itself)
-                self._waiting.append(
-                    (to_device(pinned, self._device), self._stream.record_event(), None)
-                )
+                self._waiting.append((to_device(pinned, self._device), stream.record_event(), None))
         except StopIteration:
             self._ended = True
         except Exception as error:

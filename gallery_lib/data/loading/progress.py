@@ -10,13 +10,12 @@ batches are dropped. Batches that were loaded ahead and not taken do not count.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from gallery_lib.comm import averages, process_group
 from gallery_lib.data.loading import random_states, samplers
@@ -55,42 +54,35 @@ class Progress:
             yield
             return
         now = random_states.captured(devices=False)
-        start, self.taken = resumed["start"], resumed["taken"]
-        self._start = start
-        drawn_from = self._go_to(start)
-        skipping = self._skipping(resumed)
-        if skipping is None:
+        self._start, self.taken = resumed["start"], resumed["taken"]
+        drawn_from = _go_to(self.share.loader, resumed["start"])
+        part = self._part(resumed)
+        if part is None:
             self._to_drop = resumed["taken"]
-        elif (order := start.get("order")) is None:
-            # Without workers it begins with the first batch.
-            skipping.states = drawn_from
-        elif isinstance(skipping, ShardedSampler):
-            skipping.order = order
-        else:  # begun on several processes
-            skipping.states = samplers.drawn_from(skipping.base, order)
+        elif resumed["start"]["order"] is None:  # without workers it begins with the first batch
+            part.states = drawn_from
+        else:
+            part.order = resumed["start"]["order"]
         yield
         random_states.restore(now)
 
-    def _skipping(self, resumed: dict[str, Any]) -> SkipFirst | ShardedSampler | None:
+    def _part(self, resumed: dict[str, Any]) -> ShardedSampler | None:
         """Return the sampler that leaves out what the pass has had; None: there is no order."""
         before, now = resumed["world_size"], process_group.world_size()
-        items = resumed["taken"] * before * (resumed["batch_size"] or 1)
-        loader = self.share.loader
-        if self.share.part is not None:
-            self.share.part.skip = items
-            return self.share.part
-        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            skipping = _skip_first(loader)
-            skipping.skip = items // now
-            return skipping
-        if before != now:
+        loader, part = self.share.loader, self.share.part
+        if part is None and isinstance(loader, DataLoader):
+            part = None if isinstance(loader.dataset, IterableDataset) else _with_part(loader)
+        if part is not None:
+            items = resumed["taken"] * before * (resumed["batch_size"] or 1)
+            part.skip = items * part.world_size // now  # a rank may have a loader for itself
+        elif before != now:
             raise InputError(
                 f"the checkpoint is of {before} process(es) in the middle of a pass through a "
                 f"stream ({type(loader).__name__}), whose position is known for as many alone. Go "
                 f"on with {before}, or give a loader of a map-style data set.",
                 parameter="resume",
             )
-        return None
+        return part
 
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches of the pass, each counted when it is taken."""
@@ -103,36 +95,13 @@ class Progress:
         states = getattr(share.loader, "early_start", None) or _states_of(share.loader)
         return {**states, "order": None if share.part is None else share.part.next_order()}
 
-    def _go_to(self, start: dict[str, Any]) -> DrawnFrom:
-        """Set the random states to the beginning of the pass; return those for its sampler."""
-        loader = self.share.loader
-        generators = _generators(loader)
-        for sampler, items in zip(_bucket_samplers(loader), start["batch_items"], strict=False):
-            sampler.next_batch_items = items
-
-        def go() -> None:
-            random_states.restore(start["global"])
-            for generator, state in zip(generators, start["generators"], strict=False):
-                generator.set_state(state)
-
-        go()
-        if start["new_workers"]:
-            # The seed of the workers, which a DataLoader draws first.
-            torch.empty((), dtype=torch.int64).random_(generator=getattr(loader, "generator", None))
-        drawn_from = DrawnFrom(
-            random_states.captured(devices=False),
-            [(generator, generator.get_state()) for generator in generators],
-        )
-        go()
-        return drawn_from
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position as tensors and plain values."""
         loader, part = self.share.loader, self.share.part
         return {
             "passes": self.passes,
             "taken": self.taken,
-            "batch_size": loader.batch_size if _plain_batches(loader) else None,
+            "batch_size": loader.batch_size if samplers.divides_samples(loader) else None,
             "world_size": process_group.world_size(),
             "start": self._start if self.taken is not None else self._states(),
             "order": None if part is None else (part.seed, part.steps_before + averages.count()),
@@ -142,7 +111,7 @@ class Progress:
         """Have the next pass go on at the position that `state_dict` returned."""
         self.passes, self.taken = state["passes"], None
         part = self.share.part
-        if part is not None and state.get("order") is not None:
+        if part is not None and state["order"] is not None:
             part.seed, steps = state["order"]
             part.steps_before = steps - averages.count()
         # Between two passes, the next one begins with none of its batches taken.
@@ -159,18 +128,45 @@ def _states_of(loader: Any) -> dict[str, Any]:
     }
 
 
-def _owners(loader: Any) -> list[Any]:
-    chain = samplers.chain(loader)
-    owners = [loader, *chain, *(getattr(sampler, "base", None) for sampler in chain)]
-    return list({id(owner): owner for owner in owners}.values())
-
-
 def _generators(loader: Any) -> list[torch.Generator]:
-    return random_states.generators_of(_owners(loader))
+    return random_states.generators_of([loader, *samplers.chain(loader)])
 
 
 def _bucket_samplers(loader: Any) -> list[LengthBucketSampler]:
-    return [owner for owner in _owners(loader) if isinstance(owner, LengthBucketSampler)]
+    return [one for one in samplers.chain(loader) if isinstance(one, LengthBucketSampler)]
+
+
+def _go_to(loader: Any, start: dict[str, Any]) -> DrawnFrom:
+    """Set the random states to the beginning of a pass; return those for its sampler."""
+    generators = _generators(loader)
+    for sampler, items in zip(_bucket_samplers(loader), start["batch_items"], strict=False):
+        sampler.batch_items = items  # of as many ranks as have begun the pass
+
+    def go() -> None:
+        random_states.restore(start["global"])
+        for generator, state in zip(generators, start["generators"], strict=False):
+            generator.set_state(state)
+
+    go()
+    if start["new_workers"]:
+        # The seed of the workers, which a DataLoader draws first.
+        torch.empty((), dtype=torch.int64).random_(generator=getattr(loader, "generator", None))
+    drawn_from = DrawnFrom(
+        random_states.captured(devices=False),
+        [(generator, generator.get_state()) for generator in generators],
+    )
+    go()
+    return drawn_from
+
+
+def _with_part(loader: DataLoader[Any]) -> ShardedSampler:
+    """Return the sampler that a loader of one process has its order from. In place."""
+    owner, name = samplers.owner_of_order(loader)
+    present = getattr(owner, name)
+    if not isinstance(present, ShardedSampler):
+        # Not by assignment, which a DataLoader refuses.
+        present = vars(owner)[name] = ShardedSampler(present, 0, 1)
+    return present
 
 
 class _Counted:
@@ -218,49 +214,6 @@ def follow(loader: DataLoader[Any]) -> Progress:
     names = {"__iter__": counted, "__module__": kind.__module__, "__doc__": kind.__doc__}
     loader.__class__ = type(kind.__name__, (kind,), names)
     return progress
-
-
-class SkipFirst(Sampler[Any]):
-    """What `base` yields, without the first `skip` items of the next pass."""
-
-    def __init__(self, base: Any) -> None:
-        self.base, self.skip = base, 0
-        self.states: DrawnFrom | None = None
-        """Random states at which `base` draws the pass; None: where they stand."""
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "base":  # not set yet while a worker unpickles this object
-            raise AttributeError(name)
-        return getattr(self.base, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return the rest of the pass; what is skipped is drawn at once, not at the first item."""
-        skip, self.skip = self.skip, 0
-        states, self.states = self.states, None
-        with random_states.at(states):
-            items = iter(self.base)
-            for _ in itertools.islice(items, skip):
-                pass
-        return items
-
-
-def _plain_batches(loader: Any) -> bool:
-    """Return whether single indices are divided; else batches are, whole."""
-    own = isinstance(loader, DataLoader) and type(loader.batch_sampler) is BatchSampler
-    return own and loader.batch_size is not None
-
-
-def _skip_first(loader: DataLoader[Any]) -> SkipFirst:
-    plain = _plain_batches(loader)
-    owner: Any = loader.batch_sampler if plain else loader
-    name = "sampler" if plain or loader.batch_sampler is None else "batch_sampler"
-    present = getattr(owner, name)
-    if not isinstance(present, SkipFirst):
-        present = vars(owner)[name] = SkipFirst(present)  # DataLoader refuses an assignment
-    return present
 
 
 class EarlyWorkers(DataLoader[Any]):

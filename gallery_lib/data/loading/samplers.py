@@ -1,39 +1,34 @@
 """Find the samplers of a loader, and divide the order that they draw among the ranks.
 
-Some samplers know ranks: they divide the data themselves, as DistributedSampler does. Of all
-others, every world_size-th index belongs to a rank (`ShardedSampler`). So the union of one step's
-batches is what a single process with the same global batch would see.
+Every world_size-th index of an order belongs to a rank (`ShardedSampler`). So the union of one
+step's batches is what a single process with the same global batch would see.
 
 All ranks draw the same order without a message: `accelerate()` agrees on a seed, and each pass is
 drawn from it and from the place in the training (`comm/averages.py`), or from the epoch that the
 caller has set. So a pass after a training step has a new order, and a rank that iterates alone
 takes nothing away from the others. Passes of a thread that reads ahead of a training are drawn from
-their number instead. A sampler without an end, or without a length, is read ahead in chunks.
+their number instead.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from gallery_lib.comm import averages
 from gallery_lib.data.loading import random_states
-from gallery_lib.data.loading.comparison import digest, length_of, refuse_unlike, try_on_all_ranks
-from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
 
-_REPLICAS = ("num_replicas", "world_size", "_num_replicas", "_world_size")
-_RANK = ("rank", "_rank")
 _DEEPEST = 4
 """Maximum depth of the search for samplers in samplers in batch samplers."""
-_ROUNDS = 512
-"""Rounds that are read ahead at a time of a sampler without a length."""
-_MOST_AHEAD = 2**22
-"""Maximum number of items read ahead."""
+ROUNDS = 512
+"""Rounds that are read ahead at a time; so an endless sampler streams."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +43,12 @@ class Place:
         return f"rank {self.rank} of {self.replicas}"
 
 
-def outermost(loader: Any) -> Any:
-    """Return the sampler that a loader's indices, or batches of them, come from."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+def below(sampler: Any, depth: int = 0) -> list[Any]:
+    """Return a sampler and those inside it, from the outside inwards."""
+    if sampler is None or depth > _DEEPEST:
+        return []
+    own = getattr(sampler, "__dict__", {})
+    return [sampler, *below(own.get("sampler", own.get("base")), depth + 1)]
 
 
 def chain(loader: Any) -> list[Any]:
@@ -59,45 +57,40 @@ def chain(loader: Any) -> list[Any]:
     return list({id(sampler): sampler for one in outer for sampler in below(one)}.values())
 
 
-def below(sampler: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield a sampler and those in its attributes, from the outside inwards."""
-    if sampler is None or depth > _DEEPEST:
-        return
-    yield sampler
-    for value in list(getattr(sampler, "__dict__", {}).values()):
-        if isinstance(value, Sampler) or _place(value) is not None:
-            yield from below(value, depth + 1)
+def place_of(loader: Any) -> Place | None:
+    """Return for which rank a sampler of the loader is made, as DistributedSampler is, or None."""
+    for sampler in chain(loader):
+        rank, replicas = (getattr(sampler, name, None) for name in ("rank", "num_replicas"))
+        if type(rank) is int and type(replicas) is int and not isinstance(sampler, ShardedSampler):
+            return Place(type(sampler).__name__, rank, replicas)
+    return None
 
 
-def _place(sampler: Any) -> Place | None:
-    own = getattr(sampler, "__dict__", {})
-    replicas = next((own[name] for name in _REPLICAS if type(own.get(name)) is int), None)
-    rank = next((own[name] for name in _RANK if type(own.get(name)) is int), None)
-    if replicas is None or rank is None or not hasattr(type(sampler), "__iter__"):
-        return None
-    return Place(type(sampler).__name__, rank, replicas)
+def divides_samples(loader: Any) -> bool:
+    """Return whether single indices are divided; else the caller's own batches are, whole."""
+    own = isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, BatchSampler)
+    return own and loader.batch_size is not None
 
 
-def place_of(samplers: Iterable[Any]) -> Place | None:
-    """Return for which rank the first of `samplers` that knows ranks is made, or None."""
-    return next((place for sampler in samplers if (place := _place(sampler))), None)
+def owner_of_order(loader: Any) -> tuple[Any, str]:
+    """Return the object and the name of its attribute from which the order of a loader comes."""
+    if divides_samples(loader):
+        return loader.batch_sampler, "sampler"
+    return loader, "sampler" if loader.batch_sampler is None else "batch_sampler"
 
 
 _loaders = itertools.count()
 
 
-def new_seed(sampler: Any) -> int:
-    """Return a seed by the state of a sampler's generators.
-
-    If it has none, the process's generators decide, and how many loaders there were before.
-    """
-    own = random_states.generators_of(list(below(sampler)))
-    states: Any = [generator.get_state() for generator in own]
-    return _number_of(states or (next(_loaders), random_states.captured(devices=False)))
+def new_seed(loader: Any) -> int:
+    """Return a seed by the state of the samplers' own generator, or else of torch's."""
+    generators = random_states.generators_of(chain(loader))
+    states = [generator.get_state() for generator in generators] or [torch.get_rng_state()]
+    return _number_of(next(_loaders), *(state.numpy().tobytes() for state in states))
 
 
-def _number_of(value: Any) -> int:
-    return int.from_bytes(digest(value)[:7], "little")
+def _number_of(*values: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=7).digest())
 
 
 class ShardedSampler(Sampler[Any]):
@@ -105,15 +98,16 @@ class ShardedSampler(Sampler[Any]):
 
     An item is an index or a batch of indices. All ranks get the same number of items. With
     `drop_last` the tail that does not fill all ranks is left out; otherwise the tail is filled up
-    from the start. `seed` is the same on all ranks.
+    from the start. `seed` is the same on all ranks. A single process takes all items, and has this
+    sampler to leave out those that a resumed pass has had.
     """
 
     def __init__(
-        self, base: Any, rank: int, world_size: int, *, drop_last: bool, seed: int = 0
+        self, base: Any, rank: int, world_size: int, *, drop_last: bool = False, seed: int = 0
     ) -> None:
         self.base, self.rank, self.world_size, self.drop_last = base, rank, world_size, drop_last
         self.seed, self.used = seed, False
-        self.from_generators = False
+        self.from_generators = world_size == 1
         """Draw from the sampler's own generators as they stand, and so as one process would: for
         loops that all ranks run alike, with generators that are alike."""
         self.epoch: int | None = None
@@ -134,33 +128,33 @@ class ShardedSampler(Sampler[Any]):
         if self.from_generators:
             return None
         if self.epoch is not None:
-            return _number_of((self.seed, "epoch", self.epoch))
+            return _number_of(self.seed, "epoch", self.epoch)
         if averages.trained_elsewhere():
             self.passes_ahead += 1
-            return _number_of((self.seed, "ahead", self.steps_before, self.passes_ahead))
+            return _number_of(self.seed, "ahead", self.steps_before, self.passes_ahead)
         averaged, *accumulated = averages.place()
-        return _number_of((self.seed, "steps", self.steps_before + averaged, *accumulated))
+        return _number_of(self.seed, "steps", self.steps_before + averaged, *accumulated)
 
     def __len__(self) -> int:
         whole, over = divmod(len(self.base), self.world_size)
         return whole if self.drop_last or not over else whole + 1
+
+    def drawn_from(self, order: int) -> DrawnFrom:
+        """Return the random states at which `base` draws the pass whose seed is `order`."""
+        return random_states.seeded(order, below(self.base))
 
     def __iter__(self) -> Iterator[Any]:
         self.used = True
         order, self.order = self.order, None
         skip, self.skip = self.skip, 0
         states, self.states = self.states, None
-        order = self.next_order() if order is None else order
-        if states is None and order is not None:
-            states = drawn_from(self.base, order)
+        if states is None:
+            order = self.next_order() if order is None else order
+            states = None if order is None else self.drawn_from(order)
         source: Any = None
         start: list[Any] = []
         waiting: list[Any] = []  # fill no whole round yet
-        ended = False
-        length = length_of(self.base)
-        # With a length, the first chunk is larger than the sampler unless _MOST_AHEAD limits it.
-        rounds = _ROUNDS if length is None else length // self.world_size + 1
-        size = max(1, min(rounds, _MOST_AHEAD // self.world_size)) * self.world_size
+        ended, size = False, ROUNDS * self.world_size
         while not ended:
             with random_states.at(states):
                 source = iter(self.base) if source is None else source
@@ -178,23 +172,3 @@ class ShardedSampler(Sampler[Any]):
                 whole = len(waiting)
             yield from waiting[self.rank : whole : self.world_size]
             waiting = waiting[whole:]
-
-
-def drawn_from(sampler: Any, order: int) -> DrawnFrom:
-    """Return the random states at which a sampler draws the pass whose seed is `order`."""
-    return random_states.seeded(order, list(below(sampler)))
-
-
-def check_order(sampler: Any, order: int) -> None:
-    """Raise InputError unless all ranks' samplers yield the same from one seed. Collective."""
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    if type(inner) in (SequentialSampler, RandomSampler, LengthBucketSampler):
-        return
-
-    def first_items() -> bytes:
-        with random_states.at(drawn_from(sampler, order)):
-            return digest(list(itertools.islice(sampler, 2 * _ROUNDS)))
-
-    what = f"the sampler ({type(sampler).__name__})"
-    hint = "draw from torch's, Python's or numpy's global generator, or from one in an attribute"
-    refuse_unlike(try_on_all_ranks(what, first_items), f"the order of {what}", hint)

@@ -1,16 +1,17 @@
-"""Divide a loader among the ranks: a DataLoader of any subclass, or an iterable of batches.
+"""Divide a loader among the ranks: a DataLoader of any subclass, or a list of batches.
 
 A rank's share depends on the loader:
 
 - map-style data: every world_size-th index of the sampler; the tail is filled up from the start
 - with a batch_sampler, or batch_size=None: every world_size-th batch (item), whole; same tail
 - list or tuple of batches: every world_size-th batch; same tail
-- stream, other iterable of batches: every world_size-th item (batch); the tail is left out
 - with a sampler that knows ranks (DistributedSampler): all that it yields
+- stream or other iterable of batches: refused, since nobody knows whether the ranks have the same
 
-So all ranks take the same number of steps. With `drop_last` tails are left out everywhere. Data,
-orders and streams that differ from rank to rank are refused by name: a share of a share would lose
-samples. `config.loader.shard` overrides this. Everything else about the loader stays.
+So all ranks take the same number of steps. With `drop_last` tails are left out everywhere. Data and
+orders that differ from rank to rank are refused by name: a share of a share would lose samples.
+`config.loader.shard` overrides this. "never" leaves a loader as it is. "always" divides a stream,
+too: a rank gets every world_size-th batch, and a round that is not full is left out.
 
 The ranks agree when the loader is given to `accelerate()`, which is a collective call. A pass is
 none: no rank waits for another in it, so that one may iterate alone.
@@ -19,30 +20,30 @@ none: no rank waits for another in it, so that one may iterate alone.
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 import itertools
 import types
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, TensorDataset
+import numpy as np
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from gallery_lib.comm import process_group
-from gallery_lib.data.loading import samplers
-from gallery_lib.data.loading.comparison import (
-    digest,
-    length_of,
-    of_data,
-    refuse_unlike,
-    try_on_all_ranks,
-)
-from gallery_lib.data.loading.nesting import attributes_of, own_copy, with_attributes
+from gallery_lib.data.loading import random_states, samplers
+from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.samplers import Place, ShardedSampler
 from gallery_lib.errors import InputError
+
+_STORES = (list, tuple, range, np.ndarray, Tensor)
 
 
 @dataclass
@@ -57,28 +58,24 @@ class Share:
     part: ShardedSampler | None = None
 
     def follow_caller(self) -> None:
-        """Take over what the caller has changed at the samplers since the last pass.
+        """Take over batch_size and drop_last, which the caller may have changed since last time.
 
         Raises:
-            InputError: for a new sampler that divides the data itself.
+            InputError: for another sampler than at the time of `accelerate()`.
         """
         if self.part is None:
             return
-        batches: Any = self.caller.batch_sampler
-        own = vars(self.loader)["batch_sampler"]
-        if own is None or own is self.part:
-            base = samplers.outermost(self.caller)
-            self.part.drop_last = own is not None and getattr(base, "drop_last", False) is True
-        else:
-            vars(own).update({n: v for n, v in vars(batches).items() if n != "sampler"})
-            base, self.part.drop_last = batches.sampler, batches.drop_last
-        if base is not self.part.base and samplers.place_of(samplers.below(base)):
+        owner, name = samplers.owner_of_order(self.caller)
+        if (base := getattr(owner, name)) is not self.part.base:
             raise InputError(
-                f"the loader's new sampler ({type(base).__name__}) divides the data by rank, and "
-                "accelerate() divides it as well: give accelerate() the loader with that sampler.",
+                f"the loader has got a new sampler ({type(base).__name__}) since accelerate(): "
+                "give accelerate() the loader with that sampler.",
                 parameter="loader",
             )
-        self.part.base = base
+        if owner is not self.caller:
+            own = vars(vars(self.loader)["batch_sampler"])
+            own.update({key: value for key, value in vars(owner).items() if key != name})
+        self.part.drop_last = _drops_last(self.caller)
 
     def check_used(self) -> None:
         """Raise InputError after the first batch of a loader that did not read its sampler."""
@@ -91,14 +88,8 @@ class Share:
             )
 
 
-@dataclass(frozen=True)
-class _Facts:
-    kind: str
-    place: Place | None = None
-    length: int | None = None
-    data: bytes = b""
-    order: int = 0
-    seed: int = dataclasses.field(default_factory=torch.initial_seed)
+def _drops_last(loader: Any) -> bool:
+    return getattr(loader.batch_sampler, "drop_last", False) is True
 
 
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
@@ -110,176 +101,171 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     """
     if shard == "never":
         return Share(loader)
-    check = shard == "auto"
     if isinstance(loader, (list, tuple)):
         batches: Any = loader
         loader = DataLoader(batches, batch_size=None, collate_fn=_unchanged)
-    if not isinstance(loader, DataLoader):
-        _agreed(_Facts("iterable"), rank, world_size)
-        if check:
-            _check_stream(loader, loader, world_size)
-        return Share(_ShardedBatches(loader, rank, world_size))
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    sampler = samplers.outermost(loader)
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    names = list(dict.fromkeys(type(one).__name__ for one in (sampler, inner)))
-    facts = _agreed(
-        _Facts(
-            "stream" if is_stream else f"map-style data, {' of '.join(names)}",
-            samplers.place_of(samplers.chain(loader)) if check else None,
-            length_of(loader.dataset),
-            b"" if is_stream or not check else of_data(loader.dataset),
-            0 if is_stream else samplers.new_seed(sampler),
-        ),
-        rank,
-        world_size,
+    check = shard == "auto"
+    is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
+    place = samplers.place_of(loader) if check else None
+    kind = "a stream" if is_stream else " of ".join(_names_of_samplers(loader))
+    seed = 0 if is_stream else samplers.new_seed(loader)
+    kinds, places, seeds = zip(*process_group.all_ranks((kind, place, seed)), strict=True)
+    _refuse_unlike(
+        [
+            f"{kind}, divided by rank" if place else kind
+            for kind, place in zip(kinds, places, strict=True)
+        ],
+        "the kind of the loader",
     )
-    if facts[0].place is not None:
+    if place is not None:
+        _check_places(places, rank, world_size)
         return Share(loader)
     if is_stream:
         if check:
-            _check_stream(loader, loader.dataset, world_size)
-        share = functools.partial(share_of, rank=rank, world_size=world_size)
-        return Share(_copied(loader, dataset=_reading(loader.dataset, share, world_size)))
-    data = f"the data set ({type(loader.dataset).__name__})"
-    at_random = check and _drawn_at_random(loader, facts, data)
-    refuse_unlike([(fact.length, b"" if at_random else fact.data) for fact in facts], data)
-    part = _part(loader, rank, world_size, facts[0].order)
+            stream = loader.dataset if isinstance(loader, DataLoader) else loader
+            raise InputError(
+                f"the loader is a stream ({type(stream).__name__}), of which nobody knows whether "
+                "it divides itself by rank. Set config.loader.shard = 'never' if each rank has its "
+                "own share, or 'always' to have the same stream divided.",
+                parameter="loader",
+            )
+        return Share(_ShardedBatches(loader, rank, world_size))
     if check:
-        samplers.check_order(part.base, part.next_order() or 0)
-    return _with_part(loader, part)
+        views = process_group.all_ranks(_view_of_data(loader.dataset))
+        _refuse_unlike(views, f"the data set ({type(loader.dataset).__name__})")
+    part = ShardedSampler(
+        getattr(*samplers.owner_of_order(loader)),
+        rank,
+        world_size,
+        drop_last=_drops_last(loader),
+        seed=seeds[0],
+    )
+    if check:
+        _check_order(part)
+    return Share(_with_part(loader, part), loader, part)
 
 
 def _unchanged(item: Any) -> Any:
     return item
 
 
-def _agreed(own: _Facts, rank: int, world_size: int) -> list[_Facts]:
-    """Return all ranks' facts; refuse loaders of different kinds, or made for other ranks."""
-    facts: list[_Facts] = process_group.all_ranks(own)
-    if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
-        kinds = ", ".join(
-            f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}"
-            for number, fact in enumerate(facts)
+def _names_of_samplers(loader: Any) -> list[str]:
+    return list(dict.fromkeys(type(sampler).__name__ for sampler in samplers.chain(loader)[:2]))
+
+
+def _refuse_unlike(views: list[str], what: str, hint: str = "give every rank the same") -> None:
+    """Raise InputError, on every rank, unless all ranks' views of `what` are alike."""
+    if len(set(views)) > 1:
+        groups = "; ".join(
+            f"rank {', '.join(str(rank) for rank, other in enumerate(views) if other == view)}"
+            for view in dict.fromkeys(views)
         )
         raise InputError(
-            f"the ranks' loaders are of different kinds ({kinds}). Give every rank the same.",
+            f"{what} differs from rank to rank ({groups}), so that it cannot be divided among "
+            "them. If each rank has its own share, set config.loader.shard = 'never'; to have it "
+            f"divided all the same, 'always'; otherwise {hint}.",
             parameter="loader",
         )
-    for number, place in enumerate(fact.place for fact in facts):
-        number = number if len(facts) > 1 else rank
-        if place is not None and (place.rank, place.replicas) != (number, world_size):
+
+
+def _check_places(places: tuple[Place, ...], rank: int, world_size: int) -> None:
+    for number, place in enumerate(places):
+        number = number if len(places) > 1 else rank
+        if (place.rank, place.replicas) != (number, world_size):
             raise InputError(
                 f"the loader's {place.name} is for {place}, on the process that is rank {number} "
                 f"of {world_size}. Make it with the run's num_replicas and rank, or set "
                 "config.loader.shard = 'never'.",
                 parameter="loader",
             )
-    return facts
 
 
-def _drawn_at_random(loader: DataLoader[Any], facts: list[_Facts], what: str) -> bool:
-    ranks = len(facts)
-    if type(loader.dataset) is not TensorDataset or ranks == 1:
-        return False
-    if len({fact.data for fact in facts}) < ranks or len({fact.seed for fact in facts}) < ranks:
-        return False
-    if process_group.rank() == 0:
-        warnings.warn(
-            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it "
-            "counts as drawn at random: each rank takes its part of the indices. If the ranks hold "
-            "shares of one data set, set config.loader.shard = 'never'.",
-            stacklevel=2,
-        )
-    return True
+def _view_of_data(data: Any, depth: int = 0) -> str:
+    """Return what tells a rank's map-style data set from another's: length, and stored values.
 
-
-def _check_stream(loader: Any, stream: Any, count: int) -> None:
-    """Refuse a stream that is not the same on all ranks, by its length and first `count` items.
-
-    These are read in a forked process. A source outside of it, such as a queue, may notice that.
+    No item is read. Lists, arrays and tensors that are the data set, or attributes as long as it,
+    show their first, middle and last value. Subset and ConcatDataset lead to what they are made of.
     """
-    what = f"the stream ({type(stream).__name__})"
-    if isinstance(stream, IterDataPipe):
-        raise InputError(
-            f"{what} is a data pipe, which torch divides by its sharding_filter(): set "
-            "config.loader.shard = 'never'.",
-            parameter="loader",
-        )
-    refuse_unlike(try_on_all_ranks(what, lambda: _first_items(loader, stream, count)), what)
+    length = _length_of(data)
+    if isinstance(data, _STORES):
+        places = sorted({0, length // 2, length - 1}) if length else []
+        return f"{length} {[_named(data[place]) for place in places]}"
+    parts = [type(data).__name__, str(length)]
+    for name, value in sorted(getattr(data, "__dict__", {}).items()) if depth < 5 else ():
+        if name in ("dataset", "datasets", "tensors"):
+            inner = list(value)[:64] if isinstance(value, (list, tuple)) else [value]
+            parts += [_view_of_data(one, depth + 1) for one in inner]
+        elif isinstance(value, _STORES) and length and _length_of(value) == length:
+            parts.append(_view_of_data(value))
+    return "; ".join(parts)
 
 
-def _first_items(loader: Any, stream: Any, count: int) -> tuple[Any, ...]:
-    length = length_of(stream)
-    if not isinstance(loader, DataLoader):
-        return length, next(_digest_alone(iter(loader), count))
-    looking = _copied(
-        loader,
-        dataset=_reading(loader.dataset, functools.partial(_digest_alone, count=count)),
-        batch_sampler=None,
-        batch_size=None,
-        collate_fn=_unchanged,
-        pin_memory=False,
+def _named(value: Any, depth: int = 0) -> str:
+    """Return what counts of a stored value: of a path its last part, since hosts' folders differ.
+
+    Of a value that means nothing elsewhere it is the type.
+    """
+    if isinstance(value, (str, PurePath)):
+        return str(value).rsplit("/", 1)[-1]
+    if isinstance(value, (bytes, bool, int, float, complex, type(None), Tensor, np.ndarray)):
+        return repr(value)
+    if isinstance(value, (list, tuple, dict)) and depth < 3:
+        items = list(value.items() if isinstance(value, dict) else value)[:16]
+        return str([_named(item, depth + 1) for item in items])
+    return str(value) if isinstance(value, np.generic) else type(value).__name__
+
+
+def _length_of(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):  # the latter by torch's own samplers
+        return None
+
+
+def _check_order(part: ShardedSampler) -> None:
+    """Raise InputError unless all ranks' samplers yield the same from one seed. Collective.
+
+    A copy of the sampler draws, so that a count of its passes stays as it is.
+    """
+    base, order = part.base, part.next_order() or 0
+    inner = base.sampler if type(base) is BatchSampler else base
+    if type(inner) in (SequentialSampler, RandomSampler, LengthBucketSampler):
+        return
+    with random_states.at(part.drawn_from(order)):
+        try:
+            view = str(list(itertools.islice(copy.copy(base), 2 * samplers.ROUNDS)))
+        except Exception as error:  # which another rank may not have
+            view = f"{type(error).__name__}: {error}"
+    _refuse_unlike(
+        process_group.all_ranks(view),
+        f"the order of the sampler ({type(base).__name__})",
+        "draw from torch's, Python's or numpy's global generator, or from one in an attribute",
     )
-    if loader.num_workers:  # this process is a trial's: its workers need not be started anew
-        looking.multiprocessing_context = "fork"
-    digests = enumerate(DataLoader.__iter__(looking))  # one of each worker, in order
-    return length, next((own for own in digests if own[1] is not None), None)
 
 
-def _digest_alone(items: Iterator[Any], count: int) -> Iterator[bytes | None]:
-    first = list(itertools.islice(items, count))
-    yield digest(first) if first else None
+def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> DataLoader[Any]:
+    """Return a copy of `loader`, not begun, whose order comes from `part`.
 
-
-def _part(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> ShardedSampler:
-    """Return what divides the order of a loader: of its samples, or of the caller's own batches."""
-    batches: Any = loader.batch_sampler
-    if batches is None:
-        return ShardedSampler(loader.sampler, rank, world_size, drop_last=False, seed=seed)
-    if _samples_are_divided(loader):
-        base, drop_last = loader.sampler, loader.drop_last
-    else:
-        base, drop_last = batches, getattr(batches, "drop_last", False) is True
-    return ShardedSampler(base, rank, world_size, drop_last=drop_last, seed=seed)
-
-
-def _samples_are_divided(loader: DataLoader[Any]) -> bool:
-    batches: Any = loader.batch_sampler
-    own = isinstance(batches, BatchSampler) and batches.sampler is loader.sampler
-    return own and loader.batch_size is not None
-
-
-def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> Share:
-    if loader.batch_sampler is None:
-        return Share(_copied(loader, sampler=part), loader, part)
-    if not _samples_are_divided(loader):
-        return Share(_copied(loader, batch_sampler=part), loader, part)
-    batches: Any = copy.copy(loader.batch_sampler)
-    batches.sampler = part
-    return Share(_copied(loader, sampler=part, batch_sampler=batches), loader, part)
-
-
-def _copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
-    """Return a copy of `loader`, not begun, with other `parts` (`dataset`, `sampler`, …).
-
-    A DataLoader refuses to be given another part, and a plain DataLoader would lose what a subclass
-    adds. The copy keeps everything else, including the options of any version of torch.
+    A DataLoader refuses to be given another sampler, and a plain DataLoader would lose what a
+    subclass adds. The copy keeps everything else, including the options of any version of torch.
 
     Raises:
-        InputError: for a subclass that answers with other parts than it was given.
+        InputError: for a subclass that answers with another sampler than it was given.
     """
+    owner, name = samplers.owner_of_order(loader)
+    parts: dict[str, Any] = {name: part}
+    if owner is not loader:
+        batches = copy.copy(owner)
+        batches.sampler = part
+        parts["batch_sampler"] = batches
     kind = type(loader)
     result: DataLoader[Any] = object.__new__(kind)
-    for name, value in attributes_of(loader).items():
+    for key, value in vars(loader).items():
         own_method = isinstance(value, types.MethodType) and value.__self__ is loader
         value = types.MethodType(value.__func__, result) if own_method else value
-        if name in vars(loader):
-            vars(result)[name] = value  # DataLoader refuses an assignment
-        else:
-            object.__setattr__(result, name, value)
+        vars(result)[key] = value  # DataLoader refuses an assignment
     vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
-    if strange := [name for name, part in parts.items() if getattr(result, name) is not part]:
+    if strange := [key for key, value in parts.items() if getattr(result, key) is not value]:
         raise InputError(
             f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that "
             "it cannot be divided over the ranks: give it a DistributedSampler, or set "
@@ -302,59 +288,28 @@ def may_refill(loader: Any) -> bool:
     return loader.num_workers == 0 and loader.batch_sampler is None
 
 
-def share_of(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
-    """Yield the items of one rank: of each full round of `world_size` items that of its place.
+def own_copy(batch: Any) -> Any:
+    """Return a copy of `batch` in memory of its own, or `batch` where none can be made."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:
+        return batch
+
+
+def share_of(batches: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+    """Yield the batches of one rank: of each full round of `world_size` that of its place.
 
     A last round that is not full is left out on every rank, so no rank needs to hear of another.
-    The rest of the round is read first, which may fill the memory of the item again: so it is kept.
+    The rest of the round is read first, which may fill the memory of the batch again: so it is
+    copied.
     """
-    own: Any = None
-    for number, item in enumerate(items):
+    copies, own = may_refill(batches), None
+    for number, batch in enumerate(batches):
         place = number % world_size
         if place == rank:
-            own = item if place == world_size - 1 else own_copy(item)
+            own = own_copy(batch) if copies and place < world_size - 1 else batch
         if place == world_size - 1:
             yield own
-
-
-class _Reading:
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Keep the class from the user's `__init_subclass__`, a registry for instance."""
-
-
-def _reading(dataset: Any, read: Callable[[Iterator[Any]], Iterator[Any]], parts: int = 1) -> Any:
-    """Return `dataset` with `read` applied to what its `__iter__` yields.
-
-    Its length is that of one of `parts` parts. The result is an object of a subclass and shares the
-    data set's attributes. So `get_worker_info().dataset` is what the user has made, and what the
-    user's `worker_init_fn` sets there is read.
-
-    Raises:
-        InputError: for a data set whose class cannot have a subclass.
-    """
-    kind: Any = type(dataset)
-    namespace: dict[str, Any] = {
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__iter__": lambda self: read(kind.__iter__(self)),
-        "__reduce_ex__": lambda self, protocol: (_reading, (dataset, read, parts)),
-    }
-    if hasattr(kind, "__len__"):
-        namespace["__len__"] = lambda self: kind.__len__(self) // parts
-    metaclass: Any = type(kind)
-    try:
-        result: Any = object.__new__(metaclass(kind.__name__, (_Reading, kind), namespace))
-    except TypeError as error:
-        raise InputError(
-            f"the stream ({kind.__name__}) cannot be divided over the ranks: {error}. Let it "
-            "divide itself by rank, and set config.loader.shard = 'never'.",
-            parameter="loader",
-        ) from None
-    own = vars(dataset)
-    object.__setattr__(result, "__dict__", own)
-    slots = {name: value for name, value in attributes_of(dataset).items() if name not in own}
-    return with_attributes(result, slots)
 
 
 class _ShardedBatches:

@@ -11,7 +11,6 @@ kept stays unchanged. A worker whose blocks are all in use passes batches as tor
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
-
-from gallery_lib.errors import InputError
 
 _BLOCKS = 16
 """Maximum number of blocks of a worker: more than are in flight, and a few that the loop holds."""
@@ -45,25 +42,10 @@ def collate(items: Sequence[Any]) -> Any:
     """Return `items` as a batch, as torch's `default_collate` makes it.
 
     In a worker, tensors of equal shapes lie in reused memory.
-
-    Raises:
-        InputError: there is too little shared memory for the workers' batches.
     """
-    if get_worker_info() is None:
+    if get_worker_info() is None or not _fits(items):
         return default_collate(list(items))
-    try:
-        return _worker().batch(items) if _fits(items) else default_collate(list(items))
-    except RuntimeError as error:
-        if "shared memory" not in str(error):
-            raise
-        room = shutil.disk_usage("/dev/shm")
-        raise InputError(
-            f"the loader's workers pass batches through /dev/shm, of whose {room.total >> 20} MiB "
-            f"{room.free >> 20} are free: too little for the next batch. Give it more (docker run "
-            "--shm-size=2g; Kubernetes: an emptyDir of medium Memory), or use fewer workers or "
-            "smaller batches.",
-            parameter="workers",
-        ) from None
+    return _worker().batch(items)
 
 
 def _fits(items: Sequence[Any]) -> bool:

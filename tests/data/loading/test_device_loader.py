@@ -274,9 +274,7 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
-    monkeypatch.setattr(
-        device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor
-    )
+    monkeypatch.setattr(device_loader, "_used_on_current_stream", used.append)
     return used
 
 
@@ -315,7 +313,7 @@ def test_the_memory_of_every_tensor_is_kept_for_the_stream(pretended_cuda: list[
             return Graph(self.x.to(device))
 
     shared = torch.ones(1)
-    batch = [collections.UserDict(x=shared), shared, Graph(torch.zeros(2)), {torch.ones(3)}]
+    batch = [collections.UserDict(x=shared), shared, Graph(torch.zeros(2)), (torch.ones(3),)]
     (moved,) = CopiedAhead(iter([batch]), META, 2)
     expected = [moved[0]["x"], moved[2].x, *moved[3]]
     assert moved[0]["x"] is moved[1] and all(tensor.device == META for tensor in expected)

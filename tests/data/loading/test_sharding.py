@@ -1,32 +1,17 @@
 """The ranks' shares are equal and together the whole, for samplers and for streams."""
 
 import inspect
-import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from gallery_lib.data.loading.samplers import ShardedSampler
 from gallery_lib.data.loading.sharding import sharded, share_of
-
-
-class Counting(IterableDataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
-
-
-def pickled(loader: DataLoader[Any]) -> Any:
-    """Return a loader's data set as a spawned worker gets it."""
-    return pickle.loads(pickle.dumps(loader.dataset))
 
 
 @given(length=st.integers(1, 50), world_size=st.integers(1, 8), drop_last=st.booleans())
@@ -46,27 +31,11 @@ def test_ranks_get_equal_shares_that_cover_the_data(
 
 @given(length=st.integers(0, 50), world_size=st.integers(1, 8))
 def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> None:
-    shares = [list(share_of(Counting(length), rank, world_size)) for rank in range(world_size)]
+    shares = [list(share_of(range(length), rank, world_size)) for rank in range(world_size)]
     assert {len(share) for share in shares} == {length // world_size}
     assert sorted(item for share in shares for item in share) == list(
         range(length - length % world_size)
     )
-
-
-@pytest.mark.parametrize("copied", [lambda loader: loader.dataset, pickled])
-def test_a_divided_stream_is_the_users_data_set(copied: Callable[[Any], Any]) -> None:
-    stream = Counting(9)
-    divided = copied(sharded(DataLoader(stream), 1, 2).loader)
-    assert isinstance(divided, Counting) and list(divided) == [1, 3, 5, 7]
-    divided.length = 4
-    assert list(divided) == [1, 3]
-
-
-def test_what_is_set_on_a_stream_later_is_read() -> None:
-    stream = Counting(9)
-    loader = sharded(DataLoader(stream, batch_size=None), 0, 2).loader
-    stream.length = 4
-    assert list(loader) == [0, 2]
 
 
 def refilling(length: int) -> Iterator[torch.Tensor]:

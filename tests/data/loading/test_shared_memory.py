@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -218,24 +217,3 @@ def test_a_killed_worker_ends_the_pass_and_its_batches_stay_readable() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r"\w+Error\nTrue\n", ended.stdout)
-
-
-SMALL = """
-    import torch
-    from torch.utils.data import DataLoader
-    from gallery_lib.data.loading.shared_memory import collate
-
-    items = [(torch.ones(2**20), index) for index in range(8)]
-    for _ in DataLoader(items, batch_size=8, num_workers=1, collate_fn=collate):
-        pass
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm: needs root")
-def test_a_small_dev_shm_is_named_with_its_size_and_what_to_do() -> None:
-    mount = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"'
-    words = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", textwrap.dedent(SMALL)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "InputError" in done.stderr and "of whose 8 MiB" in done.stderr, done.stderr
-    assert "docker run --shm-size" in done.stderr

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
 from multiprocessing import process
 from pathlib import Path
 from typing import Any
@@ -23,7 +17,6 @@ from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.config import Config, Loader
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.workers import LOOK_AFTER, Background, LoaderWatch
 from gallery_lib.train.failure import what_ran_out
 
 
@@ -70,85 +63,6 @@ def test_other_loaders_are_as_they_were() -> None:
     assert niceness(loader) == {own} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-class Made:
-    """A loader's iterator on a made-up clock.
-
-    Each batch is waited for `wait` seconds, and takes `step` seconds to train on.
-    """
-
-    def __init__(self, wait: float, step: float) -> None:
-        self.now, self.wait, self.step = 0.0, wait, step
-        self._workers = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])]
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        self.now += self.wait
-        return 0
-
-    def niceness(self) -> int:
-        return os.getpriority(os.PRIO_PROCESS, self._workers[0].pid)
-
-
-@pytest.fixture
-def made(request: pytest.FixtureRequest) -> Iterator[Made]:
-    iterator = Made(*request.param)
-    yield iterator
-    iterator._workers[0].kill()
-    iterator._workers[0].wait()
-
-
-def trained_on(made: Made, share: float, monkeypatch: pytest.MonkeyPatch) -> Background:
-    """Train on batches for two looks; in `share` of their waits the loading process ran."""
-    background = Background(19, clock=lambda: made.now)
-    steps = 0
-    monkeypatch.setattr(workers, "seconds_run", lambda processes: share * made.wait * steps)
-    for _ in background.batches(made):
-        made.now += made.step
-        steps += 1
-        if steps == 2 * LOOK_AFTER + 1:
-            return background
-    raise AssertionError("the batches ended")
-
-
-CASES = {
-    "others have the cores": ((3.0, 1.0), 0.02, True),
-    "loading takes longer than training": ((3.0, 1.0), 0.95, False),
-    "training hardly waits": ((0.5, 1.0), 0.02, False),
-}
-
-
-@pytest.mark.parametrize(("made", "share", "back"), CASES.values(), ids=CASES, indirect=["made"])
-def test_the_priority_is_given_back_where_others_have_the_cores(
-    made: Made, share: float, back: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if back and os.geteuid() != 0:
-        pytest.skip("only root may raise a process's priority: run as root")
-    background = trained_on(made, share, monkeypatch)
-    assert background.given_back is back
-    assert made.niceness() == (os.getpriority(os.PRIO_PROCESS, 0) if back else 19)
-
-
-@pytest.mark.parametrize("made", [(3.0, 1.0)], indirect=True)
-def test_who_may_not_give_it_back_is_told_what_to_do(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.setpriority
-
-    def refuse(which: int, who: int, priority: int) -> None:
-        if priority < 19:
-            raise PermissionError
-        real(which, who, priority)
-
-    monkeypatch.setattr(workers.os, "setpriority", refuse)
-    with pytest.warns(
-        UserWarning, match=r"70% of the time .* a core for only 2% of it.*config\.loader\.nice = 0"
-    ) as said:
-        assert trained_on(made, 0.02, monkeypatch).given_back
-    assert len(said) == 1 and made.niceness() == 19
-
-
 def handing_over(collate: Any, *, files: int | None = None) -> DataLoader[Any]:
     """Return a loader whose process may open as many files as it has open and `files` more."""
 
@@ -191,54 +105,3 @@ def test_a_long_temporary_folder_is_no_obstacle(
     )
     assert torch.cat(list(batches)).tolist() == [0, 1, 2, 3]
     assert not list(long.iterdir())
-
-
-LIMIT_SECONDS = 2.0
-
-
-def watched(loader: Iterator[int], stop: threading.Event) -> tuple[list[str], list[str], list[int]]:
-    """Return what was said, the reason and the processes to end, when the loader has ended."""
-    said: list[str] = []
-    reasons: list[str] = []
-    below: list[int] = []
-
-    def end(reason: str, processes: list[int]) -> None:
-        reasons.append(reason)
-        below.extend(processes)
-        stop.set()
-
-    watch = LoaderWatch(LIMIT_SECONDS, 3, said.append, end)
-    assert list(watch.batches(loader)) == [0, 1]
-    watch.stop()
-    return said, reasons, below
-
-
-def test_a_stopped_loading_process_is_named_once_and_then_ends_the_run() -> None:
-    stop = threading.Event()
-
-    def loader() -> Iterator[int]:
-        yield 0
-        assert stop.wait(60)
-        yield 1
-
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        process.send_signal(signal.SIGSTOP)
-        try:
-            said, reasons, below = watched(loader(), stop)
-        finally:
-            process.kill()
-    standstill = f"the loader of rank 3 stands still (process {process.pid} is stopped)"
-    assert len(said) == 1 and standstill in said[0] and "rank_timeout" in said[0]
-    assert len(reasons) == 1 and standstill in reasons[0] and process.pid in below
-
-
-def test_a_batch_that_is_being_made_may_take_longer_than_the_limit() -> None:
-    def loader() -> Iterator[int]:
-        yield 0
-        began = time.monotonic()
-        while time.monotonic() - began < 1.5 * LIMIT_SECONDS:
-            sum(range(1000))
-        yield 1
-
-    said, reasons, _ = watched(loader(), threading.Event())
-    assert not said and not reasons

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -122,11 +124,17 @@ class Stream(IterableDataset[Any]):
         )
 
 
-class Long(Stream):
-    """Stream that has a length."""
+class Files(Dataset[str]):
+    """Data set that keeps the paths of its files."""
+
+    def __init__(self, folder: str, numbers: Any) -> None:
+        self.paths = [Path(folder, f"{number}.jpg") for number in numbers]
 
     def __len__(self) -> int:
-        return len(self.make(rank()))
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        return self.paths[index].name
 
 
 class Once(IterableDataset[Any]):
@@ -197,12 +205,6 @@ def _pairs(numbers: Any) -> list[Any]:
     return list(torch.as_tensor(list(numbers)).view(-1, 2))
 
 
-def _failing_stream(number: int) -> Iterator[int]:
-    if number == 1:
-        raise OSError("the archive is broken")
-    yield from range(8)
-
-
 def _share(number: int, of: int = SAMPLES) -> Any:
     return range(number, of, process_group.world_size())
 
@@ -269,12 +271,14 @@ LOADERS: dict[str, Callable[..., Any]] = {
     ),
     "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
     "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
-    "noise": lambda **o: DataLoader(
-        TensorDataset(torch.rand(8)),
-        2,
-        collate_fn=lambda items: torch.stack([x for (x,) in items]),
-        **o,
+    "tensors by rank": lambda **o: DataLoader(
+        TensorDataset(torch.tensor(list(_share(rank())))), 2, **o
     ),
+    "other order of parts": lambda **o: DataLoader(
+        ConcatDataset([DATA[:2], DATA[2:4]][:: 1 - 2 * rank()]), 2, **o
+    ),
+    "files of each host": lambda **o: DataLoader(Files(f"/host{rank()}", range(2)), 2, **o),
+    "files by rank": lambda **o: DataLoader(Files("/data", _share(rank())), 2, **o),
     "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
     "DistributedSampler on rank 0 alone": lambda **o: DataLoader(
         DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o
@@ -286,29 +290,16 @@ LOADERS: dict[str, Callable[..., Any]] = {
     ),
     "stream": lambda **o: DataLoader(Stream(_whole), 2, **o),
     "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
-    "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
     "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
-    "empty stream": lambda **o: DataLoader(Stream(lambda _: ()), 2, **o),
-    "stream on rank 0 alone": lambda **o: DataLoader(
-        Stream(lambda number: range(4) if number == 0 else ()), 2, **o
-    ),
-    "stream of Nones": lambda **o: DataLoader(Stream(lambda _: [None, None, 1, 2]), None, **o),
-    "failing stream": lambda **o: DataLoader(Stream(_failing_stream), 2, **o),
-    "rank 0 alone has another stream": lambda **o: DataLoader(
-        Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o
-    ),
-    "long stream": lambda **o: DataLoader(Long(_whole), 2, **o),
     "entropy": lambda **o: DataLoader(DATA, 2, sampler=OfSystem(), **o),
     "own generators": lambda **o: DataLoader(DATA, 2, sampler=OfOwnGenerators(), **o),
-    "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
     "stream of worker_init_fn": lambda **o: DataLoader(
         Counting(), 2, worker_init_fn=_part_of_worker, **{"num_workers": 2, **o}
     ),
     "refilled stream": lambda **o: DataLoader(Stream(lambda _: _refilled(DATA)), None, **o),
     "refilled iterable": lambda **o: Batches(lambda _: _refilled(DATA)),
     "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
-    "halved stream by rank": lambda **o: Halved(Stream(_share), 2, **o),
     "begun early": lambda **o: BegunEarly(DATA, 2, **o),
     "list of batches": lambda **o: _pairs(range(10)),
     "data pipe": lambda **o: DataLoader(IterableWrapper(DATA), 2, **o),
