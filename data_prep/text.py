@@ -16,6 +16,7 @@ Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -27,13 +28,12 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.console.exit_code import Parser
 from gallery_lib.console.progress import busy
 from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 
 if __name__ == "__main__":
-    parser = Parser(description="Make tokenised text for the language models.")
+    parser = argparse.ArgumentParser(description="Make tokenised text for the language models.")
     parser.add_argument(
         "--data_dir",
         "--data-dir",
@@ -46,7 +46,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     def _body() -> object:
-        with busy("reading the text and making its vocabulary", patience=1.0):
+        with busy("reading the text and making its vocabulary"):
             return prepare(args.data_dir, args.out)
 
     sys.exit(run(_body, "interrupted; run it again to go on"))

@@ -1,12 +1,11 @@
-"""Progress display: a clock that ticks for each phase, and a bar where something is counted.
+"""Progress display: the phase that goes on, with its clock and with what is counted.
 
     with Progress() as progress:
         progress.show("data")
-        progress.show("training", count=3, total=40)  # repeated calls let the clock tick
+        progress.show("training", count=3, total=40)
 
 The form suits the place. A notebook has one output that is updated, and needs neither JavaScript
-nor trust. A terminal has its last line drawn over. Elsewhere there are plain lines. A phase has an
-estimate once its own pace gives one.
+nor trust. A terminal has its last line drawn over each second. Elsewhere there are plain lines.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gallery_lib.console import exit_code
@@ -28,12 +26,6 @@ from gallery_lib.system.processes import now, tell
 LINE_SECONDS = 10.0
 """Seconds between two plain lines of one part."""
 _TICK_SECONDS = 1.0
-_BAR_WIDTH = 20
-_NOTEBOOK_WIDTH = 100
-_SHORTEST_ESTIMATE = 10.0
-"""Seconds. A shorter phase is over before its estimate is read."""
-_COUNTED_PART = 0.2
-"""Part of a phase that must be done before its own pace gives an estimate."""
 
 
 def in_notebook() -> bool:
@@ -58,51 +50,9 @@ def redraws(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def fit(text: str, width: int | None) -> str:
-    """Return the text, cut where it is longer than `width` columns; None allows any length."""
-    return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-@dataclass(frozen=True)
-class _Phase:
-    """Phase on display; the arguments of `Progress.show` say what the fields mean."""
-
-    label: str
-    part: str
-    identity: tuple[str, Any]  # what makes it the same phase as before, under another label too
-    began: float
-    count: int
-    counted_at: float
-    total: int | None
-    unit: str
-    first: int
-    least: int
-
-    def _estimated_seconds(self, elapsed: float) -> float | None:
-        """Return the seconds of the whole phase; None without grounds."""
-        if self.total is None or self.total <= self.first:
-            return None
-        done, of = self.count - self.first, self.total - self.first
-        if done < max(self.least, _COUNTED_PART * of):
-            return None
-        estimate = (self.counted_at - self.began) / done * of
-        return estimate if max(_SHORTEST_ESTIMATE, elapsed) <= estimate else None
-
-    def text(self, now: float, seconds_in_all: float, width: int | None) -> str:
-        """Return the line, with a bar where `width` columns have room for one."""
-        elapsed = now - self.began
-        text = duration(elapsed)
-        if self.total is not None:
-            text = f"{self.count} of {self.total} {self.unit}, {text}"
-        if estimate := self._estimated_seconds(elapsed):
-            text += f" of about {duration(estimate)}"
-        if seconds_in_all >= elapsed + 1.0:
-            text += f"; {duration(seconds_in_all)} in all"
-        if width and self.total and len(self.label) + len(text) + _BAR_WIDTH + 3 <= width:
-            letter = "█" if "utf" in (sys.stderr.encoding or "").lower() else "#"
-            bar = letter * round(_BAR_WIDTH * min(1.0, self.count / self.total))
-            text = f"{bar.ljust(_BAR_WIDTH)} {text}"
-        return fit(f"{self.label}: {text}", width)
+def fit(text: str, width: int) -> str:
+    """Return the text, cut where it is longer than `width` columns."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
@@ -119,16 +69,18 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         line_seconds: float = LINE_SECONDS,
         clock: Callable[[], float] = now,
     ) -> None:
-        self.enabled, self._clock, self._line_seconds = enabled, clock, line_seconds
-        self._lock = threading.RLock()
+        self.enabled, self._clock = enabled, clock
         self._in_notebook = in_notebook()
-        self._redraws = not self._in_notebook and sys.stderr is not None and redraws(sys.stderr)
+        self._redraws = not self._in_notebook and redraws(sys.stderr)
+        self._every = _TICK_SECONDS if self._in_notebook or self._redraws else line_seconds
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._thread: threading.Thread | None = None  # lets the clock of a terminal tick
         self._output: Any = None  # of the notebook
-        self._drawn = ""  # on the terminal
-        self._shown: _Phase | None = None
-        self._began = self._part_began = clock()
-        self._parts: dict[str, float] = {}
+        self._label = self._counted = ""
+        self._part: str | None = None
+        self._start = self._began = self._part_began = clock()
         self._drawn_at = 0.0
+        self._seconds: dict[str, float] = {}  # by part
 
     def show(
         self,
@@ -138,8 +90,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         count: int = 0,
         total: int | None = None,
         unit: str = "steps",
-        first: int = 0,
-        least: int = 3,
         began: float | None = None,
     ) -> None:
         """Show a phase, or show again that it still goes on.
@@ -150,136 +100,93 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             count: what is done so far.
             total: what there is to do; None where nothing is counted.
             unit: the unit of `count` and `total`.
-            first: what was done already when the phase began.
-            least: how much must be done before the rest can be estimated.
             began: when the phase began, as returned by `processes.now()`; default: now, where the
                 label is new.
         """
-        exit_code.raise_if_interrupted()
         if not self.enabled:
             return
         with self._lock:
-            now, old, part = self._clock(), self._shown, part or label
-            identity = (part, label if began is None else began)
-            same = old if old is not None and old.identity == identity else None
-            new_part = old is None or old.part != part
-            counted_at = same.counted_at if same is not None and same.count == count else now
-            if began is None:
-                began = same.began if same is not None else now
-            if new_part:
-                self._end_part(max(self._part_began, min(began, now)))
-            self._shown = _Phase(
-                label, part, identity, began, count, counted_at, total, unit, first, least
-            )
-            self._draw_if_due(at_once=new_part if self._plain else same is None)
-
-    @contextlib.contextmanager
-    def ticking(
-        self, label: str, *, part: str | None = None, patience: float = 0.0
-    ) -> Iterator[None]:
-        """Context: show `label` while the body runs, which cannot report its own progress.
-
-        Nothing is shown if the body takes less than `patience` seconds. In a notebook the clock
-        stands meanwhile: its outputs belong to the thread that runs the cell.
-        """
-        began = self._clock()
-        if not patience:
-            self.show(label, part=part)
-        if not self.enabled or self._in_notebook:
-            yield
-            return
-        done = threading.Event()
-
-        def tick() -> None:
-            if patience:
-                if done.wait(patience):
-                    return
-                self.show(label, part=part, began=began)
-            while not done.wait(_TICK_SECONDS):
-                with self._lock:
-                    self._draw_if_due()
-
-        thread = threading.Thread(target=tick, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+            at, part = self._clock(), part or label
+            is_new, is_new_part = label != self._label, part != self._part
+            if is_new or began is not None:
+                self._began = at if began is None else began
+            if is_new_part:
+                self._end_part(max(self._part_began, min(self._began, at)))
+            self._label, self._part = label, part
+            self._counted = f"{count} of {total} {unit}, " if total is not None else ""
+            plain = not (self._in_notebook or self._redraws)
+            if (is_new_part if plain else is_new) or at - self._drawn_at >= self._every:
+                self._draw()
+            if self._redraws and self._thread is None:
+                self._thread = threading.Thread(target=self._tick, daemon=True)
+                self._thread.start()
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Context: show that the body imports libraries, in a command that has begun nothing.
-
-        The clock stands while the load of a library holds the interpreter's lock.
-        """
-        with self.ticking(IMPORTS), exit_code.importing(self.clear):
+        """Context: show that the body imports libraries, in a command that has begun nothing."""
+        self.show(IMPORTS)
+        with exit_code.importing():
             yield
 
     def say(self, line: str) -> None:
         """Print a line to standard output, above the display."""
         with self._lock:
-            if self._drawn:
-                self._write("\r\x1b[K")
+            self._write("\r\x1b[K")
             print(line, flush=True)
-            self._write(self._drawn)
+            if self._label and self._redraws:
+                self._draw()
 
     def finish(self) -> None:
         """Show how long each part took, as the last state."""
         with self._lock:
-            now = self._clock()
-            self._end_part(now)
-            taken = ", ".join(f"{part} {duration(s)}" for part, s in self._parts.items() if s >= 1)
-            self._end(f"done in {duration(now - self._began)}" + (f": {taken}" if taken else ""))
+            at = self._clock()
+            self._end_part(at)
+            taken = ", ".join(
+                f"{part} {duration(s)}" for part, s in self._seconds.items() if s >= 1
+            )
+            done = f"done in {duration(at - self._start)}" + (f": {taken}" if taken else "")
+            if self._label:
+                self._print(done)
+                self._write("\n")
+            self._end()
 
     def clear(self) -> None:
-        """Remove the display; a notebook keeps the last state, and that it has ended."""
+        """Remove the display; a notebook keeps the last state."""
         with self._lock:
-            self._end(None)
+            self._write("\r\x1b[K")
+            self._end()
 
     def __exit__(self, *raised: Any) -> None:
         """Finish the display, or clear it after an error."""
         (self.finish if raised[0] is None else self.clear)()
 
-    @property
-    def _plain(self) -> bool:
-        return not (self._in_notebook or self._redraws)
+    def _end(self) -> None:
+        self._ended.set()
+        self._label, self._part = "", None
 
-    def _end_part(self, now: float) -> None:
-        if self._shown is not None:
-            before = self._parts.get(self._shown.part, 0.0)
-            self._parts[self._shown.part] = before + now - self._part_began
-        self._part_began = now
+    def _end_part(self, at: float) -> None:
+        if self._part is not None:
+            before = self._seconds.get(self._part, 0.0)
+            self._seconds[self._part] = before + at - self._part_began
+        self._part_began = at
 
-    def _end(self, done: str | None) -> None:
-        """Show `done` as the last state; without it, remove what is shown."""
-        shown, self._shown = self._shown, None
-        if shown is None:
-            return
+    def _tick(self) -> None:
+        while not self._ended.wait(_TICK_SECONDS):
+            with self._lock:
+                if self._label:
+                    self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at = self._clock()
+        elapsed = duration(self._drawn_at - self._began)
+        self._print(f"{self._label}: {self._counted}{elapsed}")
+
+    def _print(self, text: str) -> None:
         if self._redraws:
-            self._drawn = ""
-            self._write(f"\r\x1b[K{visible(done)}\n" if done else "\r\x1b[K")
-        elif done or self._in_notebook:  # whose output cannot be removed
-            self._draw(done or f"ended during: {shown.label}")
-
-    def _draw_if_due(self, *, at_once: bool = False) -> None:
-        now, phase = self._clock(), self._shown
-        seconds = self._line_seconds if self._plain else _TICK_SECONDS
-        if phase is not None and (at_once or now - self._drawn_at >= seconds):
-            self._draw(phase.text(now, now - self._began, self._width()))
-            self._drawn_at = now
-
-    def _width(self) -> int | None:
-        if not self._redraws:
-            return _NOTEBOOK_WIDTH if self._in_notebook else None
-        with contextlib.suppress(OSError, ValueError):
-            return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
-        return 79
-
-    def _draw(self, text: str) -> None:
-        if self._redraws:
-            self._drawn = f"\r{visible(text)}\x1b[K"
-            self._write(self._drawn)
+            width = 80
+            with contextlib.suppress(OSError, ValueError):
+                width = os.get_terminal_size(sys.stderr.fileno()).columns or width
+            self._write(f"\r{visible(fit(text, width - 1))}\x1b[K")
         elif not self._in_notebook:
             with contextlib.suppress(OSError, ValueError):  # its reader may have gone
                 tell(text)
@@ -292,22 +199,19 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     def _write(self, text: str) -> None:
         """Write to the terminal, whose reader may have gone; the work goes on."""
-        if text:
+        if self._redraws and self._label:
             with contextlib.suppress(OSError, ValueError):
                 unescaped(sys.stderr).write(text)
                 sys.stderr.flush()
 
 
 @contextlib.contextmanager
-def busy(label: str, patience: float = 0.0) -> Iterator[None]:
-    """Context: show `label` while the body runs, and nothing afterwards.
-
-    Nothing is shown if the body takes less than `patience` seconds.
-    """
-    progress = Progress()
+def busy(label: str) -> Iterator[None]:
+    """Context: show `label` on a terminal while the body runs, and nothing afterwards."""
+    progress = Progress(enabled=redraws(sys.stderr))
     try:
-        with progress.ticking(label, patience=patience):
-            yield
+        progress.show(label)
+        yield
     finally:
         progress.clear()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.console import exit_code
-from gallery_lib.console.exit_code import Parser
 from gallery_lib.data import mock_folder
 from gallery_lib.errors import RunFailed
 from gallery_lib.system import paths
@@ -33,7 +32,7 @@ def check(
 
     Besides the folder and --full, the command takes `options`: names with argparse's arguments.
     """
-    parser = Parser(description=description)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     for name, arguments in options:
         parser.add_argument(name, **arguments)
@@ -55,7 +54,7 @@ def make(
     default. Data with several may take hours, so the command also takes --workers and --verify.
     `texts` has the help for each field of the spec that is an option.
     """
-    parser = Parser(description=description)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--out", type=Path, help="folder; default: where the gallery looks for these data"
     )

@@ -122,7 +122,7 @@ def make(
 
 
 def _busy(what: str, progress: bool) -> contextlib.AbstractContextManager[Any]:
-    return busy(what, patience=1.0) if progress else contextlib.nullcontext()
+    return busy(what) if progress else contextlib.nullcontext()
 
 
 def is_made(root: Path) -> bool:

@@ -89,7 +89,6 @@ class RunView:
                 part=self._part or phase.name,
                 count=max(phase.count, logged),
                 total=phase.total,
-                first=phase.count,
                 began=phase.began,
             )
         self._last = new[-1]

@@ -84,8 +84,6 @@ def _report(error: BaseException, rank: int) -> ErrorReport:
     elif isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
         # A data-loading process was killed: torch's line says it, and no frame says more.
         kind, message = RunFailed.__name__, f"rank {rank}: {str(error).splitlines()[0].strip()}"
-    elif own_line and user_errors.hint(error):
-        message = user_errors.explanation(error)
     else:
         # A data-loading process passes an error on as a traceback; the message stands at its end.
         marker = f"{type(error).__module__}.{type(error).__qualname__}: "

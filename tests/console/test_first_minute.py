@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from terminal_recording import WIDTH, Recording, record
+from terminal_recording import WIDTH, record
 
 from gallery_lib.console.phases import read_phases
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_machine, pytest.mark.timeout(1200)]
 
-ESTIMATE = re.compile(r"^(?P<label>[^:]+): .*of about (?:(?P<minutes>\d+) min )?(?P<seconds>\d+) s")
 LABEL = re.compile(r"^([^:]+): ")
 
 
@@ -45,29 +44,10 @@ def training(checkout: Path, run_dir: Path) -> list[str]:
     ]
 
 
-def estimates(recording: Recording) -> list[tuple[str, float]]:
-    """Return every estimate that was shown: of which phase, and its seconds."""
-    found = filter(None, map(ESTIMATE.match, recording.drawn))
-    return [(one["label"], 60.0 * int(one["minutes"] or 0) + int(one["seconds"])) for one in found]
-
-
 def labels(lines: Sequence[str]) -> list[str]:
     """Return what was going on, in order of appearance."""
-    clocks = [line for line in lines if "; " in line or " s" in line]
+    clocks = [line for line in lines if " s" in line]
     return list(dict.fromkeys(match[1] for match in map(LABEL.match, clocks) if match))
-
-
-def assert_it_moved_all_the_time(recording: Recording) -> None:
-    assert recording.code == 0, "\n".join(recording.lines)
-    assert recording.samples[1], "nothing was shown for two seconds"
-    # The load of a library holds the interpreter's lock.
-    stood = [line for line in recording.standstills() if "imports" not in line]
-    assert not stood, "\n".join(recording.samples)
-    assert all(
-        len(line) < WIDTH
-        for line in recording.drawn
-        if ESTIMATE.match(line) or (LABEL.match(line) and " in all" in line)
-    )
 
 
 def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
@@ -76,34 +56,26 @@ def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
     return all(label in rest for label in wanted)
 
 
-def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(
+def test_a_cold_start_shows_its_phases_and_moves_all_the_time(
     checkout: Path, tmp_path: Path, cold: dict[str, str]
 ) -> None:
-    for name in ("cold", "warm"):
-        run_dir = tmp_path / name
-        seen = record(f"launch-{name}", training(checkout, run_dir), cold)
-        assert_it_moved_all_the_time(seen)
-        phases = read_phases(run_dir)
-        # A phase comes back after a graph was compiled in it, or kernels were built.
-        noted = [phase.label for phase in phases]
-        assert in_order(
-            ["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"], noted
-        ), noted
-        drawn = labels(seen.drawn)  # a phase that is over before anybody looks is not drawn
-        assert in_order(["imports", "compiling, graph 1", "training"], drawn), drawn
-        assert in_order([label for label in drawn if label in noted], noted), (drawn, noted)
-        took = dict.fromkeys(noted, 0.0)
-        for phase, following in itertools.pairwise(phases):
-            took[phase.label] += following.began - phase.began
-        shown = estimates(seen)
-        assert any(label == "training" for label, _ in shown)
-        for label, seconds in shown:
-            actual = took[label]
-            assert abs(seconds - actual) <= actual / 2, (label, seconds, actual)
-        assert any(line.startswith("done in ") for line in seen.lines)
-        assert not any(LABEL.match(line) and " in all" in line for line in seen.lines), (
-            "something was left over"
-        )
+    seen = record("launch-cold", training(checkout, tmp_path / "cold"), cold)
+    assert seen.code == 0, "\n".join(seen.lines)
+    assert seen.samples[1], "nothing was shown for two seconds"
+    # The load of a library holds the interpreter's lock.
+    stood = [line for line in seen.standstills() if "imports" not in line]
+    assert not stood, "\n".join(seen.samples)
+    assert all(len(line) < WIDTH for line in seen.drawn if LABEL.match(line) and " of 30 " in line)
+    # A phase comes back after a graph was compiled in it, or kernels were built.
+    noted = [phase.label for phase in read_phases(tmp_path / "cold")]
+    every = ["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"]
+    assert in_order(every, noted), noted
+    drawn = labels(seen.drawn)  # a phase that is over before anybody looks is not drawn
+    assert in_order(["imports", "compiling, graph 1", "training"], drawn), drawn
+    assert in_order([label for label in drawn if label in noted], noted), (drawn, noted)
+    assert any(line.startswith("done in ") for line in seen.lines)
+    left = [line for line in seen.lines if LABEL.match(line) and LABEL.match(line)[1] in noted]
+    assert not left, "something was left over"
 
 
 def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(
@@ -121,7 +93,7 @@ def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(
     assert process.returncode == 0
     times, lines = [0.0, *(seconds for seconds, _ in said)], [line for _, line in said]
     assert times[1] < 2.0
-    assert all(after - before < 15.0 for before, after in itertools.pairwise(times)), times
+    assert all(after - before < 15.0 for before, after in itertools.pairwise(times[1:])), times
     assert "\r" not in "".join(lines) and lines[-1].startswith("done in ")
     phases = ["reference in float64", "baseline and compiler-opt", "baseline", "compiler-opt"]
     wanted = ["imports", *(f"SLEEPING, {phase}" for phase in (*phases, "turns"))]

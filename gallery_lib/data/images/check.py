@@ -45,7 +45,7 @@ def check_image_folder(
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
     faults = Faults()
-    with busy("listing the folder", 1.0) if progress else contextlib.nullcontext():
+    with busy("listing the folder") if progress else contextlib.nullcontext():
         for name in SPLITS if split is None else (split,):
             train = listings.get("train")
             with faults.noted():

@@ -76,8 +76,8 @@ class _TaskMeasurement:
         self.sizes = {name: size for name in names if (size := getattr(sized, name))}
         others = [name for name in self.plan.variants if name != self.plan.baseline]
         together = list(groups(others, alive_at_a_time(config, alive)))
-        with progress.ticking(f"{self.label}: {_LIMITS}", part=_LIMITS):
-            self.limits = limits_of_whole_machine()
+        progress.show(f"{self.label}: {_LIMITS}", part=_LIMITS)
+        self.limits = limits_of_whole_machine()
         untimed = UntimedRuns(
             self.plan.variants, LaunchConfig(), compare, self.folder, progress, self.label
         )

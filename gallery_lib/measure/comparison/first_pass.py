@@ -21,12 +21,16 @@ from torch.utils.data import DataLoader
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.console import user_errors
-from gallery_lib.console.user_errors import NO_GRADIENT
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison.gradient_probe import widen
 from gallery_lib.tasks.task import Task
 from gallery_lib.train import precision
+
+_NO_GRADIENT = (
+    "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, "
+    "`no_grad` and `argmax` on the way to it."
+)
 
 
 @contextlib.contextmanager
@@ -64,7 +68,7 @@ def _build(task: Task) -> nn.Module:
         )
     else:
         return model
-    raise user_errors.at_return(task.build_model, problem)
+    raise user_errors.at_definition(task.build_model, problem)
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
@@ -88,7 +92,7 @@ def _problem_of(loss: Any) -> str | None:
         shape = list(loss.shape)
         return f"the loss has the shape {shape}; it must be one number. Return its `.mean()`."
     if not loss.requires_grad:
-        return NO_GRADIENT
+        return _NO_GRADIENT
     if math.isfinite(value := float(loss.detach())):
         return None
     return (
@@ -100,7 +104,7 @@ def _problem_of(loss: Any) -> str | None:
 def _problem_of_gradients(model: nn.Module, *, may_overflow: bool) -> str | None:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if not gradients:
-        return NO_GRADIENT
+        return _NO_GRADIENT
     for name, gradient in gradients.items():
         if not (may_overflow or bool(gradient.isfinite().all())):
             return (
@@ -118,12 +122,12 @@ def _pass(
         with _as_input_error(user_errors.line_of_definition(task.loss), "loss"):
             loss: Any = task.loss(model, batch)
         if problem := _problem_of(loss):
-            raise user_errors.at_return(task.loss, problem)
-    with _as_input_error(user_errors.line_of_return(task.loss), "loss"):
+            raise user_errors.at_definition(task.loss, problem)
+    with _as_input_error(user_errors.line_of_definition(task.loss), "loss"):
         loss.backward()
     # float16 overflows without its scaler.
     if problem := _problem_of_gradients(model, may_overflow=dtype is torch.float16):
-        raise user_errors.at_return(task.loss, problem)
+        raise user_errors.at_definition(task.loss, problem)
     model.zero_grad(set_to_none=True)
     return float(loss.detach())
 

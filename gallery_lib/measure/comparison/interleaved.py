@@ -240,7 +240,6 @@ class _Lineup:
                 count=self.turns_taken,
                 total=self.turns.rounds * len(self.jobs),
                 unit=f"{TURNS}, now {name}",
-                least=len(self.jobs),
                 began=self.turns_began,
             )
 

@@ -52,7 +52,7 @@ class MadeBatches(Dataset[Any]):
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)
         batch = self.make_batch(self.batch_size, generator)
         if problem := _problem(batch, self.batch_size):
-            raise user_errors.at_return(self.make_batch, problem)
+            raise user_errors.at_definition(self.make_batch, problem)
         return batch
 
     @staticmethod
@@ -197,13 +197,13 @@ def spec_of(build_optimizer: BuildOptimizer) -> OptimizerSpec:
         raise InputError(user_errors.message(error, line), parameter="build_optimizer") from error
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind:
-        raise user_errors.at_return(
+        raise user_errors.at_definition(
             build_optimizer,
             f"build_optimizer returns {_described(optimizer)}. Return an optimizer of torch.optim: "
             "`torch.optim.AdamW(parameters, lr=1e-3)`.",
         )
     if len(optimizer.param_groups) != 1:
-        raise user_errors.at_return(
+        raise user_errors.at_definition(
             build_optimizer,
             f"build_optimizer makes {len(optimizer.param_groups)} groups of parameters; the "
             "notebook measures optimizers with one. Give it `parameters` as they are.",
