@@ -94,7 +94,7 @@ def run_comparison(name: str, seed: int, rounds: int) -> dict[str, Any]:
         "seed": seed,
         "verdict": outcome.verdict,
         "speedup": dataclasses.asdict(outcome.speedup) if outcome.speedup else None,
-        "parity": outcome.parity.as_json()["checks"],
+        "parity": [dataclasses.asdict(check) for check in outcome.parity.checks],
         "page_faults": [results.page_faults for results in variants],
         "process_spread": process_spread.of_ratio(*variants),
     }

@@ -71,11 +71,8 @@ class OutOfMemory(RunFailed):
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, while processes of this package were at work.
 
-    These processes have been ended. A notebook shows the message alone; a command prints `so_far`,
-    what was measured until then.
+    These processes have been ended. A notebook shows the message alone.
     """
-
-    so_far = ""
 
     def _render_traceback_(self) -> list[str]:
         return [f"Interrupted: {self}"]

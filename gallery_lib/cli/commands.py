@@ -7,10 +7,11 @@ needs when it runs, so help stays quick.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ from gallery_lib.config import (
 )
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED, importing
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.system import hardware, paths
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ def _command(
 
 def _operand(metavar: Any, text: str, **more: Any) -> dict[str, Any]:
     return {"metavar": metavar, "help": text, **more}
+
+
+@contextlib.contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """Context: what code finds amiss in a damaged file, or a foreign one, is an InputError."""
+    try:
+        yield
+    except GalleryError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"{place} holds a file that is damaged, or of another version ({what}).",
+            parameter="folder",
+        ) from error
 
 
 _NAMES = "notebooks of the gallery, or paths of others (default: all)"
@@ -157,9 +173,10 @@ def compare(
             )
         from gallery_lib.notebooks.batch import changes
 
-        before, after = map(changes.read_batch, operands.batches)
-        print(changes.text(before, after))
-        return 1 if any(change.regression for change in changes.changes(before, after)) else 0
+        with _reading(" or ".join(operands.batches)):
+            before, after = map(changes.read_batch, operands.batches)
+            print(changes.text(before, after))
+            return 1 if any(change.regression for change in changes.changes(before, after)) else 0
     from gallery_lib.console.progress import Progress
 
     with Progress() as progress:
@@ -291,26 +308,30 @@ def lab(words: Words, config: Any = None, command: Words = ()) -> None:
 )
 def show(words: Words, operands: Operands) -> None:
     """Print the tables of the run, comparison, batch, bench or roofline in a folder."""
+    with _reading(operands.folder):
+        print(_text_of(Path(operands.folder)))
+
+
+def _text_of(folder: Path) -> str:
+    """Return the tables of what a folder holds."""
     from gallery_lib.measure.profile.roofline.result import FILE as ROOFLINE_FILE
     from gallery_lib.measure.profile.roofline.result import read_roofline
     from gallery_lib.notebooks.batch import record, reports
     from gallery_lib.report import tables
 
-    folder = Path(operands.folder)
     benches = [folder / f"{kind}.json" for kind in ("bench", "waterfall")]
     if benches := [file for file in benches if file.exists()]:
         from gallery_lib.measure.bench.result import read_bench
         from gallery_lib.report import bench
 
-        print("\n\n".join(bench.text(read_bench(file)) for file in benches))
-    elif (folder / ROOFLINE_FILE).exists():
+        return "\n\n".join(bench.text(read_bench(file)) for file in benches)
+    if (folder / ROOFLINE_FILE).exists():
         from gallery_lib.report import roofline
 
-        print(roofline.text(read_roofline(folder / ROOFLINE_FILE)))
-    elif (folder / record.REPORT_FILE).exists():
-        print(reports.text(record.read_report(folder), folder))
-    else:
-        print(tables.folder_text(folder))
+        return roofline.text(read_roofline(folder / ROOFLINE_FILE))
+    if (folder / record.REPORT_FILE).exists():
+        return reports.text(record.read_report(folder), folder)
+    return tables.folder_text(folder)
 
 
 @_command(
@@ -329,8 +350,9 @@ def plot(words: Words, operands: Operands) -> None:
     from gallery_lib.measure.comparison.result import read_comparison
     from gallery_lib.report import plots, style
 
-    chart = plots.throughput(read_comparison(operands.folder))
-    style.save(chart.draw(), operands.picture)
+    with _reading(operands.folder):
+        chart = plots.throughput(read_comparison(operands.folder))
+        style.save(chart.draw(), operands.picture)
     print(chart.alternative_text)
 
 
@@ -368,7 +390,8 @@ def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: O
         with importing():
             from gallery_lib.report.doctor import text as text_of
 
-        print(text_of(operands.folder))
+        with _reading(operands.folder or ""):
+            print(text_of(operands.folder))
         return
     if operands.folder:
         raise InputError(

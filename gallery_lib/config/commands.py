@@ -56,10 +56,7 @@ class BenchConfig:
     """Options of `gallery bench`, which measures tasks in several variants (see measure/bench/)."""
 
     variants: str | None = None
-    """Variants, with commas between; `as-it-comes` or `best` are these forms of all peers. The
-    eager one always takes part. Default: all."""
-    peer_modes: str = "default"
-    """Mode of torch.compile that the best forms of the peers are compiled in."""
+    """Variants, with commas between. The eager one always takes part. Default: all."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """Precision of all variants. auto is O1 where the device computes in bfloat16, else O0."""
     waterfall: str | None = None
@@ -81,10 +78,6 @@ class BenchConfig:
     parity_steps: int | None = option(None, unit="steps")
     """First steps checked against a float64 run. Default: the profile's."""
     confidence: float = same_as(CompareConfig, "confidence")
-    alive: int | None = option(None, unit="variants", minimum=2)
-    """Variants that are alive and take turns. Default: as many as fit into memory, 2 on a GPU."""
-    roofline: bool = False
-    """Also hold ours against the machine's limits, as `gallery doctor --roofline` does on CPUs."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes."""
     seed: int = same_as(NotebookConfig, "seed")

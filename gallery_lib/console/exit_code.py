@@ -144,8 +144,6 @@ def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) 
         print(f"{prefix}{error}", file=sys.stderr)
         return error.exit_code
     except Interrupted as stopped:
-        if stopped.so_far:
-            print(stopped.so_far)
         if isinstance(stopped.__context__, Terminated):
             code = TERMINATED
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Tables, text and chart of a bench or a waterfall: the variants of a task, ours over each other.
 
-Speeds stand beside the machine's limits, measured in the same run. A variant shows its reason
-instead of a speed if it did not run, or does not compute the same training.
+A variant shows its reason instead of a speed if it did not run, or does not compute the same
+training.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gallery_lib.measure.bench.result import (
     BEST,
     EAGER,
     OURS,
-    PEERS,
     Bench,
     Outcome,
     Row,
     best_of_others,
 )
-from gallery_lib.report import roofline, style
+from gallery_lib.measure.comparison.result import NOT_ANY_MORE, Parity
+from gallery_lib.report import style
 from gallery_lib.report.style import Chart, listed
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
@@ -46,8 +46,19 @@ MEANINGS = {
     "all others": "the techniques of the backend without a row of their own",
 }
 """What each technique does, as half a sentence."""
-_OF_WATERFALL = (0, 1, 6, 7, 10)
-"""Columns of `task_rows` in the chart of a waterfall: name, step, both ratios, parity."""
+_BEST_LABEL = "best of the others at its best"
+_READ = (
+    "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over turns); "
+    "`whole run` counts start-up as well. Parity is with the eager variant, held against float64. "
+    "Two variants have a ratio where both pass, or, where one of them does not, if they compute "
+    "the same training as one another."
+)
+_READ_FORMS = (
+    "With `-best`: as somebody who tunes by hand uses it, with torch's fused optimizer where there "
+    "is one, channels_last where convolutions gain from it, and on a CPU glibc told to keep large "
+    "blocks. Without: as its documentation shows it. The best of the others is, in each task, the "
+    "one that ours has the smallest lead over."
+)
 
 
 def task_title(name: str) -> str:
@@ -72,9 +83,10 @@ def baseline_title(bench: Bench) -> str:
 
 
 def task_rows(outcome: Outcome, kind: str) -> Rows:
-    """Return the table of one task of a bench or a waterfall.
+    """Return the table of one task: a line for each variant, or for each technique that is added.
 
-    A bench has a line for each variant, a waterfall one for each added technique.
+    The last columns of a waterfall hold a technique against the row above, those of a bench ours
+    against a variant.
     """
     baseline, waterfall = outcome.baseline, kind == "waterfall"
     rows = [
@@ -83,15 +95,14 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
             *("step", "samples/s", "whole run", "start-up", "peak memory"),
             f"over {baseline}",
             "over the row above" if waterfall else "ours over it",
-            *("GFLOP/s (of limit)", "GB/s (of limit)", "parity"),
+            "parity",
         ]
     ]
-    products = max((rate for name, rate in outcome.limits.items() if name != "copy"), default=0.0)
     before = baseline
     for name, row in outcome.rows.items():
         label = f"+ {name}" if waterfall and name != baseline else name
         if row.reason is not None:
-            rows.append([label, *[""] * 9, _reason(row)])
+            rows.append([label, *[""] * 7, _reason(row)])
             continue
         above = (before, name) if waterfall and before != baseline else (name, OURS)
         rates = row.samples_per_second
@@ -106,9 +117,7 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
                 f"{row.startup_seconds['total']:.1f} s",
                 f"{memory / 2**30:.2f} GiB" if memory else "",
                 *(str(outcome.ratio(*pair) or "") for pair in ((baseline, name), above)),
-                _rate(row.flops_per_second, products),
-                _rate(row.bytes_per_second, outcome.limits["copy"]),
-                _parity(row),
+                _parity(row.parity),
             ]
         )
         before = name
@@ -121,23 +130,16 @@ def _reason(row: Row) -> str:
     return f"{'' if known else 'did not run: '}{row.reason}"
 
 
-def _rate(value: float | None, limit: float) -> str:
-    """Return a rate in 10⁹ a second and as a part of the limit; '' without a value."""
-    of_limit = f" ({value / limit:.0%})" if value is not None and limit else ""
-    return "" if value is None else f"{value / 1e9:.3g}{of_limit}"
-
-
-def _parity(row: Row) -> str:
-    if row.parity is None:
+def _parity(parity: Parity | None) -> str:
+    if parity is None:
         return "baseline"
-    if row.parity["passed"]:
+    if parity.passed:
         return "passed"
-    if row.parity.get("batch_to_take"):
-        return f"too small to judge: take a batch size of {row.parity['batch_to_take']:,} or more"
-    failed = [check for check in row.parity["checks"] if not check["passed"]]
-    if row.parity.get("verdict") == "same at first, then not":
-        return f"FAILED: same until {failed[0]['where']}, then not"
-    return f"FAILED: {', '.join(check['name'] for check in failed)}"
+    if parity.batch_to_take:
+        return f"too small to judge: take a batch size of {parity.batch_to_take:,} or more"
+    if parity.verdict == NOT_ANY_MORE:
+        return f"FAILED: same until {parity.failed[0].where}, then not"
+    return f"FAILED: {', '.join(check.name for check in parity.failed)}"
 
 
 def compared_with(bench: Bench) -> list[str]:
@@ -146,26 +148,13 @@ def compared_with(bench: Bench) -> list[str]:
     return [name for name in names if name != OURS]
 
 
-def _candidates(bench: Bench) -> tuple[str, ...]:
-    """Return the best forms or, in a bench that has none, the peers as they come."""
-    names = compared_with(bench)
-    return tuple(n for n in BEST if n in names) or tuple(n for n in PEERS if n in names)
-
-
-def _best_label(bench: Bench) -> str:
-    """Return what the best of the others is called in this bench."""
-    if set(BEST) & set(_candidates(bench)):
-        return "best of the others at its best"
-    return "best of the peers as it comes"
-
-
 def over_best(bench: Bench, task: str) -> tuple[str, Ratio] | None:
     """Return the best of the others in `task`, and how many times as fast ours is.
 
     Returns None where ours has a ratio over none of the others.
     """
     outcome = bench.tasks[task]
-    name = best_of_others(outcome, _candidates(bench))
+    name = best_of_others(outcome)
     ratio = outcome.ratio(name, OURS) if name else None
     return (name, ratio) if name and ratio else None
 
@@ -195,22 +184,14 @@ def summary_rows(bench: Bench) -> Rows:
 
     There is a line for each task, and one for the geometric mean.
     """
-    others, candidates = compared_with(bench), _candidates(bench)
-    header = ["task", *(f"ours over {name}" for name in others)]
-    means = [mean_over_tasks(bench, other) for other in others]
-    if candidates:
-        header.append(f"ours over the {_best_label(bench)}")
-        means.append(mean_over_best(bench))
-    rows = [header]
+    others = compared_with(bench)
+    rows = [["task", *(f"ours over {name}" for name in others), f"ours over the {_BEST_LABEL}"]]
     for name, outcome in bench.tasks.items():
-        cells = [str(outcome.ratio(n, OURS) or _no_ratio(outcome, n)) for n in others]
-        if best := over_best(bench, name):
-            cells.append(f"{best[1]}, {best[0]}")
-        elif candidates:
-            # The reason is a fault of ours, or else one of each candidate.
-            cells.append("; ".join(dict.fromkeys(_no_ratio(outcome, n) for n in candidates)))
-        rows.append([name, *cells])
+        best = over_best(bench, name)
+        cells = [str(outcome.ratio(other, OURS) or _no_ratio(outcome, other)) for other in others]
+        rows.append([name, *cells, f"{best[1]}, {best[0]}" if best else "none"])
     count = len(bench.tasks)
+    means = [*(mean_over_tasks(bench, other) for other in others), mean_over_best(bench)]
     cells = [f"{mean or 'none'}, {count - len(out)} of {count} tasks" for mean, out in means]
     return [*rows, ["geometric mean", *cells]]
 
@@ -257,71 +238,19 @@ def _paragraphs(bench: Bench, table: Callable[[Rows], str], heading: str) -> lis
         if outcome.reason is not None:
             parts.append(f"Not measured: {outcome.reason}")
             continue
-        parts += [table(task_rows(outcome, bench.kind)), *_below(outcome)]
-        if outcome.roofline is not None:
-            parts.append(roofline.summary(outcome.roofline))
-            parts.append(table(roofline.group_rows(outcome.roofline)))
+        parts.append(table(task_rows(outcome, bench.kind)))
+        techniques = next((outcome.rows[n].techniques for n in BEST if n in outcome.rows), {})
+        if techniques:
+            done = "; ".join(f"{name}: {what}" for name, what in techniques.items())
+            parts.append(f"At its best: {done}.")
     if bench.kind == "bench" and any(OURS in outcome.rows for outcome in bench.tasks.values()):
         parts += [f"{heading}ours beside the others", table(summary_rows(bench))]
-    return [*parts, *_notes(bench)]
-
-
-def _below(outcome: Outcome) -> list[str]:
-    """Return the lines below a task's table: the machine's limits, waits, and best forms."""
-    limits = dict(outcome.limits)
-    copies = limits.pop("copy")
-    products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in limits.items())
-    lines = [
-        f"Limits of the machine, measured just before: matrix products {products}; copying "
-        f"{copies / 1e9:.1f} GB/s."
-    ]
-    ran = {name: row for name, row in outcome.rows.items() if row.reason is None}
-    waits = [f"{name} {seconds(r.hidden_wait)}" for name, r in ran.items() if r.hidden_wait]
-    if waits:
-        lines.append(
-            "The loader is slower than the steps, and batches arrive in bursts. Beyond the median "
-            f"step a sustained one waits for data: {', '.join(waits)}."
-        )
-    techniques = next((ran[name].techniques for name in BEST if name in ran), {})
-    if techniques:
-        done = "; ".join(f"{name}: {what}" for name, what in techniques.items())
-        lines.append(f"At its best: {done}.")
-    return lines
-
-
-def _notes(bench: Bench) -> list[str]:
-    """Return the conditions and how to read the figures, a paragraph each."""
     versions = ", ".join(
         f"{name} {number}" for name, number in bench.versions.items() if number != "not installed"
     )
     machine = hardware.describe(bench.environment)
-    notes = [
-        f"{machine}. Versions: {versions}. Command: `{bench.command}`.",
-        "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over "
-        "turns); `whole run` counts start-up as well. GB/s: bytes that eager operators move, over "
-        "this variant's time; what fuses them moves less and may exceed the limit.",
-    ]
-    if bench.kind != "bench":
-        return notes
-    if any(name in BEST for name in compared_with(bench)):
-        notes.append(
-            "As it comes: eager and the peers without `-best`, as their documentation shows them. "
-            "At its best: with `-best`, as somebody who tunes by hand uses it: torch's fused "
-            "optimizer where it has one, channels_last where convolutions gain from it, on a CPU "
-            "glibc told to keep large blocks (GLIBC_TUNABLES), and the mode of torch.compile that "
-            "the table names. The best of the others is, in each task, the one that ours has the "
-            "smallest lead over."
-        )
-    else:
-        fused = bench.options.get("fused")
-        form = "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
-        notes.append(f"Optimizer: {form}.")
-    return [
-        *notes,
-        f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where "
-        "both pass, or, where one of them does not, if they compute the same training as one "
-        "another.",
-    ]
+    parts += [f"{machine}. Versions: {versions}. Command: `{bench.command}`.", _READ]
+    return [*parts, _READ_FORMS] if bench.kind == "bench" else parts
 
 
 def complete(bench: Bench) -> bool:
@@ -379,47 +308,26 @@ def _draw_ticks(axes: Any, bench: Bench, tasks: list[str]) -> None:
         if best and (ratio := bench.tasks[task].ratio(bench.baseline, best[0])):
             ticks.append((ratio.ratio, place))
     if ticks:
-        axes.plot(
-            *zip(*ticks, strict=True),
-            linestyle="",
-            marker="|",
-            markersize=13,
-            markeredgewidth=3,
-            color=style.OTHERS,
-            label=_best_label(bench),
-        )
+        look = {"marker": "|", "markersize": 13, "markeredgewidth": 3, "color": style.OTHERS}
+        axes.plot(*zip(*ticks, strict=True), linestyle="", label=_BEST_LABEL, **look)
         handles = [Patch(color=style.OURS, label=OURS), *axes.get_legend_handles_labels()[0]]
         axes.figure.legend(handles=handles, loc="outside lower center", frameon=False, ncols=2)
 
 
 def _waterfall(bench: Bench) -> Chart:
+    """Return the chart of a waterfall; the title has what all techniques gain together."""
     outcome, baseline = next(iter(bench.tasks.values())), baseline_title(bench)
     names = [name for name in outcome.rows if name != outcome.baseline]
     ratios = {name: outcome.ratio(outcome.baseline, name) for name in names}
-    title = _waterfall_title(outcome, baseline, ratios)
-    header, *body = ([row[i] for i in _OF_WATERFALL] for row in task_rows(outcome, bench.kind))
+    title = "No technique could be compared with the baseline"
+    if measured := [ratio for ratio in ratios.values() if ratio]:
+        whole = measured[-1]
+        title = f"All together {whole.ratio:.2f}× as fast as {baseline}"
+        if not style.measurable(whole):
+            title = f"All together: not measurable ({whole} of {baseline})"
+    # Name, step, both ratios and parity.
+    header, *body = ([r[0], r[1], *r[6:]] for r in task_rows(outcome, bench.kind))
     rows = [[*header, "what it does"]]
     rows += [[*row, MEANINGS.get(row[0].removeprefix("+ "), "")] for row in body]
     bars = [style.Bar(f"+ {name}", ratio) for name, ratio in ratios.items()]
     return Chart(title, rows, lambda: style.ratio_bars(bars, title, baseline, plain=baseline)[0])
-
-
-def _waterfall_title(outcome: Outcome, baseline: str, ratios: dict[str, Ratio | None]) -> str:
-    """Return what all techniques gain together, and which one certainly gains most."""
-    steps, before = {}, outcome.baseline
-    for name, ratio in ratios.items():
-        if ratio is not None and (step := outcome.ratio(before, name)) is not None:
-            steps[name], before = step, name
-    if not steps:
-        return "No technique could be compared with the baseline"
-    whole = [ratio for ratio in ratios.values() if ratio][-1]
-    together = (
-        f"All together {whole.ratio:.2f}× as fast as {baseline}"
-        if style.measurable(whole)
-        else f"All together: not measurable ({whole} of {baseline})"
-    )
-    helping = {name: step.ratio for name, step in steps.items() if step.verdict == "faster"}
-    if not helping:
-        return f"{together}; what a single technique gains is not measurable"
-    best = max(helping, key=lambda name: helping[name])
-    return f"{together}; most comes with {best}, {helping[best]:.2f}×"

@@ -16,7 +16,14 @@ from gallery_lib.console.table import Rows, markdown_table, number, rate, text_t
 from gallery_lib.console.table import seconds as _seconds
 from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
-from gallery_lib.train.results import Results, busy_line, check_folder, data_lines, read_results
+from gallery_lib.train.results import (
+    Results,
+    busy_line,
+    check_folder,
+    data_lines,
+    hidden_wait,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
@@ -75,7 +82,7 @@ _MEASURED: dict[str, Callable[[Results], str]] = {
 
 def measured_rows(runs: Mapping[str, Results], chance: Mapping[str, float]) -> Rows:
     """Return a table of runs side by side, with a line for each measured quantity."""
-    waits = any(verdict.hidden_wait_of(run) for run in runs.values())
+    waits = any(hidden_wait(r.step_seconds["p50"], r.sustained) for r in runs.values())
     rows = [["", *runs]]
     rows += [
         [name, *map(cell, runs.values())]
@@ -109,17 +116,20 @@ def results_text(results: Results) -> str:
 
 
 def parity_rows(comparison: Comparison) -> Rows:
-    """Return a table of the parity checks, with the limit that held where a value was worst."""
-    header = ["parity check", "worst", "median", "limit", "where", ""]
-    return [[*header, "what is compared, and why the limit is there"]] + [
+    """Return a table of the parity checks, with the limit that held where a value was worst.
+
+    Limits of most checks are three times the baseline's own distance, and a tolerance.
+    """
+    header = ["parity check", "worst", "median", "baseline's own", "limit", "where", ""]
+    return [[*header, "what is compared"]] + [
         [
             c.name,
-            number(c.worst),
-            "" if c.median is None else number(c.median),
-            number(c.limit),
+            verdict.figure(c.worst),
+            *("" if value is None else number(value) for value in (c.median, c.baselines)),
+            verdict.figure(c.limit),
             c.where,
             "passed" if c.passed else "FAILED",
-            verdict.meaning_of(c),
+            verdict.MEANINGS.get(c.name, ""),
         ]
         for c in comparison.parity.checks
     ]
@@ -137,7 +147,7 @@ def comparison_text(comparison: Comparison, *, details: bool = True) -> str:
         parts += [
             "",
             parity,
-            *(f"  {check.name}: {verdict.meaning_of(check)}" for check in comparison.parity.checks),
+            *(f"  {row[0]}: {row[-1]}" for row in parity_rows(comparison)[1:]),
             "",
             verdict.break_even_line(comparison),
             *(f"Data: {line}" for line in data_lines(comparison.baseline.data)),
@@ -175,27 +185,18 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
     rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"]]
     if not shared:
         rows[0].append("scaling efficiency")
-    gains = []
     for name in one.variants:
         alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))
-        gains.append(together / alone)
         rows.append([name, rate(alone), rate(together), f"{together / alone:.2f}×"])
         rows[-1] += [] if shared else [f"{together / alone / n:.0%}"]
-    notes = []
+    parts = [markdown_table(rows)]
     if shared:
         alone, together = (c.baseline.config["batch_size"] for c in (one, several))
-        notes.append(
+        parts.append(
             f"One process already has every CPU core, and {n} share the same cores ({alone} "
             f"samples a step alone, {together} a process together), so no gain is to be expected."
         )
-        if max(gains) > 1:
-            notes.append("Where there is one, one process does not keep all cores at work.")
-    elif max(gains) > n:
-        notes.append(
-            "More than 100 %: the two columns were measured one after the other, not in turns, so "
-            "the machine was slower for the first. Read it as 100 %."
-        )
-    return "\n\n".join([markdown_table(rows), *([" ".join(notes)] if notes else [])])
+    return "\n\n".join(parts)
 
 
 def folder_text(folder: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""Sentences about a comparison: the verdict, how to read it, and why a passed check is credible.
+"""Sentences about a comparison: the verdict, and how to read it.
 
 The verdict is one line, and the same in a terminal, in a notebook and in `gallery show`. Details
 stand below it (tables.py).
@@ -6,8 +6,8 @@ stand below it (tables.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gallery_lib.console.table import number, seconds
@@ -16,7 +16,7 @@ from gallery_lib.system import hardware
 from gallery_lib.train.results import Results, hidden_wait
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.result import Check, Comparison, Parity
+    from gallery_lib.measure.comparison.result import Comparison, Parity
 
 BASELINE = "PyTorch eager"
 """Name of the variant `baseline` in texts."""
@@ -31,25 +31,11 @@ def precision(results: Results) -> str:
     return "autocast" if dtype == "auto" else f"{dtype} autocast"
 
 
-def input_size(results: Results) -> str:
-    """Return the size of a sample: `64×64 pixels` or `32 tokens`.
-
-    Returns '' where the size is not recorded.
-    """
-    if recorded := results.data.get("input"):
-        return str(recorded)
-    if height := results.config.get("image_size"):  # for a run that did not record its input
-        return f"images {height} pixels high"
-    length = results.config.get("sequence_length")
-    return f"{length} tokens or frames" if length else ""
-
-
 def batch(results: Results) -> str:
     """Return the size of a step's input: `batch size 16, 64×64 pixels`."""
     a_process = " a process" if results.world_size > 1 else ""
-    return ", ".join(
-        filter(None, [f"batch size {results.config['batch_size']}{a_process}", input_size(results)])
-    )
+    size = f"batch size {results.config['batch_size']}{a_process}"
+    return ", ".join(filter(None, [size, results.data.get("input")]))
 
 
 def task_name(task: str) -> str:
@@ -59,8 +45,8 @@ def task_name(task: str) -> str:
     `your_model`, it is the name of the model's class.
     """
     path, _, name = task.rpartition(":")
-    file, short = path.replace(chr(92), "/").rpartition("/")[2], short_name(task)
-    return f"{file}:{name}" if file and short == name else short
+    short = short_name(task)
+    return f"{Path(path).name}:{name}" if path and short == name else short
 
 
 def _subject(comparison: Comparison) -> str:
@@ -107,11 +93,7 @@ def one_line(comparison: Comparison) -> str:
     ratio = comparison.speedup
     if ratio is None:
         return f"{subject}: {_why_no_speedup(comparison.parity, other)}, so no speed-up is given."
-    level = (
-        "interval"
-        if comparison.confidence is None
-        else f"{100 * comparison.confidence:.4g} % interval"
-    )
+    level = f"{100 * comparison.confidence:.4g} % interval"
     interval = f"{level} {ratio.low:.2f} to {ratio.high:.2f}"
     if comparison.verdict == "no measurable difference":
         speed = f"no measurable difference from {other} ({ratio.ratio:.2f}×, {interval})"
@@ -128,9 +110,8 @@ def one_line(comparison: Comparison) -> str:
 def _why_no_speedup(parity: Parity, other: str) -> str:
     """Return why there is no speed-up over `other`, with the checks that failed."""
     failed = "; ".join(
-        f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}"
-        for c in parity.checks
-        if not c.passed
+        f"{c.name}: {figure(c.worst)} where {figure(c.limit)} is allowed, {c.where}"
+        for c in parity.failed
     )
     if parity.batch_to_take is not None:
         return (
@@ -139,17 +120,12 @@ def _why_no_speedup(parity: Parity, other: str) -> str:
             f"{parity.batch_to_take:,} or more"
         )
     if parity.verdict == "same at first, then not":
-        check = next(c for c in parity.checks if not c.passed)
+        (check,) = parity.failed
         return (
             f"same at first, then not: its loss parts from that of {other} at {check.where} "
-            f"({number(check.worst)} apart where {number(check.limit)} is allowed)"
+            f"({figure(check.worst)} apart where {figure(check.limit)} is allowed)"
         )
     return f"not comparable with {other}, since it does not compute the same training ({failed})"
-
-
-def busy_line(comparison: Comparison) -> str:
-    """Return what other load the machine had; '' for a quiet one."""
-    return comparison.load.sentence() if comparison.load else ""
 
 
 def caution_line(comparison: Comparison) -> str:
@@ -166,53 +142,35 @@ def caution_line(comparison: Comparison) -> str:
     )
 
 
-def hidden_wait_of(results: Results) -> float:
-    """Return how long a sustained step waits for data beyond the median one, in seconds."""
-    return hidden_wait(results.step_seconds["p50"], results.sustained)
-
-
 def loader_line(runs: Mapping[str, Results]) -> str:
     """Return a sentence on runs whose loader is slower than their steps; '' where none is."""
     steps = [
         f"{name} {seconds(run.sustained['step_seconds'])} ({seconds(run.step_seconds['p50'])})"
         for name, run in runs.items()
-        if hidden_wait_of(run)
+        if hidden_wait(run.step_seconds["p50"], run.sustained)
     ]
     if not steps:
         return ""
     return (
-        "The loader is slower than the steps, and batches arrive in bursts. A sustained step (and "
-        f"the median one) takes: {', '.join(steps)}. Over a whole run the sustained one counts. "
-        "More workers or cheaper loading shorten it."
+        "The loader is slower than the steps. A sustained step, which counts over a whole run (and "
+        f"the median one), takes: {', '.join(steps)}."
     )
 
 
 def lines(comparison: Comparison) -> list[str]:
     """Return the verdict, followed by what a reader must know before any figure."""
-    others = [busy_line(comparison), loader_line(comparison.variants), caution_line(comparison)]
+    busy = comparison.load.sentence() if comparison.load else ""
+    others = [busy, loader_line(comparison.variants), caution_line(comparison)]
     return [*filter(None, [one_line(comparison), *others])]
 
 
 def break_even_line(comparison: Comparison) -> str:
     """Return, as a sentence, after how many steps the longer start-up has paid off.
 
-    Where there is no such number, the sentence says why.
+    Where there is no such number, the sentence says so.
     """
-    if comparison.speedup is None:
-        return "There is no break-even, since no speed-up is given."
-    if comparison.verdict == "no measurable difference":
-        return (
-            "There is no break-even: there is no measurable difference between the steps of the "
-            "two."
-        )
-    if comparison.verdict == "slower":
-        return "There is no break-even: steps are not shorter on this machine."
     break_even = _break_even(comparison)
-    return (
-        f"Break-even: {break_even}."
-        if break_even
-        else "There is no break-even: over all steps, those of both take as long in the median."
-    )
+    return f"Break-even: {break_even}." if break_even else "There is no break-even."
 
 
 def conditions_line(comparison: Comparison) -> str:
@@ -231,7 +189,7 @@ def conditions_line(comparison: Comparison) -> str:
 # Parity
 
 
-_MEANINGS = {
+MEANINGS = {
     "finite losses": "Whether the loss of both is a finite number at every step of the comparison.",
     "baseline": (
         "How far the baseline itself is from float64. What is allowed to the candidate is made of "
@@ -254,31 +212,9 @@ _MEANINGS = {
         "How far a loss of the candidate is from the baseline's, over all steps of the comparison."
     ),
 }
+"""What each check compares, relative to what."""
 
 
-def meaning_of(check: Check) -> str:
-    """Return what a check compares, relative to what, and why its limit is where it is."""
-    meaning = _MEANINGS.get(check.name, "")
-    if check.baselines is None or not math.isfinite(check.limit):
-        return meaning
-    if check.name == "all losses":
-        return (
-            f"{meaning} A second run, from weights that are moved by a rounding, is "
-            f"{number(check.baselines)} off by then. So the limit is three times that and a "
-            f"tolerance, together {number(check.limit)}; {number(check.worst)} is {_judged(check)}."
-        )
-    return (
-        f"{meaning} The baseline itself is {number(check.baselines)} off there, by rounding alone. "
-        f"So the limit is three times that and a tolerance, together {number(check.limit)}; "
-        f"{number(check.worst)} is {_judged(check)}."
-    )
-
-
-def _judged(check: Check) -> str:
-    if not check.passed:
-        return "more than rounding explains"
-    return (
-        "no more than the baseline's own"
-        if check.worst <= (check.baselines or 0.0)
-        else "within what rounding in another order explains"
-    )
+def figure(value: float | None) -> str:
+    """Return a value of a check; None stands for what is no finite number."""
+    return "not finite" if value is None else number(value)

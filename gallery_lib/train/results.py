@@ -7,14 +7,12 @@ when a field changes its meaning.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.stats import Positive
-from gallery_lib.system.json_files import converted, having, read_json, write_json
+from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.system.machine_load import MachineLoad
 
 SCHEMA = 1
@@ -120,52 +118,6 @@ def check_folder(folder: Path | str) -> None:
         )
 
 
-_TEXTS = dict.fromkeys(("device", "cpu", "python", "torch"), str)
-ENVIRONMENT = having({**_TEXTS, "cores": int, "isa": list[str], "memory_bytes": int})
-"""Values of an `environment` that are read without a check that they exist."""
-
-_SUSTAINED = dict.fromkeys(("step_seconds", "input_seconds", "steady_input_seconds"), float)
-_FIGURES = having(
-    {
-        "step_seconds": {"p50": Positive},
-        "samples_per_second": {"global": float, "whole_run": float},
-        "startup_seconds": {"total": float},
-    }
-)
-_SUSTAINED_FIGURES = having({"sustained": _SUSTAINED, "samples_per_second": {"sustained": float}})
-_LOSSES = {"first": float | None, "last": float | None}
-_ASKED_OF_ALL = having(
-    {
-        "config": {
-            **{"amp_level": str, "compiler_opt": bool},
-            **dict.fromkeys(("batch_size", "threads", "workers"), int),
-        },
-        "environment": ENVIRONMENT,
-        "step_seconds": {"p75": float, "p90": float, "p95": float},
-        "samples_per_second": {"per_device": float},
-        "startup_seconds": {"compile": float},
-        "peak_memory_bytes": {"host": int | None, "device": int | None},
-        "loss": {**_LOSSES, "curve": list[tuple[int, float | None]]},
-        "interruptions": [{"step": int, "lost_steps": int, "processes": int}],
-        "data": {"notices": NotRequired[list[str]]},
-    }
-)
-"""Values that are read from every run without a check that they exist."""
-
-
-def check_figures(values: Mapping[str, Any], place: str) -> None:
-    """Raise Misfit unless a measured run has the times, rates and memory that are read of it."""
-    converted(values, _FIGURES, place)
-    if "step_seconds" in values["sustained"]:
-        converted(values, _SUSTAINED_FIGURES, place)
-
-
-def check_results(results: Results, place: str = "") -> None:
-    """Raise Misfit unless the results have all that is read of them."""
-    converted(vars(results), _ASKED_OF_ALL, place)
-    check_figures(vars(results), place)
-
-
 def read_results(run_dir: Path | str) -> Results:
     """Return the results of a finished run.
 
@@ -175,7 +127,7 @@ def read_results(run_dir: Path | str) -> Results:
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:
-        return read_json(path, Results, again=_AGAIN, schema=SCHEMA, check=check_results)
+        return read_json(path, Results, again=_AGAIN, schema=SCHEMA)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: that run did not finish. Its log-rank0.txt says why.",

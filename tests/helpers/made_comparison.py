@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.measure.comparison.result import Check, Comparison, Parity
+from gallery_lib.measure.comparison.result import Check, Comparison, Parity, write_comparison
 from gallery_lib.stats import Ratio
 from gallery_lib.train.results import Results
 
@@ -71,6 +70,7 @@ def comparison(speedup: Ratio | None, steps: int | None) -> Comparison:
         break_even_steps=steps,
         verdict=speedup.verdict if speedup else "not comparable",
         chance={"top1": 0.1},
+        confidence=0.99,
     )
 
 
@@ -95,6 +95,5 @@ def changed(found: Comparison, **values: Any) -> Comparison:
 def write(found: Comparison, folder: Path) -> Path:
     """Write `comparison.json` into `folder`, which is made, and return its path."""
     folder.mkdir(parents=True)
-    path = folder / "comparison.json"
-    path.write_text(json.dumps(found.as_json()))
-    return path
+    write_comparison(dataclasses.replace(found, folder=str(folder)))
+    return folder / "comparison.json"

@@ -89,22 +89,22 @@ def test_as_it_comes_a_peer_has_torchs_plain_optimizer_and_layout_and_the_defaul
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_at_its_best_a_peer_has_torchs_fused_optimizer_channels_last_and_the_mode_that_was_found(
+def test_at_its_best_a_peer_has_torchs_fused_optimizer_channels_last(
     peer: str, modes: list[str]
 ) -> None:
-    made = prepared(recipes.best_form(peer, "max-autotune"))
+    made = prepared([peer, recipes.BEST_FORM])
     assert torchs(made.optimizer).defaults["fused"] is True
     assert first_weight(made).is_contiguous(memory_format=torch.channels_last)
     assert made.loader.memory_format is torch.channels_last
     assert made.techniques["optimizer"] == "AdamW, torch's fused form"
     assert made.techniques["layout"] == "channels_last"
-    assert modes == ([] if peer == peers.EAGER else ["max-autotune"])
+    assert modes == ([] if peer == peers.EAGER else ["default"])
     assert (peer == peers.EAGER) == ("compiler" not in made.techniques)
 
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_no_form_of_a_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
-    for words in ([peer], recipes.best_form(peer)):
+    for words in ([peer], [peer, recipes.BEST_FORM]):
         made = prepared(words, "SGD")
         assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree | Fused)
         assert made.loader.niceness == 0
@@ -114,7 +114,7 @@ def test_no_form_of_a_peer_has_anything_of_this_backend(peer: str, modes: list[s
 def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_comes_and_says_so() -> (  # noqa: E501
     None
 ):
-    made = prepared(recipes.best_form(peers.EAGER), "RMSprop")
+    made = prepared([peers.EAGER, recipes.BEST_FORM], "RMSprop")
     assert optim.kind(made.optimizer) == "torch's own"
     assert made.techniques["optimizer"] == "RMSprop as it comes: torch has no fused form of it"
 
@@ -122,7 +122,7 @@ def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_com
 def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
     None
 ):
-    best = recipes.best_form(peers.EAGER)
+    best = [peers.EAGER, recipes.BEST_FORM]
     assert "layout" not in prepared(best, model=nn.Linear(8, 2)).techniques
     made = prepared(best, model=Viewing())
     assert made.techniques["layout"].startswith("contiguous: ")
@@ -138,7 +138,7 @@ def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks_and_
     monkeypatch.delenv(name, raising=False)
     for peer in peers.MODULES:
         assert name not in recipes.variables_of([peer])
-        best = recipes.variables_of(recipes.best_form(peer))
+        best = recipes.variables_of([peer, recipes.BEST_FORM])
         assert best[name] == allocator.allocator_variables()[name]
     # In words that the interval goes by.
     for tunables, said in (
@@ -146,10 +146,10 @@ def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks_and_
         ("", "not applied: "),
     ):
         monkeypatch.setenv(name, tunables)
-        assert prepared(recipes.best_form(peers.EAGER)).techniques["allocator"].startswith(said)
+        assert prepared([peers.EAGER, recipes.BEST_FORM]).techniques["allocator"].startswith(said)
     monkeypatch.delenv(name)
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
-    assert name not in recipes.variables_of(recipes.best_form("fabric"))
+    assert name not in recipes.variables_of(["fabric", recipes.BEST_FORM])
 
 
 def test_what_is_for_bfloat16_alone_takes_no_turns_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,11 +198,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the digests of what has been measured so far; measuring takes no time here."""
     digests: list[str] = []
 
-    def measure(plan: Plan, alive: None, digest: str, folder: Path) -> Outcome:
+    def measure(plan: Plan, digest: str, folder: Path) -> Outcome:
         digests.append(digest)
         rows = {name: Row(plan.absent.get(name), **FIGURES) for name in plan.order}
-        limits = {"copy": 1e10}
-        return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, limits, rows, [])
+        return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, rows, [])
 
     monkeypatch.setattr(task, "measure", measure)
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
@@ -243,7 +242,7 @@ def test_a_waterfall_of_a_busy_machine_says_so_and_is_not_kept(
 def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    failed = Outcome("", "", 1.0, "no memory left", {}, {}, {}, [])
+    failed = Outcome("", "", 1.0, "no memory left", {}, {}, [])
     monkeypatch.setattr(task, "measure", lambda *_, **__: failed)
     with pytest.raises(RunFailed, match="no memory left"):
         waterfall_of({"amp_level": "O0", "processes": 1})

@@ -13,10 +13,9 @@ from made_comparison import FASTER, comparison
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from gallery_lib.measure.bench.result import Bench, Outcome, Row
 from gallery_lib.measure.comparison.script_turns import Command, Script, ScriptTurns
 from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
-from gallery_lib.report import bench, plots, style
+from gallery_lib.report import plots, style
 from gallery_lib.report.style import Chart
 from gallery_lib.system.machine_load import MachineLoad, Others
 
@@ -120,49 +119,6 @@ def test_profiles_name_the_largest_groups_or_what_was_saved_most() -> None:
     assert chart.rows[-1] == ["step", "100", "60.0"]
     legend = chart.draw().axes[0].get_legend().get_texts()
     assert [text.get_text() for text in legend] == ["before: 100 ms", "after: 60.0 ms"]
-
-
-# --------------------------------------------------------------------------------------------------
-# A waterfall
-
-
-def waterfall(*ratios: tuple[str, str, float], width: float = 0.05) -> Bench:
-    row = Row(
-        None,
-        step_seconds={"p50": 0.1},
-        samples_per_second={"global": 80.0, "whole_run": 40.0},
-        startup_seconds={"total": 9.0},
-        parity={"passed": True, "checks": []},
-    )
-    rows = dict.fromkeys(["eager-O1", "layout", "compiler"], row)
-    rows["allocator"] = Row("does not apply: why")
-    with_interval = [(a, b, r, r - width, r + width) for a, b, r in ratios]
-    outcome = Outcome("d", "2026-01-01", 1.0, None, {}, {"copy": 1e10}, rows, with_interval)
-    return Bench("waterfall", "", {}, {"device": "cpu"}, {}, {"resnet50": outcome})
-
-
-def test_a_waterfall_names_the_technique_that_gains_most_or_says_that_none_does() -> None:
-    one, both, second = ("eager-O1", "layout"), ("eager-O1", "compiler"), ("layout", "compiler")
-    chart = bench.chart(waterfall((*one, 1.1), (*both, 1.65), (*second, 1.5)))
-    title = "All together 1.65× as fast as eager in bf16; most comes with compiler, 1.50×"
-    assert chart.title == " ".join(chart.draw().get_suptitle().split()) == title
-    assert [row[:4] for row in chart.rows[2:4]] == [
-        ["+ layout", "100 ms", "1.10× (1.05 to 1.15)", ""],
-        ["+ compiler", "100 ms", "1.65× (1.60 to 1.70)", "1.50× (1.45 to 1.55)"],
-    ]
-    assert chart.rows[2][-1] == bench.MEANINGS["layout"]
-    assert "+ allocator: does not apply: why" in chart.alternative_text
-    slower = bench.chart(waterfall((*one, 0.9), (*both, 0.8), (*second, 0.9)))
-    assert slower.title.endswith("bf16; what a single technique gains is not measurable")
-    unclear = bench.chart(waterfall((*one, 1.02), width=17.0))
-    assert unclear.title.startswith("All together: not measurable (1.02× (-15.98 to 18.02)")
-    assert bench.chart(waterfall()).title == "No technique could be compared with the baseline"
-
-
-def test_one_long_whisker_is_cut_and_squeezes_no_bar() -> None:
-    axes = bench.chart(waterfall(("eager-O1", "layout", 1.2), width=16.0)).draw().axes[0]
-    assert axes.get_xlim()[1] < 2.5
-    assert "1.20× (to 17.2)" in [text.get_text() for text in axes.texts]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gallery_lib import tasks
@@ -17,10 +17,8 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench import task as task_bench
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import OURS, Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.bench.result import Bench, Outcome, read_bench, write_bench
 from gallery_lib.measure.comparison.untimed import measured_key
-from gallery_lib.measure.profile.roofline import measure as roofline_of
-from gallery_lib.measure.variants.peers import DEFAULT_MODE
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
 
@@ -33,30 +31,20 @@ def versions() -> dict[str, str]:
     return {name: library_version(name) or "not installed" for name in _LIBRARIES}
 
 
-def digest_of(plan: Plan, alive: int | None) -> str:
+def digest_of(plan: Plan) -> str:
     """Return a digest of everything that the figures depend on: options, code and machine."""
     variants = {name: dataclasses.asdict(variant) for name, variant in plan.variants.items()}
     turns = dataclasses.asdict(plan.compare)
-    facts = [dict(plan.absent), alive, versions(), plan.roofline]
-    return measured_key(plan.config, turns, variants, *facts)
+    return measured_key(plan.config, turns, variants, dict(plan.absent), versions())
 
 
 def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
     """Return the plan of each task by name; raise InputError where the options make no sense."""
-    if config.waterfall and (names or config.variants or config.peer_modes != DEFAULT_MODE):
+    if config.waterfall and (names or config.variants):
         raise InputError(
-            f"--waterfall {config.waterfall} takes no other task, "
-            "no --variants and no --peer_modes.",
+            f"--waterfall {config.waterfall} takes no other task and no --variants.",
             parameter="waterfall",
         )
-    if config.roofline:
-        roofline_of.check_machine()
-        if config.waterfall or OURS not in plans.variant_names(config):
-            raise InputError(
-                f"--roofline is that of the variant {OURS}, which this bench does not have: leave "
-                "it out, or see gallery doctor --roofline.",
-                parameter="roofline",
-            )
     make = plans.waterfall_plan if config.waterfall else plans.bench_plan
     wanted = [config.waterfall] if config.waterfall else list(dict.fromkeys(names)) or tasks.names()
     by_name = {name.rsplit(":", 1)[-1]: make(name, config) for name in wanted}
@@ -65,20 +53,10 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
             f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.",
             parameter="names",
         )
-    _check_data(by_name.values(), all_needed=bool(names) or config.waterfall is not None)
-    return by_name
-
-
-def _check_data(task_plans: Iterable[Plan], *, all_needed: bool) -> None:
-    """Raise InputError where a task has no fit data, or, unless `all_needed`, where none has."""
-    task_plans, errors = list(task_plans), []
-    for plan in task_plans:
-        try:
+    if names or config.waterfall:  # of all tasks, one without fit data keeps that as its reason
+        for plan in by_name.values():
             tasks.data_of(plan.config)
-        except InputError as error:
-            errors.append(error)
-    if errors and (all_needed or len(errors) == len(task_plans)):
-        raise errors[0]
+    return by_name
 
 
 def _stands(name: str, outcome: Outcome | None, digest: str) -> bool:
@@ -127,14 +105,12 @@ def run(
         kind, shlex.join(command), conditions, hardware.machine_facts(), versions(), dict(earlier)
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
-        digest = digest_of(plan, config.alive)
+        digest = digest_of(plan)
         if _stands(name, earlier.get(name), digest):
             continue
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name
         run_folder = paths.free_name(folder, name)
-        outcome = task_bench.measure(
-            plan, config.alive, digest, run_folder, label=label, progress=progress
-        )
+        outcome = task_bench.measure(plan, digest, run_folder, label=label, progress=progress)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         done(folder, bench)

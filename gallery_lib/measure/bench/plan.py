@@ -23,7 +23,6 @@ from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.bench.result import (
     BEST,
     EAGER,
-    GROUPS,
     OURS,
     PEERS,
     TURN_ORDER,
@@ -52,7 +51,6 @@ class Plan:
     # Pairs whose ratio is wanted: the slower one, as is hoped, first.
     pairs: Sequence[tuple[str, str]]
     order: Sequence[str]  # of all variants, in the tables
-    roofline: bool = False  # of ours
 
     @property
     def baseline(self) -> str:
@@ -77,17 +75,14 @@ def variant_names(config: BenchConfig) -> list[str]:
     if config.variants is not None:
         words = [word.strip() for word in config.variants.split(",") if word.strip()]
         for word in words:
-            _check_known("variants", word, (*GROUPS, *VARIANTS))
-        names = [name for word in words for name in GROUPS.get(word, (word,))]
+            if word not in VARIANTS:
+                raise InputError(
+                    f"variants: unknown `{word}`.{did_you_mean(word, VARIANTS)} Known: "
+                    f"{', '.join(VARIANTS)}.",
+                    parameter="variants",
+                )
+        names = words
     return [baseline, *(name for name in VARIANTS if name in names and name != baseline)]
-
-
-def _check_known(option: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise InputError(
-            f"{option}: unknown `{word}`.{did_you_mean(word, known)} Known: {', '.join(known)}.",
-            parameter=option,
-        )
 
 
 def _large(task: tasks.Task) -> dict[str, Any]:
@@ -126,18 +121,18 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
 # The plans
 
 
-def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = False) -> Variant:
-    return Variant(config, words, recipes.variables_of(words), counts_traffic)
+def _variant(config: TrainConfig, words: list[str]) -> Variant:
+    return Variant(config, words, recipes.variables_of(words))
 
 
-def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:
-    """Return all variants that a bench knows, by name; best forms are compiled in `mode`."""
+def _every_variant(train: TrainConfig) -> dict[str, Variant]:
+    """Return all variants that a bench knows, by name."""
     eager = {
-        name: _variant(dataclasses.replace(train, amp_level=level), [], counts_traffic=True)
+        name: _variant(dataclasses.replace(train, amp_level=level), [])
         for level, name in EAGER.items()
     }
     as_they_come = {peer: _variant(train, [peer]) for peer in PEERS}
-    best = {name: _variant(train, recipes.best_form(plain_name(name), mode)) for name in BEST}
+    best = {name: _variant(train, [plain_name(name), recipes.BEST_FORM]) for name in BEST}
     ours = _variant(dataclasses.replace(train, compiler_opt=True), [])
     return {**eager, **as_they_come, **best, OURS: ours}
 
@@ -146,7 +141,6 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     """Return the plan for the task `name`, in the variants of the options."""
     train, compare = _run_options(name, config)
     names = variant_names(config)
-    _check_known("peer_modes", config.peer_modes, peers.MODES[hardware.device_type()])
     absent = {
         variant: why
         for variant in (*PEERS, *BEST)
@@ -156,10 +150,10 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     pairs = [(baseline, variant) for variant in others]
     if OURS in others:
         pairs += [(variant, OURS) for variant in others if variant != OURS]
-    known = _every_variant(train, config.peer_modes)
+    known = _every_variant(train)
     ordered = [baseline, *sorted(others, key=TURN_ORDER.index)]
     variants = {variant: known[variant] for variant in ordered}
-    return Plan(train, compare, variants, absent, pairs, names, config.roofline)
+    return Plan(train, compare, variants, absent, pairs, names)
 
 
 def waterfall_plan(name: str, config: BenchConfig) -> Plan:
@@ -180,7 +174,7 @@ def waterfall_of(
     """
     level = precision.chosen_level(train.amp_level, hardware.device_type())
     train, baseline = dataclasses.replace(train, amp_level=level), EAGER[level]
-    variants = {baseline: _variant(train, [], counts_traffic=True)}
+    variants = {baseline: _variant(train, [])}
     absent: dict[str, str] = {}
     words: list[str] = []
     for name, techniques in added.items():

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison.result import check_parity
-from gallery_lib.measure.profile.roofline.result import Roofline
+from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.stats import Positive, Ratio
-from gallery_lib.system.json_files import Misfit, converted, having, read_json, write_json
-from gallery_lib.train.results import ENVIRONMENT, check_figures, hidden_wait
+from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.train.results import hidden_wait
 
 SCHEMA = 1
 AmpLevel = Literal["O0", "O1"]
@@ -37,8 +36,6 @@ TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
 
 What a headline compares is alive at the same time if memory allows.
 """
-GROUPS = {"as-it-comes": PEERS, "best": BEST}
-"""Words that stand for several variants."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,8 @@ class Row:
     samples_per_second: dict[str, float] = dataclasses.field(default_factory=dict)
     startup_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     peak_memory_bytes: dict[str, int | None] = dataclasses.field(default_factory=dict)
-    flops_per_second: float | None = None
-    bytes_per_second: float | None = None  # of eager operators; None: not counted
     techniques: dict[str, str] = dataclasses.field(default_factory=dict)
-    parity: dict[str, Any] | None = None  # passed and checks; None for the baseline
+    parity: Parity | None = None  # None for the baseline
     # As in `train.results`; samples_per_second has `sustained` where there is one.
     sustained: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -65,7 +60,7 @@ class Row:
     @property
     def comparable(self) -> bool:
         """Return whether the variant ran and computes the same training as the baseline."""
-        return self.reason is None and (self.parity is None or bool(self.parity["passed"]))
+        return self.reason is None and (self.parity is None or self.parity.passed)
 
 
 @dataclass(frozen=True)
@@ -77,11 +72,9 @@ class Outcome:
     seconds: float
     reason: str | None  # why nothing could be measured
     sizes: dict[str, Any]
-    limits: dict[str, Positive]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
     rows: dict[str, Row]  # the baseline first
     # slower, faster, ratio, low, high: how many times as fast the second is, if it is
     ratios: list[tuple[str, str, Positive, Positive, Positive]]
-    roofline: Roofline | None = None  # of ours, without single operations; where it was asked for
 
     @property
     def baseline(self) -> str:
@@ -120,9 +113,9 @@ def plain_name(name: str) -> str:
     return name.removesuffix(_BEST)
 
 
-def best_of_others(outcome: Outcome, among: tuple[str, ...] = BEST) -> str | None:
-    """Return the variant of `among` that ours has the smallest lead over in turns, if any."""
-    ratios = {name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS))}
+def best_of_others(outcome: Outcome) -> str | None:
+    """Return the best form that ours has the smallest lead over in turns, if any."""
+    ratios = {name: ratio.ratio for name in BEST if (ratio := outcome.ratio(name, OURS))}
     return min(ratios, key=ratios.__getitem__) if ratios else None
 
 
@@ -134,26 +127,6 @@ def write_bench(path: Path, bench: Bench) -> None:
 def read_bench(path: Path) -> Bench:
     """Return a bench from its file; InputError for what is no such file."""
     try:
-        return read_json(
-            path, Bench, schema=SCHEMA, again="Delete it, and measure again.", check=_check
-        )
+        return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.", parameter=str(path)) from None
-
-
-def _check(bench: Bench) -> None:
-    """Raise Misfit unless the bench has all that is read of it."""
-    converted(bench.environment, ENVIRONMENT, "environment")
-    if not bench.tasks:
-        raise Misfit("must have an entry", "tasks")
-    for task, outcome in bench.tasks.items():
-        place = f"tasks.{task}"
-        if next(iter(outcome.rows), None) not in EAGER.values():
-            raise Misfit(f"must begin with {' or '.join(EAGER.values())}", f"{place}.rows")
-        if outcome.reason is None:
-            converted(outcome.limits, having({"copy": float}), f"{place}.limits")
-        for name, row in outcome.rows.items():
-            if row.reason is None:
-                check_figures(vars(row), f"{place}.rows.{name}")
-            if row.parity is not None:
-                check_parity(row.parity, f"{place}.rows.{name}.parity")

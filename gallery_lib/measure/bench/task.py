@@ -1,4 +1,4 @@
-"""Measurement of one task in many variants: machine limits, reference, turns, parity, ratios.
+"""Measurement of one task in many variants: reference, turns, parity, ratios.
 
 As many variants as fit into memory are alive at a time, and the baseline is always among them.
 Variants of different groups are compared through their ratios to the baseline, which were measured
@@ -7,34 +7,26 @@ independently. A variant that fails stays, with its reason.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gallery_lib import stats, tasks
-from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig
+from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
-from gallery_lib.errors import GalleryError, InputError, RunFailed
-from gallery_lib.measure.bench.machine_limits import limits_of_whole_machine
+from gallery_lib.errors import GalleryError
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import OURS, Outcome, Row
+from gallery_lib.measure.bench.result import Outcome, Row
 from gallery_lib.measure.comparison import interleaved
 from gallery_lib.measure.comparison.interleaved import Measurement, Turns, folders_of_starts
 from gallery_lib.measure.comparison.pair import Group
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
-from gallery_lib.measure.comparison.worker import TRAFFIC_FILE
-from gallery_lib.measure.profile.roofline import measure as roofline
-from gallery_lib.measure.profile.roofline.result import Roofline
 from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
 
-_LIMITS = "limits of this machine"
 
-
-def _row(measurement: Measurement, parity: Parity | None, flops: float, traffic: int | None) -> Row:
+def _row(measurement: Measurement, parity: Parity | None) -> Row:
     results = measurement.results
     seconds = stats.percentiles([step for block in measurement.rounds for step in block])
     rates = results.samples_per_second
@@ -48,36 +40,29 @@ def _row(measurement: Measurement, parity: Parity | None, flops: float, traffic:
         sustained=results.sustained,
         startup_seconds=results.startup_seconds,
         peak_memory_bytes=results.peak_memory_bytes,
-        flops_per_second=flops / seconds["p50"],
-        bytes_per_second=traffic / seconds["p50"] if traffic else None,
         techniques=results.techniques,
-        parity=parity.as_json() if parity else None,
+        parity=parity,
     )
 
 
 class _TaskMeasurement:
-    """Measurement of a task: `run` fills `sizes`, `limits`, `rows` and `ratios`."""
+    """Measurement of a task: `run` fills `sizes`, `rows` and `ratios`."""
 
     def __init__(self, plan: Plan, folder: Path, label: str) -> None:
         self.plan, self.folder, self.label = plan, folder, label
         self.sizes: dict[str, int] = {}
-        self.limits: dict[str, float] = {}
         self.rows: dict[str, Row] = {name: Row(reason) for name, reason in plan.absent.items()}
         self.group_of: dict[str, Group] = {}  # the last one that has the variant
-        self.traffic: dict[str, int] = {}  # by amp level
-        self.roofline: Roofline | None = None
         self.ratios: list[tuple[str, str, float, float, float]] = []
 
-    def run(self, alive: int | None, progress: Progress) -> None:
+    def run(self, progress: Progress) -> None:
         """Run the reference and all variants, and make a row of each."""
         config, compare = self.plan.config, self.plan.compare
         sized = tasks.with_sizes(config)
         names = ("batch_size", "image_size", "sequence_length")
         self.sizes = {name: size for name in names if (size := getattr(sized, name))}
         others = [name for name in self.plan.variants if name != self.plan.baseline]
-        together = list(groups(others, alive_at_a_time(config, alive)))
-        progress.show(f"{self.label}: {_LIMITS}", part=_LIMITS)
-        self.limits = limits_of_whole_machine()
+        together = list(groups(others, alive_at_a_time(config)))
         untimed = UntimedRuns(
             self.plan.variants, LaunchConfig(), compare, self.folder, progress, self.label
         )
@@ -90,13 +75,11 @@ class _TaskMeasurement:
         def parity(group: Group, one: str, other: str) -> Parity:
             return group.parity(one, other, exact, compare.parity_steps, untimed.again)
 
-        self._judge(parity, float(exact.probe["flops"]) / exact.probe["batches"])
+        self._judge(parity)
         for slower, faster in self.plan.pairs:
             if self._comparable(slower, faster, parity):
                 ratio = self._ratio(slower, faster)
                 self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
-        if self.plan.roofline and self.rows[OURS].reason is None:
-            self._measure_roofline(progress)
 
     def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
         """Run the baseline and the variants `names` in turns, started as often as is asked."""
@@ -119,10 +102,8 @@ class _TaskMeasurement:
                 break
         for name in variants:
             self.group_of[name] = group
-            if (file := folder / name / TRAFFIC_FILE).exists():
-                self.traffic[variants[name].config.amp_level] = json.loads(file.read_text())
 
-    def _judge(self, parity: Callable[[Group, str, str], Parity], flops: float) -> None:
+    def _judge(self, parity: Callable[[Group, str, str], Parity]) -> None:
         """Make a row for each variant that ran."""
         baseline = self.plan.baseline
         for name, group in self.group_of.items():
@@ -130,8 +111,7 @@ class _TaskMeasurement:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
             judged = None if name == baseline else parity(group, baseline, name)
-            traffic = self.traffic.get(self.plan.variants[name].config.amp_level)
-            self.rows[name] = _row(group.first(name), judged, flops, traffic)
+            self.rows[name] = _row(group.first(name), judged)
 
     def _ratio(self, slower: str, faster: str) -> stats.Ratio:
         """Return how many times as fast `faster` is as `slower`.
@@ -165,24 +145,9 @@ class _TaskMeasurement:
         both = Group([{slower: one[slower], faster: other[faster]} for one, other in starts])
         return parity(both, slower, faster).passed
 
-    def _measure_roofline(self, progress: Progress) -> None:
-        """Hold ours against the machine's limits; say so where that fails."""
-        asked = RooflineConfig(out=str(self.folder / "roofline"))
-        try:
-            _, whole = roofline.measure(self.plan.variants[OURS].config, asked, progress=progress)
-            self.roofline = dataclasses.replace(whole, operations=[])
-        except (InputError, RunFailed) as error:
-            progress.say(f"{self.label}: no roofline. {interleaved.reason_of(error)}")
-
 
 def measure(
-    plan: Plan,
-    alive: int | None,
-    digest: str,
-    folder: Path,
-    *,
-    label: str = "",
-    progress: bool = True,
+    plan: Plan, digest: str, folder: Path, *, label: str = "", progress: bool = True
 ) -> Outcome:
     """Measure a task. Nothing that fails is raised: the reason is part of the outcome.
 
@@ -193,7 +158,7 @@ def measure(
     reason: str | None = None
     try:
         with Progress(enabled=progress) as shown:
-            task.run(alive, shown)
+            task.run(shown)
     except GalleryError as error:
         reason = interleaved.reason_of(error)
         task.rows = {**{name: Row(reason) for name in plan.variants}, **task.rows}
@@ -203,10 +168,8 @@ def measure(
         seconds=round(time.monotonic() - began, 1),
         reason=reason,
         sizes=task.sizes,
-        limits=task.limits,
         rows={name: task.rows[name] for name in plan.order},
         ratios=task.ratios if reason is None else [],
-        roofline=task.roofline,
     )
 
 
@@ -220,10 +183,14 @@ def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
         yield list(names[begin : begin + alive - 1])
 
 
-def alive_at_a_time(config: TrainConfig, wanted: int | None) -> int:
-    """Return how many variants are to be alive, at least two; InputError if they do not fit."""
-    if wanted is None and hardware.gpu_count():
+def alive_at_a_time(config: TrainConfig) -> int:
+    """Return how many variants are alive: two on a GPU, elsewhere as many as fit into memory.
+
+    Raises:
+        InputError: two do not fit.
+    """
+    if hardware.gpu_count():
         return 2
-    memory_estimate.check(config, 1, compared=wanted or 2)
+    memory_estimate.check(config, 1, compared=2)
     needed = memory_estimate.needed_bytes(config, compared=True)
-    return wanted or int(memory_estimate.free_bytes() // needed)
+    return int(memory_estimate.free_bytes() // needed)

@@ -7,17 +7,15 @@ parity holds.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from gallery_lib import stats, tasks
+from gallery_lib import tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.console.table import seconds
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError, Interrupted
 from gallery_lib.measure.comparison import interleaved
@@ -28,22 +26,18 @@ from gallery_lib.measure.comparison.interleaved import (
     folders_of_starts,
 )
 from gallery_lib.measure.comparison.pair import Group
-from gallery_lib.measure.comparison.result import Comparison, Parity, break_even_steps
+from gallery_lib.measure.comparison.result import (
+    Comparison,
+    Parity,
+    break_even_steps,
+    write_comparison,
+)
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.json_files import write_json
 from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import resolve
-from gallery_lib.train.run_log import each_step_seconds
-
-_EQUAL_OPTIONS = (
-    *("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay"),
-    *("lr_schedule", "lr_warmup_steps", "lr_step_size", "lr_schedule_steps", "label_smoothing"),
-    *("pretrained", "init_from", "warmup_steps"),
-)
-"""Options that both variants must have in common."""
 
 
 def _check_comparable(
@@ -58,15 +52,7 @@ def _check_comparable(
             "nproc_per_node.",
             parameter="nnodes",
         )
-    first, second = variants.values()
-    for name in _EQUAL_OPTIONS:
-        if getattr(first, name) != getattr(second, name):
-            raise InputError(
-                f"variants must have the same {name}: {getattr(first, name)} and "
-                f"{getattr(second, name)}.",
-                parameter=name,
-            )
-    for config in (first, second):
+    for config in variants.values():
         for name in ("checkpoint_every", "resume"):
             if getattr(config, name) is not None:
                 raise InputError(
@@ -76,33 +62,10 @@ def _check_comparable(
                 )
         run_dir = config.run_dir or "."
         resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
-    pretrained.check_file(first)
+    baseline = next(iter(variants.values()))
+    pretrained.check_file(baseline)
     # Two variants, or one in float64.
-    memory_estimate.check(first, launch.nproc_per_node, compared=2)
-
-
-def _so_far(variants: Mapping[str, TrainConfig], turns: Turns, confidence: float, out: Path) -> str:
-    """Return what a comparison that was stopped has measured: step times over whole rounds."""
-    rounds: dict[str, list[list[float]]] = {name: [] for name in variants}
-    for name in variants:
-        with contextlib.suppress(InputError):  # it has not done a step
-            rounds[name] = interleaved.rounds_of(each_step_seconds(out / name), turns)
-    whole = min(map(len, rounds.values()))
-    if whole < 2:
-        return f"Incomplete: stopped before its second of {turns.rounds} rounds of turns."
-    rounds = {name: blocks[:whole] for name, blocks in rounds.items()}
-    ratio = stats.ratio_of_medians(*rounds.values(), confidence=confidence)
-    medians = " and ".join(
-        f"{seconds(stats.percentiles([step for block in blocks for step in block])['p50'])} "
-        f"({name})"
-        for name, blocks in rounds.items()
-    )
-    return (
-        f"Incomplete: stopped after {whole} of {turns.rounds} rounds of turns. Until then a step "
-        f"took {medians}: {ratio.ratio:.2f}×, {100 * confidence:.4g} % "
-        f"interval {ratio.low:.2f} to {ratio.high:.2f}. Parity was not judged yet, so this is no "
-        f"verdict.\nwhat was measured: {out}"
-    )
+    memory_estimate.check(baseline, launch.nproc_per_node, compared=2)
 
 
 def _measured(
@@ -186,12 +149,10 @@ def compare(
         with progress_display(progress) as shown:
             group, parity, load = _measured(variants, launch, options_, folder, shown)
     except (KeyboardInterrupt, SystemExit):
-        stopped = Interrupted(
+        raise Interrupted(
             "the comparison was stopped before its end, and all its processes have been ended. "
             "It can be started anew."
-        )
-        stopped.so_far = _so_far(variants, turns, options_.confidence, folder)
-        raise stopped from None
+        ) from None
     results = {name: group.first(name).results for name in variants}
     speedup = group.ratio(before, after, options_.confidence) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
@@ -207,7 +168,7 @@ def compare(
         confidence=options_.confidence,
         load=load,
     )
-    write_json(folder / "comparison.json", outcome.as_json())
+    write_comparison(outcome)
     return outcome
 
 

@@ -45,7 +45,6 @@ class Variant:
     config: TrainConfig
     recipe: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    counts_traffic: bool = False  # once more, after its last turn
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,6 @@ class _Lineup:
             turns.block_steps,
             turns.probe_batches,
             list(variant.recipe),
-            variant.counts_traffic,
         )
         self.jobs[name] = start(
             configuration(variant.config, turns, self.folder / name),

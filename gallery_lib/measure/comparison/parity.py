@@ -77,6 +77,10 @@ def _no_nan(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
@@ -87,16 +91,17 @@ def check_of(name: str, deviations: Sequence[Deviation], *, of_parameters: bool 
     Where they are those of parameters, the check has their median.
     """
     if not deviations:
-        return Check(name, False, math.inf, 0.0, "nothing to compare")
+        return Check(name, False, None, 0.0, "nothing to compare")
     worst = max(deviations, key=lambda deviation: deviation.share_of_limit)
+    middle = statistics.median(_no_nan(d.value) for d in deviations) if of_parameters else None
     return Check(
         name,
         all(deviation.within for deviation in deviations),
-        _no_nan(worst.value),
-        worst.limit,
+        _finite(worst.value),
+        _finite(worst.limit),
         worst.where,
-        worst.baselines,
-        statistics.median(_no_nan(d.value) for d in deviations) if of_parameters else None,
+        _finite(worst.baselines),
+        _finite(middle),
     )
 
 

@@ -1,10 +1,9 @@
 """Runs of a measurement that take no turns: the float64 reference, and second runs of variants.
 
-The reference does the first steps and the gradient probe eager, in float64. It also counts the
-floating-point operations of a step: nothing is fused or handed to a library that hides them. It is
-kept in the cache folder, by all that it depends on: task, options, the code that trains, and
-library versions. Digests of the initial weights and of the first batches, which every run records,
-decide whether it really belongs to a comparison. Changed data makes it be run again.
+The reference does the first steps and the gradient probe eager, in float64. It is kept in the cache
+folder, by all that it depends on: task, options, the code that trains, and library versions.
+Digests of the initial weights and of the first batches, which every run records, decide whether it
+really belongs to a comparison. Changed data makes it be run again.
 
 Second runs train all steps of a variant again on the same batches, from weights that are moved by
 about a rounding of the precision. They tell how far rounding alone carries the training. They are

@@ -2,8 +2,8 @@
 
 interleaved.py and untimed.py start these processes; `launcher/forked.py` calls `main` in each. A
 variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it
-has the turn. The reference does the first few steps and the probe in float64, counts operations,
-and ends. A second run does all steps of a variant again, from weights that are moved by a rounding.
+has the turn. The reference does the first few steps and the probe in float64, and ends. A second
+run does all steps of a variant again, from weights that are moved by a rounding.
 
 The comparing process hands out turns over a Unix socket in a folder that no other user may enter.
 Each rank connects and says whose it is. From then on it trains only between a `go` from the server
@@ -28,26 +28,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
-from gallery_lib.console.phases import PROBE, TRAFFIC, TURNS
+from gallery_lib.console.phases import PROBE, TURNS
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
 from gallery_lib.measure.comparison import first_pass, gradient_probe
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
-from gallery_lib.measure.profile.roofline.counts import Counts
 from gallery_lib.measure.variants import recipes
 from gallery_lib.models.dropout import without_dropout
-from gallery_lib.system.json_files import write_json
 from gallery_lib.system.sockets import PrivateFolder
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
-TRAFFIC_FILE = "traffic.json"
 WORKER = __name__
 """The module whose `main` launched processes run."""
 REFERENCE, SECOND = "reference in float64", "second run"
@@ -138,7 +134,6 @@ class Role:
     block_steps: int = 0
     probe_batches: int = PROBE_BATCHES
     recipe: list[str] = field(default_factory=list)  # recipes.py
-    counts_traffic: bool = False  # that of one more step, after the last turn
     move: int = 0  # seed of the rounding by which a second run's weights are moved
 
     def variable(self) -> dict[str, str]:
@@ -168,18 +163,11 @@ class Probing(Observer):
             self.batches.append(batch)
 
     def probe(self, session: Session, *, restore: bool) -> None:
-        """Run the probe and write its result, from rank 0.
-
-        The reference has `flops`: those of all its batches on this rank.
-        """
+        """Run the probe and write its result, from rank 0."""
         session.phases.begin(PROBE)
-        counts = self.role.name == REFERENCE
-        with FlopCounterMode(display=False) if counts else contextlib.nullcontext() as counter:
-            result = gradient_probe.run_probe(
-                session, self.initial, self.batches[: self.role.probe_batches], restore=restore
-            )
-        if counter is not None:
-            result["flops"] = counter.get_total_flops()
+        result = gradient_probe.run_probe(
+            session, self.initial, self.batches[: self.role.probe_batches], restore=restore
+        )
         if session.log.rank == 0:
             result |= {
                 "weights": gradient_probe.digest(self.initial),
@@ -232,16 +220,8 @@ class TakingTurns(Probing):
         session.clock.resume()
 
     def after_training(self, session: Session) -> None:
-        """Wait for the turn, and count the traffic of one more step where the role asks for it."""
+        """Wait for the turn in which the run ends."""
         self.turns.wait()
-        if self.role.counts_traffic and session.log.rank == 0:
-            session.phases.begin(TRAFFIC)
-            with Counts() as counter:
-                session.optimizer.zero_grad(set_to_none=True)
-                session.backward(session.forward(self.batches[0]))
-                session.optimizer.step()
-            traffic = sum(work.bytes for work in counter.work.values())
-            write_json(session.log.run_dir / TRAFFIC_FILE, traffic)
 
 
 class WithoutTurns(Probing):

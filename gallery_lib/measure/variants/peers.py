@@ -46,12 +46,6 @@ MODULES = {
     "fabric": "lightning_fabric",
 }
 """The Python module that each peer needs."""
-DEFAULT_MODE = "default"
-MODES = {
-    "cpu": (DEFAULT_MODE, "max-autotune-no-cudagraphs"),
-    "cuda": (DEFAULT_MODE, "max-autotune"),
-}
-"""Modes of torch.compile that may be the fastest, by kind of device."""
 
 
 def missing(name: str) -> str | None:
@@ -67,7 +61,6 @@ class _Form:
 
     build_optimizer: Callable[[], torch.optim.Optimizer]
     layout: torch.memory_format = torch.contiguous_format  # of images
-    mode: str = DEFAULT_MODE
     done: dict[str, str] = field(default_factory=dict)
 
     def prepared(
@@ -85,7 +78,7 @@ class _Form:
         return Prepared(model, batches, optimizer, dtype, self.done, **more)
 
 
-def _at_best(plain: Plain, device: torch.device, mode: str) -> _Form:
+def _at_best(plain: Plain, device: torch.device) -> _Form:
     """Lay out the model and return the form of somebody who tunes by hand."""
     done: dict[str, str] = {}
     layout = memory_format(plain.model, Memory(), device.type)
@@ -96,7 +89,7 @@ def _at_best(plain: Plain, device: torch.device, mode: str) -> _Form:
         layout = torch.contiguous_format
         done["layout"] = "contiguous: code of the model's own may need it"
     done["allocator"] = _allocator(device)
-    return _Form(lambda: _optimizer(plain, done), layout, mode, done)
+    return _Form(lambda: _optimizer(plain, done), layout, done)
 
 
 def _allocator(device: torch.device) -> str:
@@ -120,10 +113,10 @@ def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:
 
 
 class Peer(Recipe):
-    """The peer `name`: as it comes, or at its best where a `mode` of torch.compile is given."""
+    """The peer `name`: as it comes, or at its best."""
 
-    def __init__(self, name: str, *, mode: str | None = None) -> None:
-        self.name, self.mode = name, mode
+    def __init__(self, name: str, *, best: bool) -> None:
+        self.name, self.best = name, best
         self.keeps_loader = name in (EAGER, "torch.compile")
 
     def prepare(self, plain: Plain) -> Prepared:
@@ -134,10 +127,10 @@ class Peer(Recipe):
                 f"{plain.autocast_dtype}.",
                 parameter="amp_dtype",
             )
-        if self.mode is None:
-            form = _Form(lambda: plain.build_optimizer(accelerated=False))
+        if self.best:
+            form = _at_best(plain, process_group.device())
         else:
-            form = _at_best(plain, process_group.device(), self.mode)
+            form = _Form(lambda: plain.build_optimizer(accelerated=False))
         if self.name != EAGER:
             cache.keep_headers()
         build = {"accelerate": _accelerate, "fabric": _fabric, "torch.compile": _torch_compile}
@@ -152,8 +145,8 @@ def _eager(plain: Plain, form: _Form) -> Prepared:
 
 
 def _torch_compile(plain: Plain, form: _Form) -> Prepared:
-    plain.model.compile(mode=form.mode)
-    form.done["compiler"] = f"torch.compile {torch.__version__}, mode {form.mode}"
+    plain.model.compile()
+    form.done["compiler"] = f"torch.compile {torch.__version__}"
     return _eager(plain, form)
 
 
@@ -162,14 +155,12 @@ def _accelerate(plain: Plain, form: _Form) -> Prepared:
     from accelerate.utils import TorchDynamoPlugin
 
     precision = "bf16" if plain.autocast_dtype else "no"
-    plugin = TorchDynamoPlugin(backend="inductor", mode=form.mode)
+    plugin = TorchDynamoPlugin(backend="inductor")
     accelerator = accelerate.Accelerator(mixed_precision=precision, dynamo_plugin=plugin)
     wrapped, optimizer, batches = accelerator.prepare(
         plain.model, form.build_optimizer(), plain.loader
     )
-    form.done["compiler"] = (
-        f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor, mode {form.mode}"
-    )
+    form.done["compiler"] = f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor"
     back = accelerator.backward
     return form.prepared(wrapped, batches, accelerator.device, optimizer, None, propagate=back)
 
@@ -180,11 +171,9 @@ def _fabric(plain: Plain, form: _Form) -> Prepared:
     precision = "bf16-mixed" if plain.autocast_dtype else "32-true"
     fabric = lightning_fabric.Fabric(devices=1, precision=precision)  # type: ignore[arg-type]
     fabric.launch()
-    compiled: Any = torch.compile(plain.model, mode=form.mode)  # a compiled module is a Module
+    compiled: Any = torch.compile(plain.model)  # a compiled module is a Module
     wrapped, optimizer = fabric.setup(compiled, form.build_optimizer())
     batches = fabric.setup_dataloaders(plain.loader)
-    form.done["compiler"] = (
-        f"lightning-fabric {lightning_fabric.__version__}, torch.compile, mode {form.mode}"
-    )
+    form.done["compiler"] = f"lightning-fabric {lightning_fabric.__version__}, torch.compile"
     back = fabric.backward
     return form.prepared(wrapped, batches, fabric.device, optimizer, None, propagate=back)

@@ -1,9 +1,8 @@
 """Recipes by words: how each process of a measurement makes its model ready.
 
 The words travel in an environment variable. No words mean `accelerate()`, as the run's options ask.
-The name of a peer (peers.py) means that library as it comes, or at its best with `best` and a mode
-of torch.compile. Names of techniques mean these techniques of the backend and no others, as in a
-waterfall (ablation).
+The name of a peer (peers.py) means that library as it comes, or at its best with `best`. Names of
+techniques mean these techniques of the backend and no others, as in a waterfall (ablation).
 """
 
 from __future__ import annotations
@@ -41,12 +40,8 @@ ON_CUDA = {
 TECHNIQUES = ("layout", "allocator", "compiler", *ON_CUDA, NICE_LOADING, FUSED)
 """All techniques, in the order in which a waterfall adds them."""
 _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS)
-_BEST = "best"
-
-
-def best_form(peer: str, mode: str = peers.DEFAULT_MODE) -> list[str]:
-    """Return the words for a peer at its best, compiled in `mode`."""
-    return [peer, _BEST, mode]
+BEST_FORM = "best"
+"""The word behind a peer's name for its best form."""
 
 
 class Techniques(Recipe):
@@ -81,8 +76,7 @@ def recipe(words: Sequence[str]) -> Recipe:
     if not words:
         return Recipe()
     if words[0] in peers.MODULES:
-        peer, *best = words
-        return peers.Peer(peer, mode=best[1] if best else None)
+        return peers.Peer(words[0], best=BEST_FORM in words)
     return Techniques(words)
 
 
@@ -91,7 +85,7 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
 
     A peer at its best has glibc keep large blocks on the CPU, as our allocator technique does.
     """
-    keeps = "allocator" in words or (_BEST in words and hardware.device_type() == "cpu")
+    keeps = "allocator" in words or (BEST_FORM in words and hardware.device_type() == "cpu")
     return cache.cache_variables() | (allocator.allocator_variables() if keeps else {})
 
 

@@ -125,7 +125,7 @@ def _speedup(
         machine=HERE if is_here else hardware.machine_name(there),
         date=time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(modified)),
         code=there.get("git"),
-        busy=bool(verdict.busy_line(comparison)),
+        busy=bool(comparison.load and comparison.load.reasons()),
     )
 
 

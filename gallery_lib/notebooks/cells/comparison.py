@@ -267,7 +267,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     rounds = min(settings.compare.rounds, _WATERFALL_ROUNDS)
     compare = dataclasses.replace(settings.compare, rounds=rounds)
     plan = waterfall_of(dataclasses.replace(settings.train, evaluate=False), compare, added)
-    digest = bench.digest_of(plan, None)
+    digest = bench.digest_of(plan)
     kept, name = paths.cache_dir() / "waterfalls" / f"{digest}.json", settings.name
     if kept.is_file() and not settings.measure_again:
         result = read_bench(kept)
@@ -278,7 +278,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         return result
     allocator.trim()  # what follows trains in other processes
     before = machine_load.look()
-    outcome = task.measure(plan, None, digest, paths.new_run_dir(f"waterfall-{name}"))
+    outcome = task.measure(plan, digest, paths.new_run_dir(f"waterfall-{name}"))
     if outcome.reason is not None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
     result = Bench(

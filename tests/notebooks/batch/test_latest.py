@@ -12,7 +12,7 @@ from made_comparison import ENVIRONMENT, FASTER, FIGURES, NO_DIFFERENCE, changed
 from matplotlib.colors import to_hex
 
 from gallery_lib.measure.bench.result import Bench, Outcome, Row, write_bench
-from gallery_lib.measure.comparison.result import Comparison
+from gallery_lib.measure.comparison.result import Comparison, Parity
 from gallery_lib.notebooks.batch import latest
 from gallery_lib.notebooks.batch.latest import HERE, Speedup
 from gallery_lib.stats import Ratio
@@ -70,9 +70,9 @@ def test_another_code_and_a_busy_machine_are_noted(tmp_path: Path) -> None:
 def commit(
     folder: Path, name: str = "bench-small", date: str = "2026-11-20", **environment: Any
 ) -> None:
-    row = Row(None, **FIGURES, parity={"passed": True, "checks": []})
+    row = Row(None, **FIGURES, parity=Parity(True, []))
     outcome = Outcome(
-        *("x", f"{date}T12:00:00+0000", 60.0, None, {"batch_size": 16}, {"copy": 1e10}),
+        *("x", f"{date}T12:00:00+0000", 60.0, None, {"batch_size": 16}),
         {"eager-O1": row, "ours": row},
         [("eager-O1", "ours", 1.5, 1.4, 1.6)],
     )

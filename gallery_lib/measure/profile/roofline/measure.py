@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import resource
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from gallery_lib.console.phases import ROOFLINE
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher import preflight, worker
-from gallery_lib.measure.bench.machine_limits import best_seconds, prepared_copy, prepared_product
 from gallery_lib.measure.comparison.untimed import run_part
 from gallery_lib.measure.profile.roofline import counts
 from gallery_lib.measure.profile.roofline.counts import PREFIX, Counts, Kernels, Operation, Work
@@ -57,6 +57,10 @@ _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
 _REPEATS = 3
 _COPY = "copy"
+# A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
+_LONGEST_PRODUCT = 1.0
+_SIZES = (256, 512, 1024, 2048)
+_COPY_BYTES = 2**28
 OPTIMIZER_STEP = Operation(OPTIMIZER)
 _BETWEEN = Operation(BETWEEN)
 
@@ -140,15 +144,16 @@ class Measuring(Observer):
         session.phases.begin(ROOFLINE)
         work = self.counted(session)
         names = {operation.name for operation in work}
-        device = session.loader.device
-        prepared = _prepared_limits(device, {done.dtype for done in work.values() if done.dtype})
+        dtypes = {done.dtype for done in work.values() if done.dtype}
+        prepared = {name: prepared_product(getattr(torch, name)) for name in sorted(dtypes)}
+        prepared[_COPY] = prepared_copy()
         rates: dict[str, list[float]] = {name: [] for name in prepared}
         seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
         new_pages: list[int] = []
         for _ in range(self.rounds):
             for name, (run, work_of_run) in prepared.items():
-                rates[name].append(work_of_run / best_seconds(run, device, _REPEATS))
+                rates[name].append(work_of_run / best_seconds(run, _REPEATS))
             steps.append(self.step(session))
             before = _pages_touched()
             profiled.append(seconds_of_step(lambda: self.step(session), names))
@@ -202,13 +207,37 @@ class Measuring(Observer):
         return time.perf_counter() - began
 
 
-def _prepared_limits(device: torch.device, dtypes: Iterable[str]) -> dict[str, Any]:
-    """Return a product for each dtype, such as `bfloat16`, and a copy, ready to be run.
+def best_seconds(body: Callable[[], Any], repeats: int) -> float:
+    """Return the shortest time of so many calls, in seconds."""
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        body()
+        best = min(best, time.perf_counter() - begin)
+    return best
 
-    The copy's arrays are far larger than caches are.
-    """
-    products = {name: prepared_product(device, getattr(torch, name)) for name in sorted(dtypes)}
-    return {**products, _COPY: prepared_copy(device)}
+
+def prepared_product(dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
+    """Return the largest product that takes at most a second, to be run, and its FLOPs."""
+    rate, chosen = 0.0, None
+    for size in _SIZES:
+        flops = 2.0 * size**3
+        if chosen is not None and flops / rate > _LONGEST_PRODUCT:
+            break
+        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+        product = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
+        product()
+        rate, chosen = flops / best_seconds(product, 1), (product, flops)
+    assert chosen is not None
+    return chosen
+
+
+def prepared_copy() -> tuple[Callable[[], Any], float]:
+    """Return a copy between arrays far larger than caches, and the bytes that it moves."""
+    source = torch.randn(_COPY_BYTES // 4)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return functools.partial(target.copy_, source), 2.0 * _COPY_BYTES
 
 
 def body(config: TrainConfig) -> None:

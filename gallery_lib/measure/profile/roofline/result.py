@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import converted, having, read_json, write_json
+from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.system.machine_load import Others
 
 SCHEMA = 1
@@ -139,15 +139,7 @@ def write_roofline(path: Path, roofline: Roofline) -> None:
 
 def read_roofline(path: Path) -> Roofline:
     """Return a roofline from its file; InputError for what is no such file."""
-    options, again = (
-        having({"amp_level": str, "compiler_opt": bool}),
-        "Delete it, and measure again.",
-    )
-
-    def check(roofline: Roofline) -> None:
-        converted(roofline.options, options, "options")
-
     try:
-        return read_json(path, Roofline, schema=SCHEMA, again=again, check=check)
+        return read_json(path, Roofline, schema=SCHEMA, again="Delete it, and measure again.")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.", parameter=str(path)) from None
