@@ -90,7 +90,7 @@ def _outputs(cell: dict[str, Any], name: str, counted: Iterator[int]) -> Iterato
 
 def machine_of(report: Report, record: Record) -> str:
     """Return the machine that a notebook of a batch ran on, in words."""
-    devices = [comparison["device"] for comparison in record.comparisons]
+    devices = [comparison.device for comparison in record.comparisons]
     return hardware.describe({**report.machine, "device": next(iter(devices), _UNASKED)})
 
 

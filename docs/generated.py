@@ -25,7 +25,6 @@ PAGES = (
     DOCS / "gallery" / "README.md",
     *sorted((DOCS / "guides").glob("*.md")),
 )
-RESULTS = DOCS.parent / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
 
@@ -41,15 +40,6 @@ def diff() -> str:
     lines = list(difflib.unified_diff(plain, accelerated, n=CONTEXT_LINES, lineterm=""))[2:]
     shortened = ["…" if line.startswith("@@") else line for line in lines]
     return "\n".join(["```diff", *shortened[1:], "```"])
-
-
-def _bench(size: str) -> Any:
-    """Return the published bench of small or of large inputs."""
-    from gallery_lib.notebooks.batch import latest
-
-    shown = latest.published(RESULTS, size)
-    assert shown, f"{latest.PUBLISHED} has no bench of {size} inputs"
-    return shown.bench
 
 
 def _ratios(bench: Any, name: str) -> list[str]:
@@ -82,12 +72,14 @@ def _result_row(name: str, small: Any, large: Any) -> list[str]:
 
 def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
+    import notebook_tables
+
     from gallery_lib.console.table import markdown_table
-    from gallery_lib.notebooks.batch import latest
     from gallery_lib.report.bench import mean_over_best, mean_over_tasks
     from gallery_lib.system import hardware
 
-    shown, small, large = latest.published(RESULTS), _bench("small"), _bench("large")
+    shown = notebook_tables.published()
+    small, large = shown.bench, notebook_tables.published("large").bench
     over_eager, over_eager_large = (
         str(mean_over_tasks(bench, bench.baseline)[0]) for bench in (small, large)
     )
@@ -104,7 +96,6 @@ def results() -> str:
         ]
         for row in rows[1:]
     ]
-    assert shown, f"{latest.PUBLISHED} has no bench"
     machine, software = hardware.describe(shown.bench.environment).split("; ")
     about = [
         ["measured on", "precision", "machine", "software", "code version"],
@@ -129,11 +120,13 @@ def gallery() -> str:
 
 def picture() -> str:
     """Draw README's picture; return the Markdown that shows it."""
+    import notebook_tables
+
     from gallery_lib.report import style
     from gallery_lib.report.bench import chart
 
     PICTURES.mkdir(exist_ok=True)
-    style.save(chart(_bench("small")).draw(), PICTURES / "speed-ups.png")
+    style.save(chart(notebook_tables.published().bench).draw(), PICTURES / "speed-ups.png")
     words = (
         "A bar with its interval for each model, and a tick for the best peer; "
         "the table under Results has the figures"

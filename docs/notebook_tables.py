@@ -1,7 +1,7 @@
 """Tables of the notebooks, for README and for docs/gallery: what they measured, with a picture.
 
-Speed-ups are those of the published bench (`gallery_lib.notebooks.batch.latest`). How long a
-notebook took, and what its own run said, is read from its page in docs/gallery.
+Speed-ups are those of the bench of `PUBLISHED`. How long a notebook took, and what its own run
+said, is read from its page in docs/gallery.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from pathlib import Path
 
 from gallery_lib import tasks
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.batch import latest
+from gallery_lib.measure.bench.result import OURS, Bench, read_bench
 from gallery_lib.stats import Ratio
+from gallery_lib.system import hardware
 
 DOCS = Path(__file__).resolve().parent
 GALLERY = DOCS / "gallery"
 THUMBNAILS = DOCS / "images" / "thumbnails"
 RESULTS = DOCS.parent / "benchmarks" / "results"
+PUBLISHED = "epyc-zen5-2core"
+"""Machine whose figures README shows, by its folder."""
 SHOWS = {
     "data_parallel": "a plain script, step by step",
     "communication": "bytes, techniques, what is learned",
@@ -35,6 +38,58 @@ _INTERVAL = re.compile(r"\(99 % interval (?P<low>[\d.]+) to (?P<high>[\d.]+)\)")
 _THROUGHPUT = "trains nothing for"
 """Words in the alternative text of the throughput since launch."""
 _WIDTH, _HEIGHT, _COLOURS = 320, 190, 32
+
+
+@dataclass(frozen=True)
+class Published:
+    """Bench of PUBLISHED: all tasks, beside every peer."""
+
+    bench: Bench
+
+    @property
+    def date(self) -> str:
+        """Return the day of the newest task."""
+        return max(outcome.date for outcome in self.bench.tasks.values())[:10]
+
+    @property
+    def precision(self) -> str:
+        """Return the precision of all variants: `fp32`, or `bf16 autocast` for O1 on a CPU."""
+        if self.bench.amp_level == "O0":
+            return "fp32"
+        return "bf16 autocast" if self.bench.environment["device"] == "cpu" else "autocast"
+
+    @property
+    def described(self) -> str:
+        """Return when, where, in which precision and with which code, as half a sentence."""
+        environment = self.bench.environment
+        return (
+            f"measured on {self.date} in {self.precision} on {hardware.describe(environment)}, "
+            f"with code version {environment.get('git') or 'not recorded'}"
+        )
+
+    def speedup(self, task: str) -> str:
+        """Return ours over eager with its interval, and the verdict where it is not `faster`."""
+        outcome = self.bench.tasks.get(task)
+        if outcome is None or not outcome.rows:
+            return "–"
+        ratio = outcome.ratio(outcome.baseline, OURS)
+        if ratio is None:
+            return "not comparable"
+        return f"{ratio}" + ("" if ratio.verdict == "faster" else f", {ratio.verdict}")
+
+
+def published(size: str = "small") -> Published:
+    """Return the published bench: the one with the most variants, and of several the newest.
+
+    `size` is small or large, as the names of the files have it.
+    """
+
+    def worth(one: Published) -> tuple[int, int, str]:
+        variants = min(len(outcome.rows) for outcome in one.bench.tasks.values())
+        return len(one.bench.tasks), variants, max(o.date for o in one.bench.tasks.values())
+
+    files = sorted((RESULTS / PUBLISHED).glob(f"bench-{size}*.json"))
+    return max((Published(read_bench(path)) for path in files), key=worth)
 
 
 @dataclass(frozen=True)
@@ -94,14 +149,6 @@ def _pages() -> list[Page]:
     return [Page(name, (GALLERY / f"{name}.md").read_text(encoding="utf-8")) for name in names]
 
 
-def _speedups(pages: list[Page]) -> dict[str, str]:
-    """Return the published speed-up of each task with its interval, in words."""
-    shown = latest.published(RESULTS)
-    titles = {page.name: page.title for page in pages}
-    found = shown.speedups(titles) if shown else {}
-    return {name: one.in_words for name, one in found.items()}
-
-
 def _short(words: str) -> str:
     """Return a speed-up without its interval, unless the interval holds 1."""
     match = re.fullmatch(r"([\d.]+)× \(([\d.]+) to ([\d.]+)\)", words)
@@ -112,8 +159,7 @@ def _short(words: str) -> str:
 
 def for_readme() -> str:
     """Return README's table: picture, notebook and what it shows, speed-up, how long it took."""
-    pages = _pages()
-    speedups = _speedups(pages)
+    pages, shown = _pages(), published()
     # Without a heading that does not break, a narrow page would have pictures of no width.
     heading = f"{4 * NBSP}samples/s{4 * NBSP}"
     rows = [[heading, "notebook with its outputs", "speed-up", "took"]]
@@ -123,7 +169,7 @@ def for_readme() -> str:
             [
                 f'<img src="docs/{page.thumbnail()}" width="110" alt="{page.title}: its result">',
                 f"[{page.title}](docs/gallery/{page.name}.md)<br>{what}",
-                _short(speedups[page.name]) if page.name in speedups else "–",
+                _short(shown.speedup(page.name)),
                 page.run[0].replace(" ", NBSP),
             ]
         )
@@ -132,13 +178,12 @@ def for_readme() -> str:
 
 def for_gallery() -> str:
     """Return the table of docs/gallery: the published speed-up, and that of the page's own run."""
-    pages, shown = _pages(), latest.published(RESULTS)
-    speedups = _speedups(pages)
+    pages, shown = _pages(), published()
     rows = [["notebook", "speed-up, as published", "what its own run said", "took", "day"]]
     rows += [
         [
             f"[{page.title}]({page.name}.md)",
-            speedups.get(page.name, "–"),
+            shown.speedup(page.name),
             page.verdict or "–",
             *page.run,
         ]
@@ -146,10 +191,7 @@ def for_gallery() -> str:
     ]
     about = (
         f"*As published*: small inputs, {shown.described} "
-        f"([all of it](../../benchmarks/results/{latest.PUBLISHED}/README.md)). README and the "
-        "index show the same. A page's own run is one more measurement, of fewer rounds, "
-        "on another day."
-        if shown
-        else ""
+        f"([all of it](../../benchmarks/results/{PUBLISHED}/README.md)). README shows the same. A "
+        "page's own run is one more measurement, of fewer rounds, on another day."
     )
-    return f"{markdown_table(rows)}\n\n{about}".rstrip()
+    return f"{markdown_table(rows)}\n\n{about}"

@@ -5,15 +5,12 @@
 
 A task has a page in `pages/`. Its notebook shows the task's own model, loss and optimizer
 (task_cells.py). The notebooks are never edited by hand. Cell ids are counted, so the same sources
-give the same bytes. The figures in the index's table are the committed ones of one
-machine, which is named below the table. The index shows what this machine has measured when it
-runs.
+give the same bytes. The metadata name the options class of the notebook's parameters.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import string
 import sys
 from pathlib import Path
@@ -42,28 +39,19 @@ except ImportError:
     sys.exit(2)
 import task_cells
 
-from gallery_lib import tasks
-from gallery_lib.config import (
-    CommunicationNotebookConfig,
-    DataParallelNotebookConfig,
-    NotebookConfig,
-    PerformanceDataConfig,
-    YourModelConfig,
-)
+from gallery_lib import config, tasks
 from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.batch import latest
-from gallery_lib.notebooks.batch.plan import CPU_ONLY
 from gallery_lib.notebooks.cells.your_code import LOOP
 
-RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {
-    "data_parallel": DataParallelNotebookConfig,
-    "communication": CommunicationNotebookConfig,
-    "performance_data": PerformanceDataConfig,
-    "your_model": YourModelConfig,
+    "data_parallel": "DataParallelNotebookConfig",
+    "communication": "CommunicationNotebookConfig",
+    "performance_data": "PerformanceDataConfig",
+    "your_model": "YourModelConfig",
+    "index": None,
 }
-"""Options classes of the notebooks whose parameters are not those of a task's notebook."""
+"""Options classes in `gallery_lib.config` of the notebooks that are not a task's."""
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -81,42 +69,19 @@ def sections(page: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in result.items()}
 
 
-def minutes() -> dict[str, str]:
-    """Return how long each committed run of a notebook took, in words."""
-    batches = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/gallery.json"))]
-    runs = max(batches, key=lambda batch: batch["date"])["notebooks"] if batches else {}
-    return {
-        name: f"{run['seconds'] / 60:.1f} min" for name, run in runs.items() if not run["problem"]
-    }
+def options_of(page: Path) -> str | None:
+    """Return the name of the options class of the notebook that a page makes."""
+    return OPTIONS.get(page.stem, "NotebookConfig")
 
 
-def index() -> dict[str, str]:
-    """Return the index's table of notebooks, and the conditions of its figures."""
-    shown, took = latest.published(RESULTS), minutes()
-    pages_by_name = {page.stem: page for page in pages() if page.stem != "index"}
-    titles = {name: title_of(page) for name, page in pages_by_name.items()}
-    speedups = shown.speedups(titles) if shown else {}
-    rows = [["notebook", "domain", "hardware", "took", "speed-up (99 % interval)"]]
-    for name in pages_by_name:
-        domain = tasks.get(name).domain if name in tasks.names() else "any"
-        needs = "2 CPU cores" if name in CPU_ONLY else "2 CPU cores, or GPUs"
-        one = speedups.get(name)
-        speedup = one.in_words if one else "not measured" if name in tasks.names() else "–"
-        rows.append(
-            [
-                f"[{titles[name]}]({name}.ipynb)",
-                domain,
-                needs,
-                took.get(name, "not measured"),
-                speedup,
-            ]
-        )
-    conditions = (
-        f"Speed-ups of this table, which README shows too: {shown.described}."
-        if shown
-        else "No figures are committed yet."
-    )
-    return {"table": markdown_table(rows), "conditions": conditions}
+def index() -> str:
+    """Return the index's table of notebooks."""
+    rows = [["notebook", "domain"]]
+    for page in pages():
+        if page.stem != "index":
+            domain = tasks.get(page.stem).domain if page.stem in tasks.names() else "any"
+            rows.append([f"[{title_of(page)}]({page.stem}.ipynb)", domain])
+    return markdown_table(rows)
 
 
 def title_of(page: Path) -> str:
@@ -128,13 +93,12 @@ def title_of(page: Path) -> str:
 
 def text_of(page: Path) -> str:
     """Return the notebook of one page, as Markdown that jupytext reads."""
-    if page.stem == "index":
-        return string.Template(page.read_text()).substitute(index())
+    options = options_of(page)
+    parameters = parameters_source(getattr(config, options)) if options else ""
     if page.parent.name == "whole":
-        options = OPTIONS.get(page.stem, NotebookConfig)
-        any_optimizer = "return torch.optim.AdamW(parameters)"
+        diff = task_cells.diff_of_script("return torch.optim.AdamW(parameters)")
         return string.Template(page.read_text()).substitute(
-            parameters=parameters_source(options), diff=task_cells.diff_of_script(any_optimizer)
+            parameters=parameters, diff=diff, table=index() if page.stem == "index" else ""
         )
     template = string.Template((FOLDER / "template.md").read_text())
     task = tasks.get(page.stem)
@@ -143,7 +107,7 @@ def text_of(page: Path) -> str:
         return template.substitute(
             sections(page),
             name=page.stem,
-            parameters=parameters_source(NotebookConfig),
+            parameters=parameters,
             build_model_cell=task_cells.function_cell(task.build_model),
             loss_cell=task_cells.function_cell(task.loss),
             optimizer_cell=optimizer,
@@ -159,6 +123,8 @@ def render(page: Path) -> str:
     notebook = jupytext.reads(text_of(page), fmt="md")
     notebook.metadata.pop("jupytext", None)
     notebook.metadata["language_info"] = {"name": "python"}
+    if options := options_of(page):
+        notebook.metadata["gallery"] = {"options": options}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
     nbformat.validate(notebook)
@@ -166,12 +132,8 @@ def render(page: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the source of every notebook.
-
-    The index comes last, since it depends on the others.
-    """
-    paths = [*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")]
-    return sorted(paths, key=lambda page: (page.stem == "index", page))
+    """Return the source of every notebook."""
+    return sorted([*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")])
 
 
 def main() -> int:

@@ -27,15 +27,10 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib import tasks
+from gallery_lib import config, tasks
 from gallery_lib.config.options import parameters_source
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.notebook_file import (
-    Cell,
-    NotebookFile,
-    options_class,
-    read_notebook,
-)
+from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_CODE_LINES = 20
@@ -88,11 +83,10 @@ def parameters(notebook: NotebookFile, path: Path) -> Problems:
 
     The cell must say what the options class says.
     """
-    source = notebook.parameters_source
-    if source is None:
-        if any("settings(" in cell.source for cell in notebook.code):
-            yield None, "it settles parameters, and has no cell tagged `parameters`"
-    elif source != parameters_source(options_class(notebook, path)):
+    source, options = notebook.parameters_source, notebook.options
+    if not source and any("settings(" in cell.source for cell in notebook.code):
+        yield None, "it settles parameters, and has no cell tagged `parameters`"
+    elif source != (parameters_source(getattr(config, options)) if options else ""):
         yield None, "its parameters cell is not what gallery_lib.config declares"
 
 

@@ -137,9 +137,7 @@ _HOSTS = ("nnodes", "node_rank", "master_addr", "master_port")
     "baseline against accelerated backend, in turns; or two batches",
     "Train a task as baseline and with the accelerated backend, in turns, and say what the "
     "difference is.\n"
-    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or `prepare.sh --run`, or "
-    "two files in\n"
-    "benchmarks/results/, compares those.",
+    "`gallery compare BEFORE AFTER` compares two folders of `gallery run` or `prepare.sh --run`.",
     *(TrainConfig, LaunchConfig, CompareConfig),
     operands={
         "batches": _operand(
@@ -171,12 +169,12 @@ def compare(
                 f"got {' '.join(words)}.",
                 parameter="batches",
             )
-        from gallery_lib.notebooks.batch import changes
+        from gallery_lib.notebooks.batch import changes, record
 
         with _reading(" or ".join(operands.batches)):
-            before, after = map(changes.read_batch, operands.batches)
+            before, after = (record.read_report(Path(folder)) for folder in operands.batches)
             print(changes.text(before, after))
-            return 1 if any(change.regression for change in changes.changes(before, after)) else 0
+            return 1 if changes.regressions(changes.changes(before, after)) else 0
     from gallery_lib.console.progress import Progress
 
     with Progress() as progress:

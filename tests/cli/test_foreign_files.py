@@ -15,11 +15,10 @@ from made_roofline import made_roofline
 
 from gallery_lib.cli.main import launch_single_task, main
 from gallery_lib.measure.comparison.result import Comparison, Parity
-from gallery_lib.notebooks.batch.record import SCHEMA, Record, Report, reduced
+from gallery_lib.notebooks.batch.record import SCHEMA, Compared, Record, Report
 from gallery_lib.system.machine_load import MachineLoad, Others
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "results"
-SETS = Path(__file__).parents[1] / "notebooks" / "batch" / "sets"
 OTHER_VALUES = ("a text", 5, -3, 0, 0.5, math.nan, 10**400, True, None, [], [3], {"a": {}})
 
 
@@ -77,7 +76,7 @@ def _comparison() -> Comparison:
 
 
 def _report() -> Report:
-    compared = [reduced(_comparison())]
+    compared = [Compared.of(_comparison())]
     parts = ("failed", "a reason", 3.0, "2026-01-01", 2, True, {"steps": 3}, "d", "r", 3, 4, ["…"])
     notebooks = {"resnet50": Record(*parts, compared), "vgg16": Record(*parts)}  # type: ignore[arg-type]
     return Report("gallery run", "2026-01-01", None, "SIGINT", 9.0, {}, {"cpu": "A"}, notebooks)
@@ -92,8 +91,6 @@ def _whole(name: str) -> Any:
         return {**bench, "tasks": {"resnet18": {**task, "rows": rows}}}
     if name == "waterfall.json":
         return json.loads((PUBLISHED / "xeon-amx-2core" / "waterfall-resnet50.json").read_text())
-    if name == "after.json":
-        return json.loads((SETS / name).read_text())
     made: Any = {"roofline.json": made_roofline, "report.json": _report}.get(name, _comparison)()
     if name == "results.json":
         made = made.candidate
@@ -104,15 +101,15 @@ def _whole(name: str) -> Any:
 def _shown(path: Path, content: Any) -> int:
     """Write the file and return the exit code of the commands that show it."""
     path.write_text(json.dumps(content))
-    code = 0 if path.name == "after.json" else main(["show", str(path.parent)])
-    if code == 0 and path.name in ("after.json", "report.json"):
-        return main(["compare", str(SETS / "before.json"), str(path)])
+    code = main(["show", str(path.parent)])
+    if code == 0 and path.name == "report.json":
+        return main(["compare", str(path.parent), str(path.parent)])
     return code
 
 
 NAMES = [
     *("results.json", "comparison.json", "bench.json", "waterfall.json"),
-    *("roofline.json", "report.json", "after.json"),
+    *("roofline.json", "report.json"),
 ]
 
 

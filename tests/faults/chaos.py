@@ -217,7 +217,7 @@ def _judge(command: Command, done: Try) -> None:
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
     # A batch says in its summary, on standard output, what became of its notebooks, or of its one.
     summary = re.search(
-        r"^(\d+ of \d+ passed; .+|\S+: (not run|failed|timeout|kernel died|out of memory).*)$",
+        r"^(\d+ of \d+ passed; .+|\S+: (not run|failed|timeout|kernel died).*)$",
         command.result(),
         re.MULTILINE,
     )

@@ -70,9 +70,6 @@ def _make_environment(root: Path, packages: Sequence[Path]) -> None:
     bases = {"base": str(venv), "platbase": str(venv)}
     lines = [f"{path}\n" for path in dict.fromkeys([root, *packages])]
     Path(sysconfig.get_path("purelib", "venv", vars=bases), "clone.pth").write_text("".join(lines))
-    (venv / "share" / "jupyter").mkdir(parents=True)
-    templates = "share/jupyter/nbconvert"  # which lie beside the packages
-    (venv / templates).symlink_to(Path(sys.prefix) / templates)
     for command in here.iterdir():
         own = venv / "bin" / command.name
         if own.exists() or not command.is_file():

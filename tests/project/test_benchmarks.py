@@ -12,8 +12,6 @@ import pytest
 import torch
 from refusal import check_refused_command
 
-from gallery_lib.notebooks.batch.record import Record, Report, write_report
-
 SHORT = {
     "startup.py": ("--only", "tts_angular", "--steps=12"),
     "checkpoints.py": ("--tasks=resnet50", "--rounds=2", "--block_steps=2", "--batch_size=2"),
@@ -128,24 +126,3 @@ def test_bad_input_ends_with_2_before_anything_is_measured(
     done = command(*[word.replace("TMP", str(tmp_path)) for word in words])
     check_refused_command(done.returncode, done.stderr.splitlines()[-1], said)
     assert done.stdout == "" and "Traceback" not in done.stderr
-
-
-def test_figures_of_a_batch_are_kept_by_notebook(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
-    compared = {"processes": 1, "amp_level": "O1", "verdict": "faster", "parity_passed": True}
-    compared["speedup"] = {"ratio": 2.0, "low": 1.5, "high": 2.5}
-    where = ("2026-01-02", 1, False, {}, "d", "vgg16", 3, 3, [], [compared])
-    record = Record("passed", None, 90.0, *where)
-    about = ("gallery run --out /home/me/x", "2026-01-02", None, None, 9.0, {}, {})
-    write_report(tmp_path, Report(*about, {"vgg16": record}))
-    out = tmp_path / "gallery.json"
-    out.write_text(json.dumps({"notebooks": {"another": {
-        "seconds": 60.0, "problem": None, "comparisons": [], "date": "2026-01-01", "code": None,
-    }}}))  # fmt: skip
-    done = command("gallery.py", tmp_path, "--out", out)
-    assert done.returncode == 0, done.stderr
-    written = json.loads(out.read_text())
-    assert list(written["notebooks"]) == ["another", "vgg16"]
-    assert written["command"] == "gallery run" and written["date"] == "2026-01-02"
-    assert "1 process(es): 2.00× (1.50 to 2.50)" in done.stdout

@@ -37,7 +37,7 @@ def finished_run(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> None:
-    (folder / "report.json").write_text('{"schema": 2, "notebooks": []}')
+    (folder / "report.json").write_text('{"schema": 3, "notebooks": []}')
     read_report(folder)
 
 

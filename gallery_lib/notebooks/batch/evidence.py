@@ -21,9 +21,8 @@ from gallery_lib.notebooks.batch.notebook_file import Cell, read_notebook
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import signal_of_exit_code
 from gallery_lib.train.results import read_results
-from gallery_lib.train.run_log import last_step
 
-Status = Literal["passed", "failed", "timeout", "kernel died", "out of memory", "not run"]
+Status = Literal["passed", "failed", "timeout", "kernel died", "not run"]
 
 DEAD_KERNEL_EXIT_CODE = 138
 """Exit code of papermill when the kernel is gone."""
@@ -33,9 +32,6 @@ TAIL_LINES = 20
 MINIMUM_STEPS_TO_JUDGE = 8
 """Number of steps from which on the loss must fall; shorter runs may end before it does."""
 
-_NO_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
-)
 _REASON_CHARACTERS = 300
 _PAPERMILLS_NOTE = "papermill-error-cell-tag"
 
@@ -49,9 +45,8 @@ class Ended:
     """
 
     exit_code: int
-    ended_by: Literal["timeout", "not run"] | None
-    because: str
-    oom_kills: int  # number of OOM kills on this machine meanwhile
+    ended_by: Literal["timeout", "not run"] | None = None
+    because: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,15 +58,6 @@ class Outcome:
     cells_run: int
     cells: int
     log_tail: list[str]
-
-
-def oom_kills() -> int:
-    """Return the number of OOM kills since the machine started; 0 where Linux does not say."""
-    try:
-        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(counts.get("oom_kill", 0))
 
 
 def read_log(folder: Path) -> list[str]:
@@ -113,31 +99,20 @@ def _where(cells: list[Cell], number: int | None) -> str:
     return f"in cell {number} of {len(cells)}" + (f", `{_first_line(source)}`" if source else "")
 
 
-def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
-    """Return status and reason for the first error that a cell shows; None without errors."""
+def _error_of(cells: list[Cell]) -> str | None:
+    """Return the reason that the first error in a cell gives; None without errors."""
     for number, cell in enumerate(cells, 1):
         name, value = cell.error or ("SystemExit", "")
-        if name == "SystemExit":
-            continue  # cells that never ran are the evidence for it
-        no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
-        killed = oom_kills > 0 and "SIGKILL" in value
-        said = f"{visible(name)}: {_first_line(value)}".rstrip(": ").rstrip(".")
-        reason = f"{said}, {_where(cells, number)}"
-        return "out of memory" if no_memory or killed else "failed", reason
+        if name != "SystemExit":  # cells that never ran are the evidence for that one
+            said = f"{visible(name)}: {_first_line(value)}".rstrip(": ").rstrip(".")
+            return f"{said}, {_where(cells, number)}"
     return None
 
 
 def _problem_of_run(run_dir: Path, name: str, steps: int) -> str | None:
-    try:
-        results = read_results(run_dir)
-    except InputError as error:
-        return f"the run {name} left no valid results: {error}"
-    logged = last_step(run_dir)
-    if not results.steps == logged == steps:
-        return (
-            f"the run {name} was to take {steps} steps, its results say {results.steps}, its log "
-            f"{logged}"
-        )
+    results = read_results(run_dir)
+    if results.steps != steps:
+        return f"the run {name} was to take {steps} steps, its results say {results.steps}"
     losses = [loss for _, loss in results.loss["curve"]]
     if any(loss is None for loss in losses):
         return f"the loss of the run {name} is not finite"
@@ -150,15 +125,6 @@ def _problem_of_run(run_dir: Path, name: str, steps: int) -> str | None:
     )
 
 
-def _asked_steps(config: Path) -> int | None:
-    """Return how many steps a run was to take; None for a model's own `config.json`."""
-    try:
-        steps = read_json(config, dict[str, Any], again="").get("max_steps")
-    except (InputError, FileNotFoundError):
-        return None
-    return steps if type(steps) is int else None
-
-
 def problem_of_runs(folder: Path, measures: bool) -> str | None:
     """Return what is wrong with the training runs below `folder`; None when nothing is.
 
@@ -166,16 +132,18 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
         folder: the folder of the notebook's runs.
         measures: whether the notebook compares two variants, so that there must be a comparison.
     """
-    for path in sorted(folder.rglob("config.json")):
-        name, steps = str(path.parent.relative_to(folder)), _asked_steps(path)
-        if steps and (problem := _problem_of_run(path.parent, name, steps)):
-            return problem
     comparisons = sorted(folder.rglob("comparison.json"))
-    for path in comparisons:
-        try:
+    try:
+        for path in sorted(folder.rglob("config.json")):
+            steps = read_json(path, dict[str, Any], again="").get("max_steps")
+            name = str(path.parent.relative_to(folder))
+            # A model has a `config.json` of its own, which asks for no steps.
+            if steps and (problem := _problem_of_run(path.parent, name, steps)):
+                return problem
+        for path in comparisons:
             read_comparison(path.parent)
-        except InputError as error:
-            return f"it left a comparison that cannot be read: {error}"
+    except InputError as error:
+        return f"it left results that are not valid: {error}"
     return "it ran, but left no comparison" if measures and not comparisons else None
 
 
@@ -211,14 +179,12 @@ def _verdict(
         return ended.ended_by, f"{ended.because}, {at}"
     dead = any("Kernel died before replying" in line for line in log)
     if dead or ended.exit_code == DEAD_KERNEL_EXIT_CODE:
-        if ended.oom_kills:
-            return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
         return "kernel died", f"the kernel was gone, {at}"
     if (number := signal_of_exit_code(ended.exit_code)) is not None:
         someone = "by someone or because memory ran out"
         return "failed", f"papermill was killed by {number.name}, {someone}, {at}"
-    if error := _error_of(cells, ended.oom_kills):
-        return error
+    if error := _error_of(cells):
+        return "failed", error
     exit_code = f"papermill ended with exit code {ended.exit_code}"
     if not cells:
         return "failed", f"{exit_code} before anything ran: {line}"

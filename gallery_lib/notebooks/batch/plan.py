@@ -16,20 +16,11 @@ from typing import Any
 
 import yaml
 
-from gallery_lib.config import NotebookConfig, YourModelConfig
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.notebooks.batch.notebook_file import (
-    NotebookFile,
-    check_names,
-    fitting,
-    options_class,
-    read_notebook,
-)
+from gallery_lib.notebooks.batch.notebook_file import NotebookFile, check_names, read_notebook
 from gallery_lib.system import paths
 from gallery_lib.system.version import library_version, version
 
-CPU_ONLY = ("communication", "performance_data")
-"""Notebooks that use no GPU, even where there are some."""
 _LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy"),
     *("ipykernel", "nbclient", "papermill"),
@@ -46,7 +37,6 @@ class Planned:
     name: str
     path: Path
     parameters: dict[str, Any]
-    cells: tuple[str, ...]  # their code, as papermill executes them; "" for text
     measures: bool  # whether it compares two variants, so that it must leave results
     digest: str
 
@@ -135,15 +125,6 @@ def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
             )
 
 
-def _cells(notebook: NotebookFile, parameters: bool) -> tuple[str, ...]:
-    """Return the code of each cell; papermill adds one for given parameters."""
-    sources = [cell.source if cell.is_code else "" for cell in notebook.cells]
-    if parameters:
-        tagged = [i for i, cell in enumerate(notebook.cells, 1) if "parameters" in cell.tags]
-        sources.insert(tagged[0] if tagged else 0, "")
-    return tuple(sources)
-
-
 def plan(
     names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None
 ) -> list[Planned]:
@@ -161,18 +142,16 @@ def plan(
             typed or out of range.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
-    classes = {path: options_class(notebook, path) for path, notebook in notebooks.items()}
-    check_names(given or {}, classes.values())
+    check_names(given or {}, notebooks.values())
     values = {**profile_values(profile), **(given or {})}
-    parameters = {path: fitting(cls, values) for path, cls in classes.items()}
+    parameters = {path: notebook.fitting(values) for path, notebook in notebooks.items()}
     _check_kernels(notebooks)
     return [
         Planned(
             name=path.stem,
             path=path,
             parameters=parameters[path],
-            cells=_cells(notebook, bool(parameters[path])),
-            measures=classes[path] in (NotebookConfig, YourModelConfig),
+            measures=notebook.options in ("NotebookConfig", "YourModelConfig"),
             digest=digest(path, parameters[path]),
         )
         for path, notebook in notebooks.items()

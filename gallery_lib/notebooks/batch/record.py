@@ -1,4 +1,4 @@
-"""Format of a batch's `report.json`, and its atomic rewrite after every notebook.
+"""Format of a batch's `report.json`, which is rewritten atomically after every notebook.
 
 So the file exists and is true even if the runner was killed. `ended` is null then, and a notebook
 that had not run says so.
@@ -14,28 +14,41 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison.result import Comparison, read_comparison
+from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.notebooks.batch.evidence import Status
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import converted, having, read_json, write_json
+from gallery_lib.system.json_files import read_json, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 REPORT_FILE = "report.json"
-COMPARED = having(
-    {
-        "comparisons": [
-            {
-                "processes": int,
-                "amp_level": str,
-                "verdict": str,
-                "speedup": Ratio | None,
-                "parity_passed": bool,
-            }
-        ]
-    }
-)
-"""What is read of the comparisons of a record."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison of a notebook, reduced to its conditions and its verdict."""
+
+    processes: int
+    amp_level: str
+    device: str
+    verdict: str
+    speedup: Ratio | None
+    parity_passed: bool
+    break_even_steps: int | None
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Compared:
+        """Return the reduced form of a comparison."""
+        first = comparison.baseline
+        return cls(
+            first.world_size,
+            first.config["amp_level"],
+            first.environment["device"],
+            comparison.verdict,
+            comparison.speedup,
+            comparison.parity.passed,
+            comparison.break_even_steps,
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Record:
     cells_run: int = 0
     cells: int = 0
     log_tail: list[str] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)  # see `reduced`
+    comparisons: list[Compared] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,41 +108,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def comparisons_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the comparisons below a folder, each reduced to its conditions and its verdict.
-
-    Raises:
-        InputError: for a damaged comparison.
-    """
-    files = sorted(folder.rglob("comparison.json"))
-    return [reduced(read_comparison(path.parent)) for path in files]
-
-
-def reduced(comparison: Comparison) -> dict[str, Any]:
-    """Return an entry of `Record.comparisons`."""
-    first = comparison.baseline
-    return {
-        "processes": first.world_size,
-        "amp_level": first.config["amp_level"],
-        "device": first.environment["device"],
-        "verdict": comparison.verdict,
-        "speedup": dataclasses.asdict(comparison.speedup) if comparison.speedup else None,
-        "parity_passed": comparison.parity.passed,
-        "break_even_steps": comparison.break_even_steps,
-        "metrics": {variant: results.metrics for variant, results in comparison.variants.items()},
-        "chance": comparison.chance,
-        "techniques": comparison.candidate.techniques,
-    }
-
-
 def write_report(folder: Path, report: Report) -> None:
     """Write `report.json` into the folder of the batch."""
     write_json(folder / REPORT_FILE, {"schema": SCHEMA, **dataclasses.asdict(report)})
-
-
-def _check(report: Report) -> None:
-    for name, record in report.notebooks.items():
-        converted(vars(record), COMPARED, f"notebooks.{name}")
 
 
 def read_report(folder: Path) -> Report:
@@ -140,7 +121,7 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT_FILE
     try:
-        return read_json(path, Report, schema=SCHEMA, again="Run the batch again.", check=_check)
+        return read_json(path, Report, schema=SCHEMA, again="Run the batch again.")
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: there is no batch in that folder.", parameter=str(path)

@@ -1,29 +1,24 @@
 """Reports of a batch: text for a terminal, JSON for programs, JUnit XML for CI, HTML for people.
 
 The HTML page is self-contained, without scripts, pictures or network access. In the XML, `failed`
-is a failure, `not run` is skipped, and everything else that did not pass is an error. Each executed
-notebook gets a page for a browser, too.
+is a failure, `not run` is skipped, and everything else that did not pass is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import jinja2
 
-from gallery_lib.console.progress import note
 from gallery_lib.console.table import duration, text_columns, text_table
 from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER
-from gallery_lib.notebooks.batch.record import REPORT_FILE, Record, Report, write_report
+from gallery_lib.notebooks.batch.record import REPORT_FILE, Compared, Record, Report, write_report
 from gallery_lib.report import verdict
-from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
 JUNIT_FILE = "report.xml"
@@ -45,15 +40,14 @@ def named(folder: Path) -> str:
     return f"reports: {', '.join(files)}"
 
 
-def speedup(comparison: Mapping[str, Any]) -> str:
+def speedup(comparison: Compared) -> str:
     """Return `1.47× (1.44 to 1.54)`, or the verdict where there is no speed-up."""
-    ratio = comparison["speedup"]
-    return str(Ratio(**ratio)) if ratio else str(comparison["verdict"])
+    return str(comparison.speedup or comparison.verdict)
 
 
 def speedups(record: Record) -> str:
     """Return the comparisons of a notebook as one table cell."""
-    return "; ".join(f"{c['processes']}p {c['amp_level']} {speedup(c)}" for c in record.comparisons)
+    return "; ".join(f"{c.processes}p {c.amp_level} {speedup(c)}" for c in record.comparisons)
 
 
 def status(record: Record) -> str:
@@ -67,7 +61,7 @@ def totals(report: Report) -> str:
     """Return the totals, such as `11 of 13 passed; 1 failed, 1 timeout, in 12 min 3 s`."""
     others = ", ".join(
         f"{n} {kind}"
-        for kind in ("failed", "timeout", "kernel died", "out of memory", "not run")
+        for kind in ("failed", "timeout", "kernel died", "not run")
         if (n := report.count(kind))
     )
     interrupted = f", interrupted by {report.interrupted_by}" if report.interrupted_by else ""
@@ -109,7 +103,6 @@ def _one_notebook(name: str, record: Record, folder: Path) -> list[str]:
             lines += ["", *verdict.lines(read_comparison(path.parent))]
     files = {
         "notebook": folder / f"{name}.ipynb",
-        "as a page": folder / f"{name}.html",
         "log": folder / LOG_FILE,
     }
     rows = [[f"{what}:", str(file)] for what, file in files.items() if file.exists()]
@@ -160,7 +153,7 @@ def html(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
     )
     # GPUs are known once a run has recorded them.
-    devices = [c["device"] for record in report.notebooks.values() for c in record.comparisons]
+    devices = [c.device for record in report.notebooks.values() for c in record.comparisons]
     device = next(iter(devices), "GPUs not asked about")
     page = environment.get_template("report.html.jinja").render(
         report=report,
@@ -172,20 +165,3 @@ def html(report: Report) -> str:
         duration=duration,
     )
     return visible(page)
-
-
-def write_notebook_page(executed: Path) -> None:
-    """Write an executed notebook with its outputs as a page beside it.
-
-    Scripts for formulas and widgets, which a browser would have to fetch, are left out. Where
-    nbconvert lacks its templates (an environment that was put together by hand), a line says so.
-    """
-    from nbconvert import HTMLExporter  # takes a second
-
-    try:
-        exporter = HTMLExporter(mathjax_url="", require_js_url="")
-        page, _ = exporter.from_filename(str(executed))
-    except ValueError as error:
-        note(f"{executed.name} gets no page for a browser: {str(error).splitlines()[0]}")
-        return
-    executed.with_suffix(".html").write_text(page, encoding="utf-8")

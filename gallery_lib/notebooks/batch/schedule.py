@@ -4,8 +4,6 @@ The supervisor ends every descendant (kernel, torchrun, workers, loaders) when p
 request, and when this process is gone for whatever reason. The report is written after every
 notebook. SIGINT and SIGTERM only set a mark that the loop sees, so nothing is ever left half done:
 the running notebook is ended, waiting ones become `not run`, and the report says so.
-
-Progress is a line that is drawn over on a terminal, and a line now and then anywhere else.
 """
 
 from __future__ import annotations
@@ -14,191 +12,129 @@ import contextlib
 import dataclasses
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from gallery_lib.config import BatchConfig, options
 from gallery_lib.console.phases import PHASES_FILE, read_phases
-from gallery_lib.console.progress import fit, redraws
+from gallery_lib.console.progress import Progress, fit
 from gallery_lib.console.table import duration
-from gallery_lib.console.visible import unescaped, visible
+from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch import evidence, reports
-from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended, Outcome
+from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended
+from gallery_lib.notebooks.batch.notebook_file import read_notebook
 from gallery_lib.notebooks.batch.plan import Planned, digest
 from gallery_lib.notebooks.batch.record import (
     REPORT_FILE,
+    Compared,
     Record,
     Report,
-    comparisons_in,
     machine,
     read_report,
 )
-from gallery_lib.report import verdict
 from gallery_lib.system import paths
 from gallery_lib.system.files import LockHeld, locked
 from gallery_lib.system.processes import PYTHON, end_supervised, shell_exit_code, start_supervised
 
 _TICK_SECONDS = 0.1
 _LOOK_SECONDS = 1.0  # looking takes CPU time from the measured notebook
-_LINE_SECONDS, _LINE_PART = 20.0, 0.5  # between two plain lines; part of the time so far
 _PARAMETERS_FILE = "parameters.yaml"
 _SOURCE_COLUMNS = 50
 
 
-def progress(folder: Path, cells: Sequence[str]) -> str:
-    """Return the progress of the notebook in `folder`, whose cells have these sources.
+def where(executed: Path) -> str:
+    """Return how far the notebook is that papermill writes to `executed`.
 
     For example: `cell 5 of 24, notebook.compare(settings), compiling, graph 1`.
     """
-    number = evidence.started_cell(evidence.read_log(folder))
-    if number is None:
+    number = evidence.started_cell(evidence.read_log(executed.parent))
+    if number is None or not executed.exists():
         return "starting"
-    # Of several lines, the last: it uses what those before it have bound.
-    last = cells[number - 1].strip().rpartition("\n")[2].strip()
-    said = [f"cell {number} of {len(cells)}", fit(last, _SOURCE_COLUMNS)]
-    phases = [
-        found[-1]
-        for file in (folder / RUNS_FOLDER).rglob(PHASES_FILE)
-        if not (file.parent / "results.json").exists() and (found := read_phases(file.parent))
-    ]
-    if phases:
-        said.append(max(phases, key=lambda phase: phase.began).label)
-    return ", ".join(filter(None, said))
+    with contextlib.suppress(InputError, IndexError):  # half written just now
+        cells = read_notebook(executed).cells
+        # Of several lines, the last: it uses what those before it have bound.
+        last = cells[number - 1].source.strip().rpartition("\n")[2].strip()
+        said = [f"cell {number} of {len(cells)}", fit(last, _SOURCE_COLUMNS)]
+        phases = [
+            found[-1]
+            for file in (executed.parent / RUNS_FOLDER).rglob(PHASES_FILE)
+            if not (file.parent / "results.json").exists() and (found := read_phases(file.parent))
+        ]
+        if phases:
+            said.append(max(phases, key=lambda phase: phase.began).label)
+        return ", ".join(filter(None, said))
+    return f"cell {number}"
 
 
-class _Display:
-    """What a person sees of a batch of `count` notebooks while it runs."""
+def _run_notebook(
+    planned: Planned,
+    executed: Path,
+    deadline: float | None,
+    arrived: Sequence[str],
+    progress: Progress,
+) -> Ended:
+    """Run a notebook until its end, its deadline, or a signal in `arrived`; say how it ended.
 
-    def __init__(self, count: int, live: Live | None) -> None:
-        self._count, self._live = count, live
-        self._began = self._said = time.monotonic()
-        self._looked, self._ended = 0.0, 0
-        self._compared: set[Path] = set()
-
-    def started(self, name: str) -> None:
-        if self._count > 1:
-            self._print(f"{name}: started")
-
-    def ended(self, name: str, record: Record) -> None:
-        self._ended += 1
-        if self._count > 1:
-            details = "; ".join(filter(None, [record.reason, reports.speedups(record)]))
-            after = "" if record.kept else f" after {duration(record.seconds)}"
-            self._print(
-                f"[{self._ended}/{self._count}] {name}: {reports.status(record)}{after}"
-                f"{': ' if details else ''}{details}"
-            )
-
-    def look(self, name: str, execution: _Execution) -> None:
-        """Show the verdict of a single notebook once it is measured, and what is running."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
-            return
-        self._looked = now
-        found = set((execution.folder / RUNS_FOLDER).rglob("comparison.json"))
-        for path in sorted(found - self._compared if self._count == 1 else ()):
-            self._compared.add(path)
-            with contextlib.suppress(InputError):  # it makes the notebook fail
-                line = verdict.lines(read_comparison(path.parent))[0]
-                self._print(f"{line} The notebook goes on.")
-        if self._live:
-            line = f"{name}: running, {execution.progress()}, {duration(execution.seconds)}"
-            self._live.update(Text(visible(line)), refresh=True)
-        elif now - self._said >= max(_LINE_SECONDS, _LINE_PART * (now - self._began)):
-            self._said = now
-            self._print(f"{name}: {execution.progress()}, {duration(execution.seconds)}")
-
-    def _print(self, line: str) -> None:
-        if self._live:
-            self._live.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, flush=True)
-
-
-@contextlib.contextmanager
-def _display(count: int) -> Iterator[_Display]:
-    if not redraws(sys.stdout):
-        yield _Display(count, None)
-        return
-    with Live(
-        console=Console(file=unescaped(sys.stdout)),
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,  # it would write to the unescaped stream
-        redirect_stderr=False,
-    ) as live:
-        yield _Display(count, live)
-
-
-class _Execution:
-    """Owner of the processes of one notebook.
-
-    `stop` ends all of them, and so does the end of this process.
+    None of its processes is left then.
     """
+    folder, began, looked = executed.parent, time.monotonic(), 0.0
+    # In YAML the values keep their types.
+    (folder / _PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))
+    command = [*PYTHON, "-m", "papermill", str(planned.path), str(executed), "--log-output"]
+    command += ["-f", str(folder / _PARAMETERS_FILE), "--cwd", str(planned.path.parent)]
+    environment = {"GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
+    with (folder / LOG_FILE).open("w") as log:
+        process = start_supervised(
+            [*command, "--no-progress-bar"], environment, stdout=log, stderr=log
+        )
+    try:
+        while process.poll() is None:
+            seconds = time.monotonic() - began
+            if arrived:
+                return Ended(0, "not run", f"interrupted by {arrived[0]} after {seconds:.0f} s")
+            if deadline is not None and seconds > deadline:
+                return Ended(0, "timeout", f"still running at its deadline of {deadline:g} s")
+            if seconds - looked >= _LOOK_SECONDS:
+                looked = seconds
+                label = f"{planned.name}: running, {where(executed)}"
+                progress.show(visible(label), part=planned.name)
+            time.sleep(_TICK_SECONDS)
+        return Ended(shell_exit_code(process.wait()))
+    finally:
+        end_supervised(process)
 
-    def __init__(self, planned: Planned, folder: Path) -> None:
-        self.planned, self.folder = planned, folder
-        self.executed = folder / f"{planned.name}.ipynb"
-        self.date, self._began = _now(), time.monotonic()
-        self._oom_kills_before = evidence.oom_kills()
-        self._ended_by: Literal["timeout", "not run"] | None = None
-        self._because = ""
-        folder.mkdir(parents=True)
-        # In YAML the values keep their types.
-        (folder / _PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))
-        command = [*PYTHON, "-m", "papermill", str(planned.path), str(self.executed)]
-        command += ["-f", str(folder / _PARAMETERS_FILE), "--cwd", str(planned.path.parent)]
-        environment = {"GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
-        with (folder / LOG_FILE).open("w") as log:
-            self._process = start_supervised(
-                [*command, "--log-output", "--no-progress-bar"], environment, stdout=log, stderr=log
-            )
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
+def _comparisons(folder: Path) -> list[Compared]:
+    """Return the comparisons below a folder; none where one is damaged, as the outcome says."""
+    files = sorted(folder.rglob("comparison.json"))
+    with contextlib.suppress(InputError):
+        return [Compared.of(read_comparison(path.parent)) for path in files]
+    return []
 
-    def running(self) -> bool:
-        return self._process.poll() is None
 
-    def progress(self) -> str:
-        return progress(self.folder, self.planned.cells)
-
-    def stop(self, ended_by: Literal["timeout", "not run"], because: str) -> None:
-        """End every process of the notebook for the given reason; return when they are gone."""
-        if self._process.poll() is None:
-            self._ended_by, self._because = ended_by, because
-            end_supervised(self._process)
-
-    def judged(self) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Wait for the end, and return the outcome and the comparisons of the notebook.
-
-        An exception while a notebook is judged makes this notebook `failed`; the batch goes on.
-        """
-        try:
-            ended = Ended(
-                shell_exit_code(self._process.wait()),
-                self._ended_by,
-                self._because,
-                evidence.oom_kills() - self._oom_kills_before,
-            )
-            outcome = evidence.judge(self.executed, ended, measures=self.planned.measures)
-            with contextlib.suppress(InputError):  # the outcome reports a damaged comparison
-                return outcome, comparisons_in(self.folder / RUNS_FOLDER)
-            return outcome, []
-        except Exception as error:
-            reason = f"what it left cannot be judged ({type(error).__name__}: {error})"
-            return Outcome("failed", reason, 0, len(self.planned.cells), []), []
+def _record_of(
+    planned: Planned, executed: Path, ended: Ended, date: str, seconds: float, attempts: int
+) -> Record:
+    """Return the result of a notebook that has ended."""
+    outcome = evidence.judge(executed, ended, measures=planned.measures)
+    unchanged = digest(planned.path, planned.parameters) == planned.digest
+    return Record(
+        **vars(outcome),
+        seconds=round(seconds, 1),
+        date=date,
+        attempts=attempts,
+        kept=False,
+        parameters=planned.parameters,
+        digest=planned.digest if unchanged else "changed while it ran",
+        folder=executed.parent.name,
+        comparisons=_comparisons(executed.parent / RUNS_FOLDER),
+    )
 
 
 def _now() -> str:
@@ -262,43 +198,11 @@ def _records(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
     return records
 
 
-def _run_to_its_end(
-    execution: _Execution, deadline: float | None, arrived: Sequence[str], display: _Display
-) -> None:
-    """Wait for the end of the notebook, for its deadline, or for a signal."""
-    try:
-        while execution.running():
-            display.look(execution.planned.name, execution)
-            time.sleep(_TICK_SECONDS)
-            if arrived:
-                because = f"interrupted by {arrived[0]} after {execution.seconds:.0f} s"
-                execution.stop("not run", because)
-            elif deadline is not None and execution.seconds > deadline:
-                execution.stop("timeout", f"still running at its deadline of {deadline:g} s")
-    finally:
-        execution.stop("not run", "the runner failed")
-
-
-def _record_of(execution: _Execution, attempts: int) -> Record:
-    """Return the result of a notebook that has ended."""
-    seconds, planned = execution.seconds, execution.planned
-    outcome, comparisons = execution.judged()
-    unchanged = digest(planned.path, planned.parameters) == planned.digest
-    return Record(
-        status=outcome.status,
-        reason=outcome.reason,
-        seconds=round(seconds, 1),
-        date=execution.date,
-        attempts=attempts,
-        kept=False,
-        parameters=planned.parameters,
-        digest=planned.digest if unchanged else "changed while it ran",
-        folder=execution.folder.name,
-        cells_run=outcome.cells_run,
-        cells=outcome.cells,
-        log_tail=outcome.log_tail,
-        comparisons=comparisons,
-    )
+def _line(name: str, record: Record) -> str:
+    """Return what is said of a notebook that has ended, one of several."""
+    details = "; ".join(filter(None, [record.reason, reports.speedups(record)]))
+    after = "" if record.kept else f" after {duration(record.seconds)}"
+    return f"{name}: {reports.status(record)}{after}{': ' if details else ''}{details}"
 
 
 def run(
@@ -314,7 +218,7 @@ def run(
     folder = paths.output_folder(
         config.out, "gallery", resume=config.resume, file=REPORT_FILE, work="batch"
     )
-    began = time.monotonic()
+    began, progress = time.monotonic(), Progress()
     with _only_runner(folder), _noted_signals() as arrived:
         report = Report(
             command=shlex.join(command),
@@ -333,26 +237,22 @@ def run(
             reports.write(folder, changed)
             return changed
 
-        report, executed = write(), []
-        with _display(len(plan)) as display:
-            for planned in plan:
-                record = report.notebooks[planned.name]
-                if record.kept:
-                    display.ended(planned.name, record)
-                    continue
-                if arrived:
-                    because = f"interrupted by {arrived[0]} before its turn"
-                    record = dataclasses.replace(record, reason=because)
-                else:
-                    execution = _Execution(planned, paths.free_name(folder, planned.name))
-                    display.started(planned.name)
-                    _run_to_its_end(execution, config.deadline, arrived, display)
-                    record = _record_of(execution, record.attempts + 1)
-                    executed += [execution.executed] if record.cells_run else []
-                    display.ended(planned.name, record)
-                report = write(notebooks={**report.notebooks, planned.name: record})
-        # Not earlier: it takes a core from notebooks that are still measured.
-        for notebook in executed:
-            reports.write_notebook_page(notebook)
+        report = write()
+        for number, planned in enumerate(plan, 1):
+            record = report.notebooks[planned.name]
+            if arrived:
+                because = f"interrupted by {arrived[0]} before its turn"
+                record = record if record.kept else dataclasses.replace(record, reason=because)
+            elif not record.kept:
+                executed = paths.free_name(folder, planned.name) / f"{planned.name}.ipynb"
+                executed.parent.mkdir(parents=True)
+                date, start = _now(), time.monotonic()
+                ended = _run_notebook(planned, executed, config.deadline, arrived, progress)
+                seconds = time.monotonic() - start
+                record = _record_of(planned, executed, ended, date, seconds, record.attempts + 1)
+            if len(plan) > 1 and (record.kept or record.date):
+                progress.say(visible(f"[{number}/{len(plan)}] {_line(planned.name, record)}"))
+            report = write(notebooks={**report.notebooks, planned.name: record})
+        progress.clear()
         report = write(ended=_now(), interrupted_by=arrived[0] if arrived else None)
     return folder, report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +9,37 @@ import pytest
 from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
-from gallery_lib.notebooks.batch.changes import Batch, Change, changes, read_batch, text
+from gallery_lib.notebooks.batch.changes import Change, changes, text
+from gallery_lib.notebooks.batch.record import Compared, Record, Report, write_report
+from gallery_lib.stats import Ratio
 
-SETS = Path(__file__).parent / "sets"
-"""Two made-up result sets in the shape that benchmarks/gallery.py writes."""
 SMALLER, NO_PARITY = "regression: a smaller speed-up", "regression: no parity any more"
 
 
 def side(
-    ratio: float, *, width: float = 0.03, status: str = "passed", parity: bool = True, **more: Any
-) -> dict[str, Any]:
-    interval = {"ratio": ratio, "low": ratio * (1 - width), "high": ratio * (1 + width)}
-    comparison = {
-        "processes": 1,
-        "amp_level": "O0",
-        "verdict": "faster" if parity else "not comparable",
-        "speedup": interval if parity else None,
-        "parity_passed": parity,
-    }
-    comparisons = [comparison] if status == "passed" else []
-    about = {"status": status, "seconds": 100.0, "parameters": {}, "comparisons": comparisons}
-    return {**about, **more}
+    ratio: float,
+    *,
+    width: float = 0.03,
+    status: Any = "passed",
+    parity: bool = True,
+    parameters: dict[str, Any] | None = None,
+) -> Record:
+    interval = Ratio(ratio, ratio * (1 - width), ratio * (1 + width)) if parity else None
+    verdict = "faster" if parity else "not comparable"
+    compared = [Compared(1, "O0", "cpu", verdict, interval, parity, None)]
+    ran = (None, 100.0, "2026-01-01", 1, False, parameters or {}, "d", "x", 3, 3, [])
+    return Record(status, *ran, compared if status == "passed" else [])
+
+
+def batch(notebooks: dict[str, Record], **machine: Any) -> Report:
+    when = ("2026-01-01", "2026-01-01", None, 9.0)
+    return Report("gallery run", *when, {}, {"cpu": "A CPU", "cores": 2, **machine}, notebooks)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "marks"),
     [
-        (side(1.50), side(1.47, seconds=240.0), ["", ""]),
+        (side(1.50), side(1.47), ["", ""]),
         (side(1.50), side(1.53), ["", ""]),
         (side(1.50), side(1.40), ["", SMALLER]),
         (side(1.40), side(1.50), ["", "improvement"]),
@@ -51,14 +54,14 @@ def side(
     ],
 )
 def test_what_is_beyond_the_intervals_is_marked_and_noise_is_not(
-    before: dict[str, Any], after: dict[str, Any], marks: list[str]
+    before: Record, after: Record, marks: list[str]
 ) -> None:
-    found = changes(Batch({"x": before}, {}), Batch({"x": after}, {}))
+    found = changes(batch({"x": before}), batch({"x": after}))
     assert [change.mark for change in found] == marks
 
 
 def test_notebooks_of_one_side_only_are_shown_and_not_judged() -> None:
-    found = changes(Batch({"gone": side(1.5)}, {}), Batch({"new": side(1.5)}, {}))
+    found = changes(batch({"gone": side(1.5)}), batch({"new": side(1.5)}))
     assert found == [
         Change("gone", "passed, 1 min 40 s", "absent"),
         Change("new", "absent", "passed, 1 min 40 s"),
@@ -66,40 +69,25 @@ def test_notebooks_of_one_side_only_are_shown_and_not_judged() -> None:
 
 
 def test_another_machine_is_said() -> None:
-    here, there = {"cpu": "A CPU", "cores": 2}, {"cpu": "A CPU", "cores": 8}
-    said = text(Batch({}, here), Batch({}, there))
+    said = text(batch({}), batch({}, cores=8))
     assert "Not measured under the same conditions (cores: 2 → 8)." in said
-    assert "same conditions" not in text(Batch({}, here), Batch({}, here))
+    assert "same conditions" not in text(batch({}), batch({}))
 
 
-def test_of_two_result_sets_the_planted_regression_is_marked_and_the_noise_is_not(
-    capsys: pytest.CaptureFixture[str],
+def test_of_two_batches_the_planted_regression_is_marked_and_the_noise_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", str(SETS / "before.json"), str(SETS / "after.json")]) == 1
+    for name, ratio in (("before", 1.5), ("after", 1.25)):
+        notebooks = {"alexnet": side(2 + ratio / 100), "resnet50": side(ratio)}
+        (tmp_path / name).mkdir()
+        write_report(tmp_path / name, batch(notebooks))
+    assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 1
     shown = capsys.readouterr().out
     assert "1 regression(s) beyond the intervals" in shown and "improvement" not in shown
     lines = shown.splitlines()
     place = next(number for number, line in enumerate(lines) if SMALLER in line)
     assert lines[place - 1].startswith("resnet50")
-    assert "1 process(es), O0" in lines[place] and "0.83× (0.80 to 0.88)" in lines[place]
-
-
-def test_a_file_that_holds_no_batch_is_bad_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "x.json").write_text("[]")
-    for given, values in (
-        (tmp_path / "x.json", ["no batch", "`object`"]),
-        (tmp_path, [tmp_path / "report.json", "does not exist"]),
-    ):
-        code = main(["compare", str(given), str(given)])
-        check_refused_command(code, capsys.readouterr().err, given, *values)
-
-
-def test_a_problem_in_a_benchmarks_file_counts_as_failed(tmp_path: Path) -> None:
-    values = json.loads((SETS / "before.json").read_text())
-    values["notebooks"]["alexnet"]["problem"] = "ValueError"
-    (tmp_path / "x.json").write_text(json.dumps(values))
-    entries = read_batch(tmp_path / "x.json").notebooks.items()
-    found = {name: entry["status"] for name, entry in entries}
-    assert found == {"alexnet": "failed", "resnet50": "passed", "tts_angular": "passed"}
+    assert "1 process(es), O0" in lines[place] and "0.83× (0.80 to 0.87)" in lines[place]
+    code = main(["compare", str(tmp_path), str(tmp_path)])
+    refused = (tmp_path / "report.json", "does not exist")
+    check_refused_command(code, capsys.readouterr().err, *refused)

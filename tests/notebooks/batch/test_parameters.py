@@ -14,23 +14,8 @@ import pytest
 from refusal import check_refused_command, refused
 from tiny_notebooks import write_notebook
 
-from gallery_lib.config import (
-    CommunicationNotebookConfig,
-    DataParallelNotebookConfig,
-    NotebookConfig,
-    PerformanceDataConfig,
-    YourModelConfig,
-)
 from gallery_lib.notebooks.batch import plan
-from gallery_lib.notebooks.batch.notebook_file import NoParameters, options_class, read_notebook
 
-EXPECTED = {
-    "communication": CommunicationNotebookConfig,
-    "data_parallel": DataParallelNotebookConfig,
-    "index": NoParameters,
-    "performance_data": PerformanceDataConfig,
-    "your_model": YourModelConfig,
-}
 OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 
 
@@ -38,13 +23,6 @@ OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept any kernel: these tests start none, so it need not be registered."""
     monkeypatch.setattr(plan, "_check_kernels", lambda notebooks: None)
-
-
-def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(
-    checkout: Path,
-) -> None:
-    for path in (checkout / "notebooks").glob("*.ipynb"):
-        assert options_class(read_notebook(path), path) is EXPECTED.get(path.stem, NotebookConfig)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +95,21 @@ def test_a_kernel_that_is_not_registered_is_named(
         plan.plan([str(path)])
 
 
-def test_the_parameters_cell_of_any_notebook_gives_names_and_types(
+def test_the_parameters_cell_of_any_notebook_gives_names_and_values_are_literals(
     tmp_path: Path, any_kernel: None
 ) -> None:
     path = write_notebook(tmp_path, "own", "steps", parameters=OWN)
-    given = {"steps": "5", "name": "5", "rate": "0.5", "quiet": "true"}
-    expected = {"steps": 5, "name": "5", "rate": 0.5, "quiet": True}
+    given = {"steps": "5", "name": "five", "rate": "1e-5", "quiet": "True"}
+    expected = {"steps": 5, "name": "five", "rate": 1e-5, "quiet": True}
     assert plan.plan([str(path)], given=given)[0].parameters == expected
-    assert plan.plan([str(path)], given={"rate": "none"})[0].parameters == {"rate": None}
-    for name, value in (("steps", "a few"), ("rate", "fast"), ("quiet", "perhaps")):
-        with refused(name, value):
-            plan.plan([str(path)], given={name: value})
+    with refused("step", "`step`", "`steps`"):
+        plan.plan([str(path)], given={"step": 3})
 
 
-def test_a_notebook_or_parameters_cell_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    for source in ("steps = range(3)", "steps = ("):
-        path = write_notebook(tmp_path, "own", "1", parameters=source)
-        with refused(path, "parameters cell"):
-            plan.plan([str(path)])
-    path.write_text('{"cells": [')
+@pytest.mark.parametrize("content", ['{"cells": [', '{"cells": 3}', "[]"])
+def test_a_notebook_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "own.ipynb"
+    path.write_text(content)
     with refused(path):
         plan.plan([str(path)])
 

@@ -7,27 +7,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import nbformat
 import pytest
 from refusal import refused
 
 from gallery_lib.cli.main import main
 from gallery_lib.notebooks.batch import reports
-from gallery_lib.notebooks.batch.record import Record, Report, read_report
-from gallery_lib.report.tables import folded
+from gallery_lib.notebooks.batch.record import Compared, Record, Report, read_report
+from gallery_lib.stats import Ratio
 
-MEASURED = {
-    "processes": 1,
-    "amp_level": "O0",
-    "device": "cpu",
-    "verdict": "faster",
-    "speedup": {"ratio": 1.5, "low": 1.4, "high": 1.6},
-    "parity_passed": True,
-    "break_even_steps": 30,
-    "metrics": {},
-    "chance": {},
-}
-WRONG = {**MEASURED, "processes": 2, "verdict": "not comparable", "speedup": None}
+MEASURED = Compared(1, "O0", "cpu", "faster", Ratio(1.5, 1.4, 1.6), True, 30)
+WRONG = dataclasses.replace(MEASURED, processes=2, verdict="not comparable", speedup=None)
 DATE = "2026-11-21T12:00:00+0000"
 MACHINE = {"python": "3.11", "torch": "2.15", "cpu": "A CPU", "cores": 2, "isa": ["avx2"]}
 
@@ -131,13 +120,3 @@ def test_the_page_stands_alone_and_escapes_what_notebooks_print(report: Report) 
         assert part in text
     fine = dataclasses.replace(report, notebooks={"alexnet": report.notebooks["alexnet"]})
     assert fine.passed and "What went wrong" not in reports.html(fine)
-
-
-def test_details_stay_folded_on_the_page_of_a_notebook(tmp_path: Path) -> None:
-    shown = {"text/markdown": folded("Details", "| a |\n| --- |\n| inside |")}
-    output = nbformat.v4.new_output("display_data", shown)
-    cell = nbformat.v4.new_code_cell("1", outputs=[output], execution_count=1)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
-    reports.write_notebook_page(tmp_path / "one.ipynb")
-    text = (tmp_path / "one.html").read_text()
-    assert "inside" in text[text.rindex("<details>") : text.rindex("</details>")]
