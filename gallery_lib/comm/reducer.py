@@ -113,8 +113,6 @@ class GradientReducer:
     raised at the end of the backward pass, on every rank that sees it. Failures are a rank that has
     gone, or a gradient that is not finite.
 
-    `handed_over` is called with each bucket's bytes and the future of its mean.
-
     Args:
         module: the module inside the DistributedDataParallel.
         options: how gradients are averaged.
@@ -122,8 +120,6 @@ class GradientReducer:
         join_is_active: tells whether ranks without batches stand by at present (DDP's join).
         early_steps: takes the optimizer's step of each bucket that has been averaged.
     """
-
-    handed_over: Callable[[int, Future[Tensor]], None] | None = None
 
     def __init__(
         self,
@@ -171,8 +167,6 @@ class GradientReducer:
         sparse = bucket.buffer().is_sparse
         future = self._sparse(bucket, names) if sparse else self._dense(bucket, names)
         self._waiting.append(future)
-        if self.handed_over is not None:
-            self.handed_over(bucket.buffer().nbytes, future)
         return future
 
     def _forget(self) -> None:

@@ -38,8 +38,6 @@ class NotebookConfig:
     """Steps in one turn. Default: the profile's."""
     waterfall: bool = True
     """Measure one technique after another. Takes minutes the first time; the result is kept."""
-    measure_again: bool = False
-    """Measure anew what was measured before with this code and these parameters."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes."""
     seed: int = same_as(TrainConfig, "seed")
@@ -65,7 +63,6 @@ class YourModelConfig:
     rounds: int | None = same_as(NotebookConfig, "rounds")
     starts: int = same_as(NotebookConfig, "starts")
     block_steps: int | None = same_as(NotebookConfig, "block_steps")
-    measure_again: bool = same_as(NotebookConfig, "measure_again")
     seed: int = same_as(NotebookConfig, "seed")
 
 
@@ -96,8 +93,6 @@ class DataParallelNotebookConfig:
 class CommunicationNotebookConfig:
     """Parameters of the notebook communication."""
 
-    model: str = "resnet50"
-    """Task whose gradients are counted in bytes, in each wire format."""
     hosts: int = option(2, unit="hosts", minimum=2, maximum=8)
     """Hosts of the lab, on this machine, with emulated links."""
     processes: int = option(1, unit="processes", maximum=8)

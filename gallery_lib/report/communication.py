@@ -1,4 +1,4 @@
-"""Charts of communication: bytes sent, step times, buckets over time, and what was learned.
+"""Charts of communication: step times, parity, and what was learned.
 
 A title says what came out. One from a lab of hosts says that the links are emulated.
 """
@@ -6,7 +6,7 @@ A title says what came out. One from a lab of hosts says that the links are emul
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from gallery_lib.console.table import Rows, seconds
 from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import style
 from gallery_lib.report.style import OURS, Chart, fitted, listed, one_panel
 
@@ -23,47 +23,6 @@ EMULATED = "emulated link"
 _MEBI = 2**20
 _SPREAD = 0.36
 """Width over which the marks of one format lie side by side."""
-
-
-def bytes_sent(model: str, hosts: int, bits_per_second: int, sent: Mapping[str, float]) -> Chart:
-    """Return what a host sends in a step, computed, with a bar for each format.
-
-    Args:
-        model: title of the model.
-        hosts: number of hosts.
-        bits_per_second: rate of a host's link.
-        sent: bytes by wire format; the first format does not round.
-    """
-    exact = next(iter(sent))
-    rate = f"{bits_per_second / 1e6:g} Mbit/s"
-    share = {wire: f"{size / sent[exact]:.1%}" for wire, size in sent.items()}
-    rows = [["wire format", "sent by each host in a step", "of fp32", f"busy link at {rate}"]]
-    rows += [
-        [wire, _mebibytes(size), share[wire], seconds(8 * size / bits_per_second)]
-        for wire, size in sent.items()
-    ]
-    smallest = min(sent, key=lambda wire: sent[wire])
-    less = f"{share[smallest]} of that in {smallest}"
-    if smallest == exact:
-        less = "and no format sends less"
-    title = (
-        f"{model}: each of {hosts} hosts sends {_mebibytes(sent[exact])} a step in {exact}, {less}"
-    )
-
-    def draw(axes: Any) -> None:
-        values = [size / _MEBI for size in sent.values()]
-        bars = axes.barh(list(sent), values, color=[style.PLAIN, *[OURS] * (len(values) - 1)])
-        axes.bar_label(bars, [f"{row[1]}, {row[2]}" for row in rows[1:]], padding=3)
-        axes.grid(visible=False)
-        axes.invert_yaxis()
-        axes.margins(x=0.3)
-
-    size = (7.0, 1.1 + 0.45 * len(sent))
-    return one_panel(title, rows, draw, size, xlabel="MiB, computed")
-
-
-def _mebibytes(size: float) -> str:
-    return f"{size / _MEBI:.3g} MiB"
 
 
 def _rounds(effect: Effect) -> bool:
@@ -151,82 +110,6 @@ def parity_rows(effects: Effects) -> Rows:
         counted = "not counted" if sent is None else f"{sent / _MEBI:.2f} MiB"
         rows.append([name, f"{computed / _MEBI:.2f} MiB", counted, error, limit, effect.parity])
     return rows
-
-
-def _last_ready(line: Timeline) -> float:
-    """Return when the backward pass has computed its last gradient."""
-    return max(ready for _, ready, _ in line.buckets)
-
-
-def _last_averaged(line: Timeline) -> float:
-    return max(arrived for _, _, arrived in line.buckets)
-
-
-def buckets(effects: Effects) -> Chart:
-    """Return one step of each technique over time.
-
-    The forward and backward pass are grey. A bar per bucket runs from the moment when the bucket is
-    ready to the arrival of its mean, and has the bucket's size beside it.
-    """
-    lines = {name: e.timeline for name, e in effects.ways.items() if e.timeline is not None}
-    waits = {name: _last_averaged(line) - _last_ready(line) for name, line in lines.items()}
-    header = [f"technique ({EMULATED})", "buckets", "MiB in them", "first ready after"]
-    rows = [[*header, "last ready after", "last averaged after", "waits for it"]]
-    for name, line in lines.items():
-        sizes, ready, _ = zip(*line.buckets, strict=True)
-        moments = [min(ready), max(ready), _last_averaged(line), waits[name]]
-        shown = ", ".join(f"{size:.2g}" for size in sizes)
-        rows.append([name, str(len(sizes)), shown, *map(seconds, moments)])
-    least = min(waits, key=lambda name: waits[name])
-    other = "no technique less" if least == PLAIN else f"{least} {seconds(waits[least])}"
-    title = (
-        f"{PLAIN} waits {seconds(waits[PLAIN])} for its last bucket, {other}\n"
-        f"one step of each, {EMULATED}"
-    )
-
-    def draw() -> Figure:
-        heights = [max(3, len(line.buckets)) for line in lines.values()]
-        figure = Figure(figsize=(8.0, 0.2 * sum(heights) + 1.3), layout="constrained")
-        panels = np.atleast_1d(figure.subplots(len(lines), sharex=True, height_ratios=heights))
-        for axes, (name, line) in zip(panels, lines.items(), strict=True):
-            _draw_buckets(axes, name, line)
-        panels[0].set_title(fitted(title), fontsize="medium")
-        panels[0].set_xlim(0, 1100 * max(map(_last_averaged, lines.values())))
-        figure.supxlabel(
-            "ms since the step began; grey: forward pass; light: backward pass, until the last "
-            "bucket is ready",
-            fontsize="medium",
-        )
-        return figure
-
-    return Chart(title, rows, draw)
-
-
-def _draw_buckets(axes: Any, name: str, line: Timeline) -> None:
-    """Draw one technique's step: its passes, and a bar for each bucket with its size."""
-    forward, last = 1000 * line.forward, 1000 * _last_ready(line)
-    axes.axvspan(0, forward, color=style.PLAIN, alpha=0.35, linewidth=0)
-    axes.axvspan(forward, last, color=style.PLAIN, alpha=0.15, linewidth=0)
-    for row, (size, ready, arrived) in enumerate(line.buckets):
-        axes.barh(
-            row,
-            1000 * (arrived - ready),
-            left=1000 * ready,
-            color=style.PLAIN if name == PLAIN else OURS,
-            alpha=(1.0, 0.8)[row % 2],
-            edgecolor="white",
-        )
-        axes.annotate(
-            f"{size:.2g} MiB",
-            (1000 * arrived, row),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="x-small",
-        )
-    axes.set_ylim(len(line.buckets) - 0.4, -0.6)
-    axes.set_yticks([])
-    axes.set_ylabel(name, rotation=0, ha="right", va="center")
 
 
 def learned(trainings: Sequence[Scores]) -> Chart:

@@ -101,69 +101,6 @@ def _loss(value: float | None) -> str:
     return "not finite" if value is None else number(value)
 
 
-def step_times(comparison: Comparison) -> Chart:
-    """Return the distribution of step times after the warm-up."""
-    steady = {
-        name: 1000 * np.array(each_step_seconds(Path(comparison.folder) / name)[run.warmup_steps :])
-        for name, run in comparison.variants.items()
-    }
-    rows = [["share of steps", *(f"{name}, at most" for name in steady)]]
-    rows += [
-        [f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady.values())]
-        for share in (5, 25, 50, 75, 95, 100)
-    ]
-    medians = [f"{name} below {number(np.median(ms))} ms" for name, ms in steady.items()]
-
-    def draw(axes: Any) -> None:
-        for milliseconds, (_, look) in zip(steady.values(), _looks(comparison), strict=True):
-            axes.ecdf(milliseconds, **look)
-        axes.set_xlim(left=0)
-        axes.legend(loc="lower right")
-
-    return one_panel(
-        f"Half of the steps: {', '.join(medians)}",
-        rows,
-        draw,
-        xlabel="step time [ms]",
-        ylabel="share of steps that take at most this long",
-    )
-
-
-def _seconds_after(run: Results, steps: int) -> float:
-    return run.startup_seconds["total"] + steps * run.step_seconds["p50"]
-
-
-def break_even(comparison: Comparison) -> Chart:
-    """Return the time since launch by number of steps, start-up included.
-
-    The lines are extended at the steady-state rate to the break-even point, if there is one.
-    """
-    paid = comparison.break_even_steps
-    shown = max(comparison.baseline.steps, int(1.5 * paid) if paid else 0)
-    rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
-    rows += [
-        [f"{n:,}", *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())]
-        for n in sorted({0, paid or 0, shown})
-    ]
-
-    def draw(axes: Any) -> None:
-        for run, look in _looks(comparison):
-            axes.plot([0, shown], [_seconds_after(run, n) for n in (0, shown)], **look)
-        if paid:
-            label = f"break-even: {paid:,} steps"
-            axes.plot([paid], [_seconds_after(comparison.candidate, paid)], "ko", label=label)
-        axes.set_ylim(bottom=0)
-        axes.legend()
-
-    return one_panel(
-        f"The longer start-up is paid for after {paid:,} steps" if paid else "Time since launch",
-        rows,
-        draw,
-        xlabel="steps trained",
-        ylabel="seconds since launch",
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # Training in the notebook's own kernel
 

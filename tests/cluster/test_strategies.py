@@ -37,10 +37,6 @@ def test_one_process_on_each_of_two_hosts() -> None:
         assert effect.sent_bytes is not None
         most = 1.2 * effect.computed_bytes + 20_000  # more by what TCP adds
         assert effect.computed_bytes <= effect.sent_bytes < most, name
-        assert effect.timeline is not None
-        in_buckets = sum(size for size, _, _ in effect.timeline.buckets)
-        assert in_buckets == pytest.approx(4 * effects.parameters / 2**20, rel=0.01)
-        assert all(ready < arrived for _, ready, arrived in effect.timeline.buckets)
     for name in ("bf16", "int8"):
         ratio = effects.ways[name].ratio
         assert ratio is not None and ratio.ratio > 1.2, (name, ratio)

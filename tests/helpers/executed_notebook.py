@@ -1,23 +1,15 @@
-"""Execution of a notebook with papermill, as a batch does it."""
+"""Execution of a notebook with papermill, as a batch does it, and what its cells show."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import nbformat
-
-PORT_TAKEN = "ZMQError: Address already in use"
-LIMIT_SECONDS = 590
-OUT, RUNS = "out.ipynb", "runs"
+import papermill
 
 
 @dataclass(frozen=True)
@@ -27,65 +19,40 @@ class Executed:
     code: list[Any]
     runs: Path
 
+    def shown(self) -> tuple[str, list[Any]]:
+        """Return all Markdown that was displayed, and the figures.
+
+        Neither needs JavaScript or HTML that a reader has to trust. The one HTML in the Markdown is
+        `<details>`, which JupyterLab keeps in a notebook that is not trusted.
+        """
+        kinds = ("display_data", "execute_result")
+        found = [one for cell in self.code for one in cell.outputs if one.output_type in kinds]
+        trusted = ("text/html", "application/javascript")
+        assert not any(kind in output.data for output in found for kind in trusted)
+        figures = [output for output in found if "image/png" in output.data]
+        assert all(len(figure.metadata["image/png"]["alt"]) > 30 for figure in figures)
+        texts = (output.data.get("text/markdown") for output in found)
+        return "\n".join(filter(None, texts)), figures
+
 
 def execute(
     source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Executed:
-    """Run a notebook with papermill, and return its code cells and the folder with its runs.
+    """Run a notebook with papermill in this process; an error in a cell is raised.
 
     Jupyter chooses a kernel's ports before the kernel takes them. A notebook whose kernel lost a
     port to another process meanwhile is started once more.
-
-    Raises:
-        AssertionError: The notebook fails, or has not run through.
     """
-    code, said = _run_papermill(source, folder, parameters, environment)
-    if PORT_TAKEN in said:
-        shutil.rmtree(folder)
-        code, said = _run_papermill(source, folder, parameters, environment)
-    assert code == 0, said[-3000:]
-    cells = [
-        cell for cell in nbformat.read(folder / OUT, as_version=4).cells if cell.cell_type == "code"
-    ]
-    assert all(cell.execution_count for cell in cells)
-    return Executed(cells, folder / RUNS)
-
-
-def _run_papermill(
-    source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
-) -> tuple[int, str]:
-    """Run papermill, and return its exit code and what it printed."""
-    words = [
-        word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))
-    ]
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "papermill.txt"
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(source),
-        str(folder / OUT),
-        "--cwd",
-        str(source.parent),
-        *words,
-    ]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **environment, "GALLERY_RUNS_DIR": str(folder / RUNS)},
-        )
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while (
-            process.poll() is None
-            and time.monotonic() < deadline
-            and PORT_TAKEN not in log.read_text()
-        ):
-            time.sleep(0.5)
-        if process.poll() is None:
-            # papermill then ends its kernel, and the kernel its processes.
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-    return process.returncode, log.read_text()
+    runs = folder / "runs"
+    call = {"parameters": dict(parameters), "cwd": str(source.parent), "progress_bar": False}
+    with patch.dict(os.environ, {**environment, "GALLERY_RUNS_DIR": str(runs)}):
+        try:
+            done = papermill.execute_notebook(str(source), str(folder / "out.ipynb"), **call)
+        except RuntimeError as error:
+            if "Kernel died before replying" not in str(error) or runs.exists():
+                raise
+            done = papermill.execute_notebook(str(source), str(folder / "out.ipynb"), **call)
+    cells = [cell for cell in done.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    return Executed(cells, runs)

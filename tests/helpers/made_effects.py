@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gallery_lib.config import Comm
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects, Timeline
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.stats import ratio_of_medians
 
 BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
@@ -14,11 +14,6 @@ BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
 def effect(wire: str, seconds: float, error: float | None, same: bool = True) -> Effect:
     """Return the effect of a technique whose steps take `seconds`, in four rounds."""
     rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
-    timeline = (
-        Timeline(0.01, seconds, [(1.0, 0.02, 0.1), (3.0, 0.03, seconds)])
-        if error is not None
-        else None
-    )
     ratio = ratio_of_medians(BASELINE, rounds)
     return Effect(
         dataclasses.asdict(Comm(wire=wire)),
@@ -28,7 +23,6 @@ def effect(wire: str, seconds: float, error: float | None, same: bool = True) ->
         4.2 * 2**20,
         error,
         same,
-        timeline,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import IPython
 import IPython.display
 import pytest
 import torch
-from made_comparison import FASTER, FIGURES, comparison, write
+from made_comparison import ENVIRONMENT, FASTER, FIGURES, NO_DIFFERENCE, changed, comparison, write
 from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
@@ -19,8 +20,8 @@ from gallery_lib.errors import RunFailed
 from gallery_lib.measure.bench import task
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
-from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.variants.recipes import TECHNIQUES
+from gallery_lib.notebooks.cells import machine
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS
 from gallery_lib.system import hardware, machine_load
@@ -114,20 +115,11 @@ def test_the_size_and_work_of_a_model_are_shown(capsys: pytest.CaptureFixture[st
     model = settings.task.build_model()
     notebook.show_model(settings, model, settings.task.loss)
     shown = capsys.readouterr().out
-    assert "| `layer4` | Sequential | 8,393,728 | 72% |" in shown
     assert "11.7 million parameters" in shown and "GFLOP" in shown
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.slow
-def test_a_shared_weight_counts_once_and_recurrent_layers_are_said_to_be_left_out(
-    shown: list[str],
-) -> None:
-    settings = settings_for("hf_Bert")
-    notebook.show_model(settings, settings.task.build_model(), settings.task.loss)
-    assert "| `bert` | BertModel | 108,891,648 | 99% |" in shown[-1]
-    assert "| `cls` | BertOnlyMLMHead | 622,650 | 1% |" in shown[-1]
-    assert "not in it" not in shown[-1]
+def test_recurrent_layers_are_said_to_be_left_out(shown: list[str]) -> None:
     settings = settings_for("tts_angular")
     notebook.show_model(settings, settings.task.build_model(), settings.task.loss)
     assert "The recurrent layers are not in it" in shown[-1]
@@ -167,30 +159,30 @@ def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
     assert "2 process(es)" in said
 
 
-def test_a_comparison_of_the_same_code_and_parameters_is_found_again(
+def test_the_newest_comparison_of_each_notebook_on_this_machine_is_shown(
     monkeypatch: pytest.MonkeyPatch, shown: list[str], tmp_path: Path
 ) -> None:
-    from gallery_lib.measure.comparison import compare
-
+    gain, other = comparison(FASTER, 40), comparison(NO_DIFFERENCE, None)
+    of_mine = dataclasses.replace(gain, task="/cache/cells/0a1b/Net/your_cell.py:TASK")
+    elsewhere = changed(gain, environment={"cpu": "Another CPU"})
+    for age, one in enumerate(
+        [
+            *(gain, of_mine, other, dataclasses.replace(elsewhere, task="vgg16")),
+            dataclasses.replace(changed(gain, world_size=2), task="alexnet"),
+        ]
+    ):
+        os.utime(write(one, tmp_path / str(age)), (1.8e9 - age,) * 2)
+    (tmp_path / "comparison.json").write_text("{")
+    found = machine.newest_comparisons(tmp_path, ENVIRONMENT)
+    assert {name: one.speedup for name, one in found.items()} == {
+        "resnet50": FASTER,
+        "your_model": FASTER,
+    }
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
-    made: list[Path] = []
-
-    def measure(*parts: Any) -> Comparison:
-        made.append(write(comparison(FASTER, 40), tmp_path / str(len(made))).parent)
-        return dataclasses.replace(comparison(FASTER, 40), folder=str(made[-1]))
-
-    monkeypatch.setattr(compare, "compare_backend", measure)
-
-    def folder(**parameters: Any) -> Path:
-        settings = settings_for("tts_angular", **parameters)
-        return Path(notebook.compare(settings, processes=1).folder)
-
-    assert folder() == folder() == made[0] and len(made) == 1
-    assert "on this machine, with this code and these parameters, and shown again" in shown[-1]
-    assert folder(batch_size=16) == made[1]  # others are measured
-    assert folder(measure_again=True) == made[2] == folder()  # the newest one counts
-    (made[2] / "comparison.json").write_text("{")
-    assert folder() == made[0]  # a damaged one does not
+    monkeypatch.setattr(hardware, "machine_facts", lambda: ENVIRONMENT)
+    notebook.show_results()
+    assert "| [ResNet-50](resnet50.ipynb) | 2.00× (1.90 to 2.10) | fp32" in shown[-2]
+    assert "Measured on this machine: 2 of 12 notebooks" in shown[-1]
 
 
 @pytest.fixture

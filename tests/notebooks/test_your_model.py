@@ -284,7 +284,6 @@ def test_optimizer_and_learning_rate_can_be_chosen(settings_of: Callable[..., An
         ("optimizer", "adamx", ["'adamx'", "adamw or adam or sgd"]),
         ("learning_rate", -1, ["learning_rate=-1", "between 0 and"]),
         ("data_dir", "x", ["`data_dir`"]),
-        ("Linear", 3, ["`Linear`", "another cell", "your cell, line 9"]),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_is_tried(

@@ -10,7 +10,7 @@ from made_effects import effect
 
 from gallery_lib.measure.communication.convergence import FP32, WITHOUT_FEEDBACK, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
-from gallery_lib.report.communication import buckets, bytes_sent, learned, parity_rows, step_times
+from gallery_lib.report.communication import learned, parity_rows, step_times
 from gallery_lib.stats import Ratio
 
 SAME, TWICE = Ratio(1.0, 0.95, 1.05), Ratio(2.0, 1.9, 2.1)
@@ -33,9 +33,9 @@ def measured(effects: Effects, **ratios: Ratio) -> Effects:
 
 
 def test_what_comes_from_a_lab_says_emulated_link_in_title_and_table(effects: Effects) -> None:
-    for chart in (step_times(effects), buckets(effects)):
-        assert "emulated link" in chart.draw().axes[0].get_title()
-        assert chart.rows[0][0] == "technique (emulated link)"
+    chart = step_times(effects)
+    assert "emulated link" in chart.draw().axes[0].get_title()
+    assert chart.rows[0][0] == "technique (emulated link)"
     assert parity_rows(effects)[0][0] == "technique (emulated link)"
 
 
@@ -103,16 +103,3 @@ def test_the_title_of_a_training_names_what_learns_less() -> None:
         ),
     ):
         assert learned([shown]).title == f"digits: {title}"
-
-
-def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
-    sent = {"fp32": 100 * 2**20, "bf16 or fp16": 50 * 2**20, "PowerSGD": 2**20}
-    chart = bytes_sent("resnet50", 2, 200_000_000, sent)
-    assert chart.title == (
-        "resnet50: each of 2 hosts sends 100 MiB a step in fp32, 1.0% of that in PowerSGD"
-    )
-    assert chart.rows[2] == ["bf16 or fp16", "50 MiB", "50.0%", "2.10 s"]
-    labels = [text.get_text() for text in chart.draw().axes[0].texts]
-    assert labels == ["100 MiB, 100.0%", "50 MiB, 50.0%", "1 MiB, 1.0%"]
-    alone = bytes_sent("resnet50", 2, 200_000_000, {"fp32": 100 * 2**20})
-    assert alone.title.endswith("and no format sends less")

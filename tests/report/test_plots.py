@@ -63,14 +63,8 @@ def test_every_plot_of_a_comparison_has_a_table_of_what_it_shows(tmp_path: Path)
         ["1", "7.00", "7.00"],
         ["2", "not finite", "not finite"],
     ]
-    assert plots.step_times(outcome).rows[3] == ["50 %", "500 ms", "250 ms"]
-    assert plots.break_even(outcome).title == "The longer start-up is paid for after 40 steps"
-    assert plots.break_even(outcome).rows[2:] == [
-        ["40", "30.0 s", "20.0 s"],
-        ["60", "40.0 s", "25.0 s"],
-    ]
     assert plots.throughput(outcome).rows[1][2:] == ["32.0 samples/s", "3.00 samples/s"]
-    for plot in (plots.step_times, plots.break_even, plots.throughput, plots.losses):
+    for plot in (plots.throughput, plots.losses):
         lines = plot(outcome).draw().axes[0].get_lines()
         assert len({line.get_linestyle() for line in lines[:2]}) == 2  # not in colour alone
 

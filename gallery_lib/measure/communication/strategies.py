@@ -27,11 +27,10 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.compression import packed_bytes
@@ -48,7 +47,6 @@ It comes from rounding in fp32, or in the format, when the gradient is sent and 
 on. PowerSGD has no limit: what it leaves out of one step is sent later.
 """
 LAYERS, BATCH_SIZE = 4, 64
-_NOTED_STEPS = 3  # the last one is noted, since DDP orders its buckets anew after the first
 
 
 def ways(hosts: topology.Topology) -> dict[str, Comm]:
@@ -69,16 +67,6 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """Times of one step, in seconds from its beginning."""
-
-    forward: float  # end of the pass
-    backward: float
-    # In the order of being ready: MiB of gradients, ready, mean arrived.
-    buckets: list[tuple[float, float, float]]
-
-
-@dataclass(frozen=True)
 class Effect:
     """What was measured of one strategy."""
 
@@ -91,7 +79,6 @@ class Effect:
     sent_bytes: float | None
     gradient_error: float | None  # over the gradient, in L2; None without communication
     same_on_all_ranks: bool | None  # bit for bit
-    timeline: Timeline | None
 
     @property
     def seconds(self) -> float:
@@ -198,49 +185,6 @@ def build_model(width: int) -> nn.Module:
 
 def _loss(outputs: Tensor) -> Tensor:
     return outputs.pow(2).mean()
-
-
-def timeline_of(net: nn.Module, way: Comm, inputs: Tensor) -> Timeline:
-    """Return the times of the last of three steps of `net`, whose gradients `way` averages.
-
-    The steps have no optimizer. DDP's own strategy has no hook, so torch's hook that does the same
-    stands in for it. A collective call.
-    """
-    model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
-    # Of each bucket: its bytes, when it was handed over, and when its mean was there.
-    noted: list[list[float]] = []
-
-    def handed_over(size: int, future: torch.futures.Future[Tensor]) -> None:
-        moments = [size, time.perf_counter()]
-        noted.append(moments)
-        future.add_done_callback(lambda _: moments.append(time.perf_counter()))
-
-    # Without annotations, since torch looks at those of a hook.
-    def plain(state, bucket):  # type: ignore[no-untyped-def]
-        future = allreduce_hook(state, bucket)
-        handed_over(bucket.buffer().nbytes, future)
-        return future
-
-    if (reducer := gradient_reducer(model)) is not None:
-        reducer.handed_over = handed_over
-    else:
-        model.register_comm_hook(None, plain)
-    for _ in range(_NOTED_STEPS):
-        dist.barrier()
-        noted.clear()
-        net.zero_grad()
-        began = time.perf_counter()
-        error = _loss(model(inputs))
-        forward = time.perf_counter()
-        error.backward()
-        backward = time.perf_counter()
-    # A thread takes the time of the last bucket's mean, and may still be at it.
-    while any(len(moments) < 3 for moments in noted):
-        time.sleep(0.001)
-    buckets = [(size / 2**20, ready - began, arrived - began) for size, ready, arrived in noted]
-    if reducer is not None:
-        accelerate_ddp(model, Comm())  # ends its threads
-    return Timeline(forward - began, backward - began, buckets)
 
 
 def _card_bytes() -> int | None:
@@ -352,7 +296,6 @@ def measure(config: StrategiesConfig) -> int:
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,
-            timeline=timeline_of(training.net, way, training.inputs) if way else None,
         )
         if first:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)

@@ -1,4 +1,4 @@
-"""Functions for the notebook `communication`: bytes on the wire, step times on a lab, learning.
+"""Functions for the notebook `communication`: step times and gradients on a lab, and learning.
 
 Step times show the effect of each technique on a lab. Learning shows what a model learns with each
 wire format. Where this machine cannot have a lab, the lab's figures are shown as not measured, with
@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import (
-    Comm,
-    CommunicationNotebookConfig,
-    ConvergenceConfig,
-    StrategiesConfig,
-)
+from gallery_lib.config import CommunicationNotebookConfig, ConvergenceConfig, StrategiesConfig
 from gallery_lib.notebooks.cells.display import (
     NotMeasured,
     display_chart,
@@ -38,47 +33,11 @@ def settings(parameters: dict[str, Any] | None = None) -> CommunicationNotebookC
         InputError: for an impossible value.
     """
     config = checked(CommunicationNotebookConfig, parameters)
-    from gallery_lib import tasks
     from gallery_lib.cluster import link_rate
 
     link_rate.bits_per_second(config.rate)
-    tasks.get(config.model)
     display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(config).items())])
     return config
-
-
-def show_bytes(settings: CommunicationNotebookConfig) -> None:
-    """Show what each host sends in a step of the task, by wire format.
-
-    The bytes are computed from the shapes of the task's parameters.
-    """
-    import torch
-
-    from gallery_lib import tasks
-    from gallery_lib.cluster import link_rate
-    from gallery_lib.measure.communication import strategies
-    from gallery_lib.report import communication
-
-    with torch.device("meta"):  # shapes without values
-        shapes = strategies.shapes_of(tasks.get(settings.model).build_model())
-    formats = {
-        "fp32": Comm(),
-        "bf16 or fp16": Comm(wire="bf16"),
-        "int8": Comm(wire="int8"),
-        "PowerSGD": Comm(wire="powersgd"),
-    }
-    sent = {
-        name: strategies.sent_bytes(shapes, format, settings.hosts)
-        for name, format in formats.items()
-    }
-    parameters = sum(torch.Size(shape).numel() for shape in shapes)
-    title, rate = tasks.get(settings.model).title, link_rate.bits_per_second(settings.rate)
-    display_chart(communication.bytes_sent(title, settings.hosts, rate, sent))
-    display_markdown(
-        f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of "
-        f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
-        "time that rounding takes."
-    )
 
 
 def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasured:
@@ -139,16 +98,6 @@ def show_parity(effects: Effects | NotMeasured) -> None:
     from gallery_lib.report import communication
 
     display_table(communication.parity_rows(effects))
-
-
-def show_buckets(effects: Effects | NotMeasured) -> None:
-    """Show the buckets of a step over time."""
-    if isinstance(effects, NotMeasured):
-        effects.show()
-        return
-    from gallery_lib.report import communication
-
-    display_chart(communication.buckets(effects))
 
 
 def learn_digits(settings: CommunicationNotebookConfig) -> list[Scores]:

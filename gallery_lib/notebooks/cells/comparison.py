@@ -1,18 +1,15 @@
 """Runs and comparisons of a task's notebook, in processes of their own, and their tables.
 
-What was measured on this machine with this code, these options and these library versions is shown
-again, with its date: comparisons from the folder of runs, waterfalls from the cache folder.
+A waterfall takes minutes, so it is kept, by code, options, versions and machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
+from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.table import markdown_table, number
 from gallery_lib.errors import InputError, RunFailed, did_you_mean
 from gallery_lib.notebooks.cells.display import (
@@ -24,7 +21,6 @@ from gallery_lib.notebooks.cells.display import (
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.report import tables
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.train.results import busy_line
 
 if TYPE_CHECKING:
@@ -32,22 +28,18 @@ if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
     from gallery_lib.train.results import Results
 
-_KEY_FILE = "notebook.json"
 _STEPS = 6
 """Training steps of a run, unless others are asked for: enough to see that it trains."""
 ALL_OTHERS = "all others"
 _WATERFALL_ROUNDS = 4
-_AGAIN = "The parameter `measure_again=True` measures anew."
 
 
 def compare(settings: Settings, processes: int) -> Comparison:
-    """Compare the baseline with the accelerated backend on `processes` processes, in turns.
+    """Compare the baseline with the accelerated backend on `processes` processes, in turns."""
+    from gallery_lib.measure.comparison.compare import compare_backend
 
-    What was measured before with the same code and parameters is shown again.
-    """
     train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
-    launch = LaunchConfig(nproc_per_node=processes)
-    return _compare_or_find(train, launch, settings.compare, again=settings.measure_again)
+    return compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
 
 
 def per_process_config(settings: Settings, processes: int) -> TrainConfig:
@@ -70,6 +62,7 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
 
     Returns NotMeasured where there is one device, or too little memory for two variants on several.
     """
+    from gallery_lib.measure.comparison.compare import compare_backend
     from gallery_lib.tasks import memory_estimate
 
     if settings.processes == 1:
@@ -83,7 +76,7 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
     try:
-        return _compare_or_find(train, launch, fewer, again=settings.measure_again)
+        return compare_backend(train, launch, fewer)
     except memory_estimate.DoesNotFit as error:
         return NotMeasured(str(error))
 
@@ -110,23 +103,6 @@ def show_losses(comparison: Comparison) -> None:
     display_chart(plots.losses(comparison))
 
 
-def show_step_times(comparison: Comparison) -> None:
-    """Show the distributions of step times."""
-    from gallery_lib.report import plots
-
-    display_chart(plots.step_times(comparison))
-
-
-def show_break_even(comparison: Comparison) -> None:
-    """Show when the longer start-up has paid off, or why it has not."""
-    from gallery_lib.report import plots, verdict
-
-    if comparison.break_even_steps is None:
-        display_markdown(verdict.break_even_line(comparison))
-    else:
-        display_chart(plots.break_even(comparison))
-
-
 def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
     """Show one process beside several: total rates, and how well the rates add up."""
     if isinstance(several, NotMeasured):
@@ -138,45 +114,6 @@ def show_scaling(one: Comparison, several: Comparison | NotMeasured) -> None:
 def show_techniques(comparison: Comparison) -> None:
     """Show what the backend did in this run."""
     display_table([["technique", "in this run"], *comparison.candidate.techniques.items()])
-
-
-def _compare_or_find(
-    train: TrainConfig, launch: LaunchConfig, turns: CompareConfig, *, again: bool
-) -> Comparison:
-    """Return the last comparison of the same code, parameters, versions and machine, or measure.
-
-    With `again` it is measured in any case.
-    """
-    from gallery_lib.measure.bench.bench import versions
-    from gallery_lib.measure.comparison.compare import compare_backend
-    from gallery_lib.measure.comparison.untimed import measured_key
-
-    data = Path(train.data_dir).stat().st_mtime if train.data_dir else None
-    asked = [options.to_mapping(one) for one in (train, launch, turns)]
-    key = measured_key(train, *asked, versions(), data)
-    if not again and (found := _newest(key)) is not None:
-        moment = time.localtime((Path(found.folder) / _KEY_FILE).stat().st_mtime)
-        display_markdown(
-            f"Measured on {time.strftime('%Y-%m-%d at %H:%M', moment)} on this machine, with this "
-            f"code and these parameters, and shown again. {_AGAIN}"
-        )
-        return found
-    comparison = compare_backend(train, launch, turns)
-    write_json(Path(comparison.folder) / _KEY_FILE, {"key": key})
-    return comparison
-
-
-def _newest(key: str) -> Comparison | None:
-    from gallery_lib.measure.comparison.result import read_comparison
-
-    files = paths.runs_dir().glob(f"*/{_KEY_FILE}")
-    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            if read_json(file, dict[str, str], again="").get("key") == key:
-                return read_comparison(file.parent)
-        except (InputError, OSError):  # of another version, or half deleted: measured anew
-            continue
-    return None
 
 
 def launch(
@@ -269,11 +206,11 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     plan = waterfall_of(dataclasses.replace(settings.train, evaluate=False), compare, added)
     digest = bench.digest_of(plan)
     kept, name = paths.cache_dir() / "waterfalls" / f"{digest}.json", settings.name
-    if kept.is_file() and not settings.measure_again:
+    if kept.is_file():
         result = read_bench(kept)
         display_markdown(
             f"Measured on {next(iter(result.tasks.values())).date[:10]} on this machine, with this "
-            f"code and these options. {_AGAIN}"
+            f"code and these options. To measure anew, delete `{kept}`."
         )
         return result
     allocator.trim()  # what follows trains in other processes

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.table import number
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import (
-    display_chart,
-    display_markdown,
-    display_table,
-    outputs_of,
-    show_outputs,
-)
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import paths
-from gallery_lib.system.json_files import read_json, write_json
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
@@ -84,19 +77,15 @@ def show_learned(settings: Settings, comparison: Comparison) -> None:
     from gallery_lib import tasks
     from gallery_lib.train.pretrained import WEIGHTS_FILE
 
-    folder = Path(comparison.folder)
-    path, kept = folder / list(comparison.variants)[1] / WEIGHTS_FILE, folder / "learned.json"
+    path = Path(comparison.folder) / list(comparison.variants)[1] / WEIGHTS_FILE
     if settings.task.predictions is not None and path.exists():
         models = {}
         for title in ("before", "after"):
             torch.manual_seed(settings.train.seed)
             models[title] = tasks.of(settings.train).build_model()
         models["after"].load_state_dict(torch.load(path, weights_only=True))
-        content = settings.task.predictions(models, tasks.data_of(settings.train))
-        write_json(kept, outputs_of(lambda: show_examples(content)))
+        show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
         path.unlink()  # up to half a gigabyte, written only for this picture
-    if kept.exists():
-        show_outputs(read_json(kept, list[dict[str, Any]], again="Set measure_again=True."))
     rows = [["held-out metric", "guessing", *comparison.variants]]
     for name, value in comparison.baseline.metrics.items():
         guessing = number(comparison.chance[name]) if name in comparison.chance else ""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import DataParallelNotebookConfig
-from gallery_lib.console.table import rate
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
 from gallery_lib.notebooks.cells.kernel_parameters import checked
@@ -20,13 +19,11 @@ from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.script_turns import LoggedLine, Script, ScriptTurns
+    from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
 
 _SIZES = ("images", "image_size", "batch_size", "log_steps", "block_steps")
 _ON_A_GPU, _ON_A_CPU = (6400, 224, 64, 5, 10), (16, 48, 4, 1, 1)
 """Sizes that are not given, by device. On two cores they keep the notebook below three minutes."""
-_IMAGE_BYTES = 2**30
-"""Memory that the images of a script may take in the comparison in turns."""
 _OTHER_PRECISION = 0.25
 """Part of the first loss by which another precision may change it, in the comparison in turns.
 
@@ -53,15 +50,6 @@ class WalkSettings:
         """Return the command-line options for the scripts."""
         names = ("images", "image_size", "batch_size", "epochs", "log_steps")
         return [f"--{name}={getattr(self, name)}" for name in names]
-
-
-@dataclass(frozen=True)
-class ScriptRun:
-    """One run of a script, with every line that it logged."""
-
-    title: str
-    processes: int
-    lines: list[LoggedLine]
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
@@ -121,45 +109,15 @@ def show_diff(before: str, after: str) -> None:
     display_markdown(f"```diff\n{difference}```")
 
 
-def run(name: str, settings: WalkSettings, processes: int | None = None) -> ScriptRun:
-    """Run the script and return what it logged.
-
-    It runs with plain Python, or with torchrun if `processes` are given.
+def run(name: str, settings: WalkSettings, processes: int | None = None) -> None:
+    """Run the script, which shows its log: with plain Python, or torchrun for `processes`.
 
     Raises:
         RunFailed: when the script fails.
     """
     from gallery_lib.launcher.script import run_script  # imports torch
-    from gallery_lib.measure.comparison.script_turns import logged
 
-    output = run_script(_script(name), settings.arguments(), processes=processes)
-    lines = [line for line in map(logged, output) if line is not None]
-    return ScriptRun(name, processes or 1, lines)
-
-
-def show_table(*runs: ScriptRun) -> None:
-    """Show the first and last logged line of every run, and the last step of an epoch."""
-    header = ["script", "processes", "last step logged in an epoch", "first line", "last line"]
-    rows = [[*header, "loss, first → last"]]
-    for run in runs:
-        first, last = run.lines[0], run.lines[-1]
-        steps = max(line.step for line in run.lines)
-        rates = [rate(line.samples_per_second) for line in (first, last)]
-        losses = f"{first.loss:.2f} → {last.loss:.2f}"
-        rows.append([run.title, str(run.processes), str(steps), *rates, losses])
-    display_table(rows)
-
-
-def _images_in_turns(settings: WalkSettings) -> int:
-    """Return how many images the compared scripts train on, as whole batches of all processes.
-
-    One epoch holds the comparison if its images fit into `_IMAGE_BYTES`.
-    """
-    batch = settings.batch_size * settings.processes
-    steps = 2 * settings.rounds * (1 + settings.block_steps)
-    bytes_of_one = 3 * settings.image_size**2 * 4
-    most = max(settings.images, _LEAST_STEPS * batch, _IMAGE_BYTES // bytes_of_one)
-    return min(steps * batch, most) // batch * batch
+    run_script(_script(name), settings.arguments(), processes=processes)
 
 
 def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
@@ -171,8 +129,10 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
     from gallery_lib.measure.comparison.script_turns import Command, Script
 
     several, same = settings.processes, LOSS_TOLERANCE["O0"]
+    batch = settings.batch_size * several
+    images = max(settings.images // batch, _LEAST_STEPS) * batch
     arguments = [
-        f"--images={_images_in_turns(settings)}",
+        f"--images={images}",
         f"--image_size={settings.image_size}",
         f"--batch_size={settings.batch_size}",
         "--epochs=1000000",  # until it is ended
@@ -224,10 +184,5 @@ def show_turns(turns: ScriptTurns) -> None:
         notes.append(
             "`several` has other batches than `native`: each process takes its share. So its "
             "losses differ."
-        )
-    if hardware.gpu_count() > 1:
-        notes.append(
-            "On several GPUs a paused process may leave its GPU busy with a collective, which "
-            "slows the scripts that compute meanwhile."
         )
     display_markdown("\n".join(f"- {note}" for note in notes))

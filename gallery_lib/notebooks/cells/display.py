@@ -5,11 +5,9 @@ The outputs are Markdown, PNG and plain text. They need neither JavaScript nor a
 
 from __future__ import annotations
 
-import base64
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gallery_lib.console.table import Rows, markdown_table
 from gallery_lib.report.tables import folded, unfolded
@@ -61,32 +59,3 @@ def display_chart(chart: Chart, *, fold: bool = True) -> None:
     )
     content = f"{chart.title}.\n\n{markdown_table(chart.rows)}"
     display_markdown(folded("The same as a table", content) if fold else content)
-
-
-def outputs_of(show: Callable[[], None]) -> list[dict[str, Any]]:
-    """Return what `show` displays, as plain values for `show_outputs`, instead of displaying it.
-
-    Outside a kernel it is displayed, and the list is empty.
-    """
-    from IPython.utils.capture import capture_output
-
-    with capture_output(stdout=False, stderr=False) as captured:
-        show()
-    return [
-        {
-            "data": {
-                kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-                for kind, value in output.data.items()
-            },
-            "metadata": output.metadata or {},
-        }
-        for output in captured.outputs
-    ]
-
-
-def show_outputs(outputs: list[dict[str, Any]]) -> None:
-    """Display what `outputs_of` has returned."""
-    from IPython.display import display
-
-    for output in outputs:
-        display(output["data"], metadata=output["metadata"], raw=True)

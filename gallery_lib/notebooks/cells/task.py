@@ -15,19 +15,17 @@ from gallery_lib.notebooks.cells.comparison import (
     compare_on_several,
     launch,
     measure_techniques,
-    show_break_even,
     show_comparison,
     show_losses,
     show_runs,
     show_scaling,
-    show_step_times,
     show_techniques,
     show_techniques_added,
     show_throughput,
 )
 from gallery_lib.notebooks.cells.data import make_data, show_data, show_examples, show_learned
 from gallery_lib.notebooks.cells.machine import show_machine, show_results
-from gallery_lib.notebooks.cells.task_settings import Settings, part, settings
+from gallery_lib.notebooks.cells.task_settings import Settings, settings
 from gallery_lib.notebooks.cells.training import (
     loader,
     on_device,
@@ -49,10 +47,8 @@ __all__ = [
     "make_data",
     "measure_techniques",
     "on_device",
-    "part",
     "profile",
     "settings",
-    "show_break_even",
     "show_comparison",
     "show_data",
     "show_diff",
@@ -66,7 +62,6 @@ __all__ = [
     "show_runs",
     "show_scaling",
     "show_source",
-    "show_step_times",
     "show_techniques",
     "show_techniques_added",
     "show_throughput",

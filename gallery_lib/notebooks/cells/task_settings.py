@@ -18,7 +18,7 @@ from gallery_lib.config import (
     options,
 )
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_markdown, display_table
+from gallery_lib.notebooks.cells.display import display_table
 from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.system import hardware
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("rounds", "starts", "block_steps")
 """Parameters that decide how long the comparison is."""
-_PARTS = 7
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Settings:
     compare: CompareConfig
     processes: int
     waterfall: bool = False
-    measure_again: bool = False
 
     @property
     def name(self) -> str:
@@ -125,7 +123,7 @@ def completed(
         raise InputError(
             f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
-    result = Settings(task, profile, train, compare, processes, waterfall, config.measure_again)
+    result = Settings(task, profile, train, compare, processes, waterfall)
     display_table([*_rows(result, sizes), *more_rows])
     return result
 
@@ -145,8 +143,3 @@ def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
             shown = settings.task.input_size(settings.train)
         rows.append([name, shown])
     return rows
-
-
-def part(settings: Settings, number: int) -> None:
-    """Show that a part of the notebook begins, counted from 1."""
-    display_markdown(f"*Part {number} of {_PARTS}.*")

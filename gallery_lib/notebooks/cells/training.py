@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import markdown_table, number
+from gallery_lib.console.table import number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.kernel_parameters import cell_that_assigns
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from gallery_lib.measure.profile.step_profile import StepProfile
 
-_LISTED = 8
-"""Parts of a model that its table lists."""
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
@@ -152,10 +150,10 @@ def show_source(code: Any) -> None:
 def show_model(
     settings: Settings, model: nn.Module, loss: Callable[[nn.Module, Any], torch.Tensor]
 ) -> None:
-    """Show the parameters of the model by part, and the operations of a step.
+    """Show the number of the model's parameters, and the operations of a step.
 
-    A parameter that two parts share counts for the first. Operations are those of matrix products,
-    convolutions and attention, forward and backward, as torch counts them on one batch.
+    Operations are those of matrix products, convolutions and attention, forward and backward, as
+    torch counts them on one batch.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -171,30 +169,9 @@ def show_model(
     recurrent = any(type(module).__name__ in _RECURRENT for module in model.modules())
     without = " The recurrent layers are not in it: torch does not count them." if recurrent else ""
     display_markdown(
-        f"{markdown_table(_parts(model, total))}\n\n{number(total / 1e6)} million parameters. One "
-        f"sample takes {number(flops / 1e9)} GFLOP, forward and backward.{without}"
+        f"{number(total / 1e6)} million parameters. One sample takes {number(flops / 1e9)} GFLOP, "
+        f"forward and backward.{without}"
     )
-
-
-def _parts(model: nn.Module, total: int) -> list[list[str]]:
-    """Return the table of the model's largest parts, in their own order."""
-    seen: set[int] = set()
-    counts = {}
-    for name, part in model.named_children():
-        own = {id(p): p.numel() for p in part.parameters() if id(p) not in seen}
-        seen |= own.keys()
-        if own:
-            counts[name] = sum(own.values())
-    largest = sorted(counts, key=lambda name: -counts[name])[:_LISTED]
-    rows = [["part", "kind", "parameters", "share"]]
-    for name, part in model.named_children():
-        if name in largest:
-            kind, count = type(part).__name__, counts[name]
-            rows.append([f"`{name}`", kind, f"{count:,}", f"{count / total:.0%}"])
-    rest = total - sum(counts[name] for name in largest)
-    if rest > 0:
-        rows.append(["all others", "", f"{rest:,}", f"{rest / total:.0%}"])
-    return [*rows, ["**all**", type(model).__name__, f"{total:,}", ""]]
 
 
 def profile(

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import inspect
 import linecache
-import re
 import symtable
 import textwrap
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from gallery_lib.config import TrainConfig, YourModelConfig
 from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import checked, kernel_parameters
+from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.notebooks.cells.task_settings import Settings, completed
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
@@ -182,8 +181,8 @@ def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Setti
 # The cell of your_model
 
 
-def _checked_cell(build_model: Any, other_names: set[str]) -> str:
-    """Return the source of the cell, which defines FUNCTIONS and uses none of `other_names`."""
+def _checked_cell(build_model: Any) -> str:
+    """Return the source of the cell, which defines FUNCTIONS."""
     _check_function(build_model, "build_model")
     source = _cell_of(build_model)
     symbols = symtable.symtable(source, "cell", "exec").get_symbols()
@@ -193,15 +192,6 @@ def _checked_cell(build_model: Any, other_names: set[str]) -> str:
             f"the cell that defines build_model must define {' and '.join(missing)} as well.",
             parameter=missing[0],
         )
-    for number, line in enumerate(source.splitlines(), 1):
-        for name in other_names - defined:
-            if re.search(rf"\b{name}\b", line):
-                raise InputError(
-                    f"`{name}` is set in another cell, which the training processes do not run. "
-                    f"Set it in the cell of the three functions.\n  your cell, line {number}: "
-                    f"{line.strip()}",
-                    parameter=name,
-                )
     return source
 
 
@@ -216,11 +206,9 @@ def your_settings(
     Raises:
         InputError: with the cell's line, for a mistake in the functions; the file is removed then.
     """
-    values = kernel_parameters() if parameters is None else parameters
-    known = {f.name for f in dataclasses.fields(YourModelConfig)}
-    source = _checked_cell(build_model, set(values) - known)
-    size = batch_size if values.get("batch_size") is None else values["batch_size"]
-    config = checked(YourModelConfig, {**values, "batch_size": size})
+    source = _checked_cell(build_model)
+    config = checked(YourModelConfig, parameters)
+    config = dataclasses.replace(config, batch_size=config.batch_size or batch_size)
     file = _write(
         f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\n"
         f"TASK = task_from(build_model, loss, make_batch, batch_size={config.batch_size!r}, "
