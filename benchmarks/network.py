@@ -88,7 +88,7 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
     piece of a bucket for each rank, and one more.
     """
     largest = max(max(gradient.bytes for gradient in timeline.gradients), 25 * 2**20)
-    kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
+    kept = 2 if "int8" in wires.split(",") else 1
     of_rank = (
         _PROCESS_BYTES + kept * timeline.gradient_bytes + largest * (1 if wires == "exact" else 2)
     )

@@ -73,7 +73,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             prog="launch_single_task.py",
             description="Train one task of the gallery, in one process or several.",
         )
-        config, launch_config = scheduler.placed(config, launch_config)
+        launch_config = scheduler.placed(launch_config)
         if launch_config.dry_run:
             from gallery_lib.launcher.commands import dry_run
 

@@ -8,14 +8,12 @@
   that are not averaged yet is refused.
 - `accelerate_ddp`: other strategies to average the gradients of any DDP. It switches the C++
   reducer (`torch_ddp`, which alone touches torch's private API) and, where needed, registers a
-  communication hook (`reducer`). That also names the ranks whose gradients are infinite or not a
-  number. `auto` does this to every DDP. The user's own hook wins.
+  communication hook (`reducer`). `auto` does this to every DDP, unless it has the user's own hook.
 - `channel`: a thread, on CUDA a stream, with process groups of its own that averages buckets in
   order, within a host in shared memory. `topology` says which ranks share a host.
-- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback; torch's PowerSGD.
+- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback.
 - `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged.
-- `tuner`: candidates take turns over the first steps. One that is certainly faster stays, and is
-  kept for the next run.
+- `tuner`: candidates take turns over the first steps. One that is certainly faster stays.
 - `heartbeat`: each rank beats in the run's store, so that an error names the silent rank.
 - `gather`: tensors of all ranks as one, with gradients.
 

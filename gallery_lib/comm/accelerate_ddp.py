@@ -1,14 +1,12 @@
 """Change how a DistributedDataParallel averages gradients: `accelerate_ddp(model, options)`.
 
 The model object stays; only its C++ reducer is rebuilt (`torch_ddp.py`). Options that DDP itself
-does not have need a communication hook as well (`reducer.py`). A communication hook of the user's
-takes precedence for good, whether it is registered before or after.
+does not have need a communication hook as well (`reducer.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -17,17 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gallery_lib.comm import torch_ddp
 from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.comm.reducer import GradientReducer
-from gallery_lib.comm.torch_ddp import (
-    DDP,
-    DISTRIBUTION,
-    Watch,
-    inside,
-    is_joined,
-    own_averaging,
-    watch_of,
-)
+from gallery_lib.comm.torch_ddp import DDP, DISTRIBUTION, inside
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import tell
@@ -35,6 +26,7 @@ from gallery_lib.system.processes import tell
 M = TypeVar("M", bound=nn.Module)
 SETTLING_STEPS = 2
 """Steps after a change that no measurement counts: DDP orders its buckets anew."""
+_reducers: weakref.WeakKeyDictionary[DDP, GradientReducer] = weakref.WeakKeyDictionary()
 
 
 def accelerate_ddp(
@@ -56,8 +48,8 @@ def accelerate_ddp(
 
     Raises:
         InputError: for a model that is no DistributedDataParallel, that is not in the default
-            process group, or that has a communication hook of its own; for an optimizer whose step
-            cannot be divided; for options that do not go together or differ between ranks.
+            process group, or that has sparse gradients or a communication hook of its own; for an
+            optimizer whose step cannot be divided; for options that differ between ranks.
 
     Example:
         >>> import torch
@@ -78,12 +70,7 @@ def accelerate_ddp(
             "Wrap the model first.",
             parameter="model",
         )
-    if reason := obstacle(ddp, _needs_hook(options) or optimizer is not None):
-        raise InputError(
-            f"this model cannot be accelerated in this way: {reason}.", parameter="model"
-        )
-    _check_power_sgd(ddp, options)
-    check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
+    check_possible(ddp, options, optimizer)
     early_steps = None
     if optimizer is not None:
         _check_early_steps(ddp, options, optimizer)
@@ -95,7 +82,6 @@ def accelerate_ddp(
         if early_steps is not None:
             early_steps.close()
         raise
-    watched(ddp).before_forward = None if early_steps is None else early_steps.before_forward
     if ddp is not model:
         # a DDP that is made anew later takes them too
         getattr(type(model), DISTRIBUTION).options = options
@@ -110,8 +96,8 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
     The block promises that `optimizer.step()` follows with the gradients of exactly this backward
     pass. A closure, clipping, a GradScaler, another backward pass, a changed learning rate or a
     missing step breaks the promise. Then `optimizer.step()` or the next block raises RunFailed or
-    InputError. Backward passes outside such blocks take no step, for instance those of other
-    networks through this one.
+    InputError. A forward pass between the two computes with the new weights. Backward passes
+    outside such blocks take no step, for instance those of other networks through this one.
 
     Raises:
         InputError: where `accelerate_ddp(model, …, optimizer=…)` was not called.
@@ -174,31 +160,14 @@ def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
 
 def obstacle(model: DDP, hooked: bool = True) -> str:
     """Return why the model has to stay as it is, or ''; `hooked`: a hook of ours is wanted."""
-    if reason := own_averaging(model):
+    if reason := torch_ddp.own_averaging(model):
         return reason
     everyone = list(range(dist.get_world_size()))
     if hooked and dist.get_process_group_ranks(model.process_group) != everyone:
         return "it is not in the default process group of all ranks"
+    if hooked and any(getattr(layer, "sparse", False) is True for layer in model.modules()):
+        return "it has sparse gradients, which DDP averages by itself"
     return ""
-
-
-def _check_power_sgd(model: DDP, options: Comm) -> None:
-    """Raise InputError where torch's PowerSGD hook cannot do with the options or the model."""
-    if options.wire != "powersgd":
-        return
-    if options.hierarchical or options.streams > 1:
-        raise InputError(
-            "wire=powersgd does not go together with hierarchical or several streams. "
-            "Leave these off.",
-            parameter="wire",
-        )
-    for name, parameter in model.module.named_parameters():
-        if not (parameter.ndim and parameter.numel()) or parameter.is_complex():
-            raise InputError(
-                f"wire=powersgd takes no parameters that are complex, empty or a single value: "
-                f"{name}. Choose another wire format.",
-                parameter="wire",
-            )
 
 
 def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimizer) -> None:
@@ -213,13 +182,8 @@ def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimiz
         reason = (
             "find_unused_parameters: only at the end is it known which parameters have a gradient"
         )
-    elif options.static_graph or model.static_graph:
+    elif model.static_graph:
         reason = "static_graph, with which DDP leaves unused parameters out"
-    elif options.non_finite != "ignore":
-        reason = (
-            f"non_finite={options.non_finite}: "
-            "only at the end is it known whether the step is taken"
-        )
     if reason:
         raise InputError(
             f"the optimizer's step cannot go into the backward pass together with {reason}. "
@@ -234,13 +198,18 @@ def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimiz
         )
 
 
-def check_same_on_all_ranks(
-    model: DDP, options: Comm, call: str, optimizer: torch.optim.Optimizer | None = None
+def check_possible(
+    model: DDP, options: Comm, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Raise InputError on every rank if ranks ask for different options. A collective call.
+    """Raise InputError on every rank if the model or the ranks do not allow it. A collective call.
 
-    Ranks with different options would wait for each other. `call` names the call in the message.
+    Ranks with different options would wait for each other.
     """
+    hooked = options.tune or _needs_hook(options) or optimizer is not None
+    if reason := obstacle(model, hooked):
+        raise InputError(
+            f"this model cannot be accelerated in this way: {reason}.", parameter="model"
+        )
     mine = {
         **dataclasses.asdict(options),
         "optimizer": None if optimizer is None else type(optimizer).__name__,
@@ -251,7 +220,7 @@ def check_same_on_all_ranks(
         for name, value in theirs.items():
             if value != everyone[0][name]:
                 raise InputError(
-                    f"{call}: ranks ask for different options: {name}={everyone[0][name]!r} on "
+                    f"ranks ask for different options: {name}={everyone[0][name]!r} on "
                     f"rank 0, and {name}={value!r} on rank {rank}. Set the same on all.",
                     parameter=name,
                 )
@@ -262,58 +231,27 @@ def check_same_on_all_ranks(
 
 
 def _needs_hook(options: Comm) -> bool:
-    return (
-        options.hierarchical
-        or options.streams > 1
-        or options.wire != "exact"
-        or options.non_finite != "ignore"
-    )
+    return options.hierarchical or options.streams > 1 or options.wire != "exact"
 
 
 def use_strategy(model: DDP, options: Comm, early_steps: EarlySteps | None = None) -> None:
     """Have `model` average gradients as `options` say. A collective call between two steps.
 
-    The options must be known to go together and to suit the model.
+    The options must suit the model.
     """
-    watch = watched(model)
-    if watch.reducer is not None:
-        watch.reducer.close()
-        watch.reducer = None
-    watch.rebuild(options)
+    if (reducer := _reducers.get(model)) is not None:
+        reducer.close()
+        del _reducers[model]
+    torch_ddp.rebuild(model, options)
     if _needs_hook(options) or early_steps is not None:
-        # it must not keep the model alive
-        joined = functools.partial(is_joined, weakref.ref(model))
-        reducer = GradientReducer(model.module, options, model.device, joined, early_steps)
-        watch.use_hook(reducer)
-        reducer.end_with(model)
+        reducer = GradientReducer(model, options, early_steps)
+        torch_ddp.use_hook(model, reducer.take)
+        _reducers[model] = reducer
 
 
 def gradient_reducer(model: nn.Module) -> GradientReducer | None:
     """Return our communication hook of `model`; None where DDP averages by itself."""
-    watch = watch_of(model)
-    return None if watch is None else watch.reducer
-
-
-def watched(model: DDP) -> Watch:
-    """Return the watch over `model`, and create it where there is none.
-
-    From then on the watch notices a communication hook that the user registers.
-    """
-    return watch_of(model) or Watch(model, functools.partial(_give_way, weakref.ref(model)))
-
-
-def _give_way(reference: weakref.ref[DDP]) -> None:
-    """Leave averaging to a communication hook that the user is about to register."""
-    model = reference()
-    watch = watch_of(model)
-    if model is None or watch is None or (watch.reducer is None and watch.before_forward is None):
-        return
-    watch.before_forward = None  # ends a tuner's turns
-    use_strategy(model, Comm())
-    say(
-        f"{type(model.module).__name__}: gradients are averaged by the model's own communication "
-        "hook (register_comm_hook) from now on, not as config.comm says."
-    )
+    return _reducers.get(inside(model))
 
 
 def say(text: str) -> None:

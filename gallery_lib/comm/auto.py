@@ -1,9 +1,9 @@
 """Accelerate every DistributedDataParallel made from now on: `import gallery_lib.comm.auto`.
 
-`disable()` undoes it. `options` say what is done. Change them, or set them beforehand by
-environment variables GALLERY_COMM_NAME (GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they
-are, the lossless strategies take turns over the first steps (tuner.py). The only thing changed is
-the constructor of torch's class.
+`disable()` undoes it. `options` say what is done, from the end of a model's first backward pass on.
+Change them, or set them beforehand by environment variables GALLERY_COMM_NAME
+(GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they are, the lossless strategies take turns
+over the first steps (tuner.py). The only thing changed is the constructor of torch's class.
 
 Example:
     >>> import torch
@@ -17,7 +17,6 @@ Example:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import warnings
@@ -27,15 +26,15 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.accelerate_ddp import obstacle
+from gallery_lib.comm.torch_ddp import after_backward, own_averaging
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
-from gallery_lib.config.options import check_value
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.config import options as config_options
+from gallery_lib.errors import InputError
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
-# torch's own constructor, also where this module is imported anew
-_plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)
+_plain = _DDP.__init__
 _enabled = False
 
 
@@ -45,25 +44,23 @@ def _from_environment() -> Comm:
     Raises:
         InputError: for a variable that names no option, or holds no value of it.
     """
-    settings = Comm(tune=True)
-    names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
-    for variable in sorted(name for name in os.environ if name.startswith(_PREFIX)):
-        try:
-            if variable not in names:
-                raise InputError(f"there is no such option.{did_you_mean(variable, names)}")
-            setattr(
-                settings,
-                names[variable],
-                check_value(Comm, names[variable], os.environ[variable]),
-            )
-        except InputError as error:
-            raise InputError(
-                f"environment variable {variable}: {error}", parameter=variable
-            ) from None
-    return settings
+    given = {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(_PREFIX)
+    }
+    try:
+        return config_options.from_mapping(Comm, {"tune": "true", **given})
+    except InputError as error:
+        raise InputError(f"environment variables {_PREFIX}…: {error}") from None
 
 
 options = _from_environment()
+
+
+def _begin(model: nn.parallel.DistributedDataParallel) -> None:
+    if not own_averaging(model):  # a hook that the user has registered meanwhile wins
+        apply(model, options)
 
 
 @functools.wraps(_plain)
@@ -77,18 +74,14 @@ def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs
             stacklevel=2,
         )
     else:
-        apply(self, options)
-
-
-_accelerated.gallery_plain = _plain  # type: ignore[attr-defined]
+        after_backward(self, _begin)
 
 
 def enable() -> None:
     """Accelerate DistributedDataParallels from now on; importing the module does this already."""
     global _enabled
     _enabled = True
-    if getattr(_DDP.__init__, "gallery_plain", None) is None:
-        _DDP.__init__ = _accelerated  # type: ignore[method-assign]
+    _DDP.__init__ = _accelerated  # type: ignore[method-assign]
 
 
 def disable() -> None:
@@ -99,6 +92,4 @@ def disable() -> None:
         _DDP.__init__ = _plain  # type: ignore[method-assign]
 
 
-if getattr(_DDP.__init__, "gallery_plain", None) is not None:
-    _DDP.__init__ = _plain  # type: ignore[method-assign]
 enable()

@@ -34,11 +34,6 @@ def place() -> tuple[int, ...]:
     return (_count, _local) if _local else (_count,)
 
 
-def count() -> int:
-    """Return the number of such backward passes of this process."""
-    return _count
-
-
 def trains_here() -> None:
     """Note that this thread calls the model in a training."""
     global _trainer

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,8 +33,6 @@ class Channel:
         self._world = dist.get_world_size()
         self._slots: SharedSlots | None = None
         self._local: dist.ProcessGroup | None = None
-        self._low_rank: wire_formats.PowerSGD | None = None
-        self._exchange: wire_formats.Exact | None = None
         self._scratch = wire_formats.Scratch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -45,10 +42,7 @@ class Channel:
         else:
             across = topology.new_group()
         self._groups = [group for group in (self._local, across) if group is not None]
-        if across is not None and options.wire == "powersgd":
-            self._low_rank = wire_formats.PowerSGD(across, options.powersgd_rank)
-        elif across is not None:
-            self._exchange = wire_formats.exchange_of(options, across)
+        self.exchange = wire_formats.exchange_of(options, across)
         if self._local is not None and self._stream is None:
             self._slots = SharedSlots(self._local)
         if self._stream is None:
@@ -82,22 +76,16 @@ class Channel:
         for group in self._groups:
             dist.destroy_process_group(group)
 
-    def average_(self, key: wire_formats.Key, buffer: Tensor, bucket: dist.GradBucket) -> None:
-        """Replace the flat `buffer` by its mean over all ranks.
+    def average_(self, key: wire_formats.Key, buffer: Tensor) -> None:
+        """Replace the flat `buffer`, a bucket's or a piece of it, by its mean over all ranks.
 
         With `wire="exact"` sums are made in the buffer's own dtype. 16-bit values within a host are
-        the exception: they are summed in fp32 and rounded once.
-
-        Args:
-            key: identity of the buffer, for residuals.
-            buffer: the bucket's buffer, or a piece of it (not with powersgd).
-            bucket: the bucket that DDP handed over.
+        the exception: they are summed in fp32 and rounded once. `key` identifies the buffer, for
+        residuals.
         """
         if self._world == 1:
             return
-        if self._low_rank is not None:
-            self._low_rank.average_(bucket)
-        elif self._slots is not None:
+        if self._slots is not None:
             self._through_shared_memory(self._slots, key, buffer)
         elif self._local is not None:
             self._through_local_group(self._local, key, buffer)
@@ -105,8 +93,8 @@ class Channel:
             self._across(key, buffer, self._world)
 
     def _across(self, key: wire_formats.Key, buffer: Tensor, divisor: int = 1) -> None:
-        if self._exchange is not None and buffer.numel():  # all peers have as many values
-            self._exchange.sum_(buffer, key, divisor)
+        if self.exchange.group is not None and buffer.numel():  # all peers have as many values
+            self.exchange.sum_(buffer, key, divisor)
 
     def _through_shared_memory(
         self, slots: SharedSlots, key: wire_formats.Key, buffer: Tensor
@@ -149,21 +137,6 @@ class Channel:
         dist.all_gather_into_tensor(whole, own, group=local)
         buffer.copy_(whole[: buffer.numel()])
 
-    def forget(self, index: int) -> None:
-        """Drop what is kept of the bucket with this index."""
-        if (holder := self._low_rank or self._exchange) is not None:
-            holder.forget(index)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the residuals of this rank."""
-        holder = self._low_rank or self._exchange
-        return {} if holder is None else holder.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
-        if (holder := self._low_rank or self._exchange) is not None:
-            holder.load_state_dict(state)
-
 
 class SharedSlots:
     """Shared memory with a flat buffer for each process of a host, and one for the result.
@@ -182,30 +155,25 @@ class SharedSlots:
 
     def _open(self, size: int) -> None:
         first = dist.get_process_group_ranks(self._group)[0]
-        paths: list[str | None] = [None]
+        path: list[str] = [""]
         handle, problem = None, ""
         try:
             if dist.get_rank() == first:
-                try:
-                    handle = os.open(SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR, 0o600)
-                    # Pages are reserved now: a page that is missing later would be a SIGBUS.
-                    os.posix_fallocate(handle, 0, size)
-                    paths = [f"/proc/{os.getpid()}/fd/{handle}"]
-                except OSError as error:
-                    problem = f": {error}"
-            dist.broadcast_object_list(paths, src=first, group=self._group)
-            if paths[0] is not None:
-                try:
-                    self._memory = torch.from_file(
-                        paths[0], shared=True, size=size, dtype=torch.uint8
-                    )
-                except RuntimeError as error:
-                    paths, problem = [None], f": {error}"
-            had = torch.tensor(float(paths[0] is not None))
-            dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
-        finally:
-            if handle is not None:
-                os.close(handle)
+                handle = os.open(SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR, 0o600)
+                # Pages are reserved now: a page that is missing later would be a SIGBUS.
+                os.posix_fallocate(handle, 0, size)
+                path = [f"/proc/{os.getpid()}/fd/{handle}"]
+        except OSError as error:
+            problem = f": {error}"
+        dist.broadcast_object_list(path, src=first, group=self._group)
+        try:
+            self._memory = torch.from_file(path[0], shared=True, size=size, dtype=torch.uint8)
+        except RuntimeError as error:
+            problem = problem or f": {error}"
+        had = torch.tensor(float(not problem))
+        dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
+        if handle is not None:
+            os.close(handle)
         if not had:
             raise InputError(
                 f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in "

@@ -79,12 +79,7 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
     }
     own: dict[str, Any] = {
         "no_sync": distribution.no_sync,
-        "join": distribution.join,
         "module": model,
-        "require_backward_grad_sync": property(
-            lambda _: distribution.synchronizes,
-            lambda _, value: setattr(distribution, "synchronizes", value),
-        ),
     }
     namespace |= {name: value for name, value in own.items() if not hasattr(model, name)}
     metaclass: Any = type(kind)
@@ -199,10 +194,6 @@ class _Distribution:
             yield
         finally:
             self.synchronizes = before
-
-    def join(self, **options: Any) -> Any:
-        """Return DDP's join context, for ranks with different numbers of batches."""
-        return contextlib.nullcontext() if self.ddp is None else self.ddp.join(**options)
 
     def _refresh(self) -> None:
         """Make DDP anew if other parameters ask for gradients than it knows: a collective call.

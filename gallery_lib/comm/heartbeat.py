@@ -5,34 +5,30 @@ reads the others' clocks. gloo and NCCL say that a connection broke or that they
 long, but not for whom. The first rank that finds out writes the answer down for the others. Ranks
 that fail later, because the first has ended, would blame that one.
 
-With a limit nobody has to fail first. The others find a rank that has been silent for so long, and
-end it if it is on their host.
+With a limit nobody has to fail first. The others find a rank that has been silent for so long.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 
-import psutil
 import torch.distributed as dist
 
 from gallery_lib.comm.torch_ddp import default_store
 
 _BEAT_SECONDS = 1.0
+_LONGEST_BEAT_SECONDS = 5.0
+_BEATS = 8
+"""Number of beats, and looks at the other ranks, within a limit that is short."""
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
-_LONGEST_BEAT_SECONDS = 5.0
-_ENDED = b"ended"
+_ENDED = "ended"
 """Value in place of the clock, written by a rank that has done its part."""
-_LOOKS = 8
-"""Number of looks at the other ranks within the limit."""
 _NO_STORE = (
     "the store of the run does not answer: "
     "rank 0, or the process that launched it, has ended or cannot be reached"
@@ -45,101 +41,86 @@ class Heartbeat:
     Args:
         name: of those that watch one another, the same on all ranks.
         limit_seconds: silence longer than this is reported; None: never.
-        silence: called once, in the thread, with a text that names the silent ranks and with
-            process ids. The ids are those of silent ranks on this host that have the same parent.
+        silence: called once, in the thread, with a text that names the silent ranks.
     """
 
     def __init__(
         self,
         name: str = "reducer",
         limit_seconds: float | None = None,
-        silence: Callable[[str, list[int]], None] | None = None,
+        silence: Callable[[str], None] | None = None,
     ) -> None:
         self._store = default_store()
         self._prefix = f"gallery_lib/beat/{name}"
         self._limit, self._silence = limit_seconds, silence
+        self._interval = _BEAT_SECONDS
+        if limit_seconds is not None:
+            self._interval = min(_LONGEST_BEAT_SECONDS, limit_seconds / _BEATS)
         self._stopped = threading.Event()
         self._answer = ""
         own = self._key(dist.get_rank())
         self._store.set(own, "0")
-        self._store.set(f"{own}/process", f"{socket.gethostname()} {os.getpid()}")
         dist.barrier()
-        now = time.monotonic()
-        self._answered = self._looked = now
-        self._last: dict[int, bytes] = {}
+        self._answered = self._looked = time.monotonic()
+        # The clock of each other rank, and when it last changed.
         others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-        self._changed = dict.fromkeys(others, now)
+        self._clocks = dict.fromkeys(others, ("", self._looked))
         self._beating = threading.Thread(target=self._beat, args=(own,), daemon=True)
         self._beating.start()
         if limit_seconds is not None:
-            threading.Thread(
-                target=self._watch_store, args=(limit_seconds / _LOOKS,), daemon=True
-            ).start()
+            threading.Thread(target=self._watch_store, args=(limit_seconds,), daemon=True).start()
         # At exit Python ends a thread in the middle of a call into torch by aborting.
         atexit.register(self.stop)
 
     def _key(self, rank: int | str) -> str:
         return f"{self._prefix}/{rank}"
 
+    def _clock(self, rank: int) -> str:
+        return self._store.get(self._key(rank)).decode()
+
     def _beat(self, key: str) -> None:
-        limit, interval = self._limit, _BEAT_SECONDS
-        if limit is not None:
-            interval = min(_LONGEST_BEAT_SECONDS, limit / _LOOKS / 2)
         with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
-            while not self._stopped.wait(interval):
+            while not self._stopped.wait(self._interval):
                 self._store.set(key, str(time.monotonic_ns()))
                 if self._store.check([self._key("found")]):
                     self._answer = self._store.get(self._key("found")).decode()
+                if self._limit is not None:
+                    self._look_after_others(self._limit)
                 self._answered = time.monotonic()
-                if limit is not None:
-                    self._look_after_others(limit, interval)
-            if limit is not None:
-                self._store.set(key, _ENDED.decode())
+            if self._limit is not None:
+                self._store.set(key, _ENDED)
 
-    def _look_after_others(self, limit: float, interval: float) -> None:
+    def _look_after_others(self, limit: float) -> None:
         now = time.monotonic()
         # A long time between looks: this process itself was stopped, and perhaps all were.
-        if now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS:
-            self._changed = dict.fromkeys(self._changed, now)
-        elif now - self._looked < limit / _LOOKS:
-            return
+        was_stopped = now - self._looked > self._interval + _WATCH_SECONDS
         self._looked = now
-        for rank in self._changed:
-            if (value := self._store.get(self._key(rank))) != self._last.get(rank):
-                self._last[rank], self._changed[rank] = value, now
+        for rank, (clock, _) in self._clocks.items():
+            if (new := self._clock(rank)) != clock or was_stopped:
+                self._clocks[rank] = new, now
         silent = [
             rank
-            for rank, at in self._changed.items()
-            if now - at > limit and self._last.get(rank) != _ENDED
+            for rank, (clock, changed) in self._clocks.items()
+            if now - changed > limit and clock != _ENDED
         ]
         if silent:
-            processes = [self._process_here(rank) for rank in silent]
-            self._report(_in_words(silent), [pid for pid in processes if pid is not None])
+            self._report(_in_words(silent))
 
-    def _report(self, words: str, processes: list[int]) -> None:
+    def _report(self, words: str) -> None:
         if self._silence is not None and not self._stopped.is_set():
-            self._silence(
-                f"{words}; this was looked at for {self._limit:g} s (rank_timeout)", processes
-            )
+            self._silence(f"{words}; this was looked at for {self._limit:g} s (rank_timeout)")
             self._stopped.set()
 
-    def _watch_store(self, interval: float) -> None:
+    def _watch_store(self, limit: float) -> None:
         """Report that the store does not answer: torch waits for it forever."""
         looked = time.monotonic()
-        while not self._stopped.wait(interval):
+        while not self._stopped.wait(self._interval):
             now = time.monotonic()
-            if now - looked > interval + _WATCH_SECONDS:  # this process itself was stopped
+            if now - looked > self._interval + _WATCH_SECONDS:  # this process itself was stopped
                 self._answered = now
             looked = now
-            if self._beating.is_alive() and now - self._answered > interval * _LOOKS:
-                self._report(_NO_STORE, [])
-
-    def _process_here(self, rank: int) -> int | None:
-        host, number = self._store.get(self._key(rank) + "/process").decode().rsplit(" ", 1)
-        with contextlib.suppress(psutil.Error):
-            if host == socket.gethostname() and psutil.Process(int(number)).ppid() == os.getppid():
-                return int(number)
-        return None
+            if self._beating.is_alive() and now - self._answered > limit:
+                self._report(_NO_STORE)
 
     def silent_ranks(self) -> str:
         """Return a text about ranks that no longer beat; takes a few seconds."""
@@ -153,9 +134,9 @@ class Heartbeat:
             return
         ranks = range(dist.get_world_size())
         with contextlib.suppress(RuntimeError):
-            before = [self._store.get(self._key(rank)) for rank in ranks]
+            before = [self._clock(rank) for rank in ranks]
             time.sleep(_WATCH_SECONDS)
-            silent = [rank for rank in ranks if self._store.get(self._key(rank)) == before[rank]]
+            silent = [rank for rank in ranks if self._clock(rank) == before[rank]]
             if not self._answer:
                 self._answer = _in_words(silent)
                 self._store.set(self._key("found"), self._answer)

@@ -1,13 +1,14 @@
 """Optimizer-in-backward: update a bucket's parameters as soon as its gradients are averaged.
 
 The user says which backward pass does that: `with step_in_backward(model): loss.backward()`. Any
-other backward pass through the model (another network's loss, a closure, accumulation) only makes
-gradients, as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises
+other backward pass through the model (another network's loss, accumulation) only makes gradients,
+as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises
 where the step that was taken is not the one it would take: after clipping, a GradScaler, another
 backward pass.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself.
-torch's own do, except L-BFGS. `_partial_optimizer` takes the step of a bucket's parameters.
+torch's own do, except L-BFGS. Without `fused=True`, torch's optimizers loop over parameters in
+Python, which holds the GIL against the backward pass beside it; those of accelerate() do not.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class EarlySteps:
         self._optimizer = optimizer
         self._names = names or {}
         self._lock = threading.Lock()
-        self._armed = self._in_closure = False
+        self._armed = False
         # Parameters that have had their step in the present block.
         self._parameters: dict[int, Tensor] = {}
         self._options: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ class EarlySteps:
         self._set_aside: list[tuple[Tensor, Tensor | None]] = []
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_post_hook(lambda *_: self._restore()),
         ]
 
     @contextlib.contextmanager
@@ -95,10 +96,9 @@ class EarlySteps:
         """Context: take steps in the backward pass; see `accelerate_ddp.step_in_backward`."""
         self._restore()
         self._check_nothing_pending("a second step_in_backward() block")
-        if self._armed or self._in_closure:
-            where = "optimizer.step(closure)" if self._in_closure else "another such block"
+        if self._armed:
             raise InputError(
-                f"step_in_backward() cannot stand within {where}. "
+                "step_in_backward() cannot stand within another such block. "
                 "Run that backward pass without it."
             )
         self._armed = True
@@ -146,10 +146,6 @@ class EarlySteps:
                 "run loss.backward() without it."
             )
 
-    def before_forward(self) -> None:
-        """Raise where a step is pending when a forward pass that is to be averaged begins."""
-        self._check_nothing_pending("a forward pass of the model")
-
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients.
 
@@ -186,13 +182,17 @@ class EarlySteps:
         self._restore()
         if self._broken:
             self._check_nothing_pending("")
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        self._in_closure = closure is not None
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            raise InputError(
+                "an optimizer whose steps are taken in the backward pass takes no closure. Leave "
+                "`optimizer` out of accelerate_ddp().",
+                parameter="optimizer",
+            )
         pending, self._pending = self._pending, []
         if not pending:
             return
-        if reason := self._contradiction(pending, closure):
-            self._broken, self._in_closure = reason, False
+        if reason := self._contradiction(pending):
+            self._broken = reason
             raise RunFailed(
                 "the optimizer's step was taken within step_in_backward(), and is not the one "
                 f"of this optimizer.step(): {reason}. Do without that, or run loss.backward() "
@@ -202,10 +202,8 @@ class EarlySteps:
         for step in pending:
             step.parameter.grad = None
 
-    def _contradiction(self, pending: list[_Step], closure: Any) -> str:
+    def _contradiction(self, pending: list[_Step]) -> str:
         """Return why `optimizer.step()` would not take the step that was taken; '' if it would."""
-        if closure is not None:
-            return "it has a closure, which runs a backward pass of its own"
         if getattr(self._optimizer, "grad_scale", None) is not None:
             return "a GradScaler scales its gradients"
         if _options(self._optimizer) != self._options:
@@ -227,10 +225,6 @@ class EarlySteps:
             parameter.grad = gradient
         self._set_aside = []
 
-    def _after_step(self, *_: Any) -> None:
-        self._in_closure = False
-        self._restore()
-
     def close(self) -> None:
         """Stop taking steps in the backward pass; the optimizer takes its next one alone.
 
@@ -243,15 +237,6 @@ class EarlySteps:
             hook.remove()
 
 
-# --------------------------------------------------------------------------------------------------
-# Optimizer over some of another optimizer's parameters, with its state and options.
-#
-# On the CPU it uses torch's fused implementation where there is one, unless the user has set
-# `foreach` or `fused`. The other implementation is a loop over parameters in Python. It holds the
-# GIL against the backward pass beside it, and goes over memory several times. State and
-# checkpoints are the same; values differ in rounding.
-
-
 _COUPLED = (torch.optim.LBFGS,)
 """Optimizers whose step needs all gradients at once."""
 _BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu", "gallery_lib.optim.fused")
@@ -259,8 +244,6 @@ _BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu", "gallery_lib.opti
 
 Those of this package are what accelerate() makes of torch's.
 """
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-"""Optimizers for which torch has a fused implementation on the CPU."""
 
 
 def _partial_optimizer(
@@ -274,31 +257,9 @@ def _partial_optimizer(
     part = object.__new__(type(optimizer))
     part.__dict__.update(optimizer.__dict__)
     part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    part.param_groups = []
-    for group in optimizer.param_groups:
-        if own := [p for p in group["params"] if id(p) in gradients]:
-            fused = {"fused": True} if _may_be_fused(optimizer, group, own, gradients) else {}
-            part.param_groups.append({**group, "params": own, **fused})
+    groups = [
+        {**group, "params": [p for p in group["params"] if id(p) in gradients]}
+        for group in optimizer.param_groups
+    ]
+    part.param_groups = [group for group in groups if group["params"]]
     return part
-
-
-def _may_be_fused(
-    optimizer: torch.optim.Optimizer,
-    group: dict[str, Any],
-    weights: list[Tensor],
-    gradients: Mapping[int, Tensor],
-) -> bool:
-    """Return whether torch's fused implementation can take the step, and nobody chose another."""
-    chosen = any(group.get(name) is not None for name in ("foreach", "fused"))
-    other = any(group.get(name) for name in ("capturable", "differentiable"))
-    if type(optimizer) not in _FUSED or chosen or other or isinstance(group["lr"], Tensor):
-        return False
-    # SGD's fused implementation takes all momentum buffers as new, or none.
-    momentum = {optimizer.state.get(w, {}).get("momentum_buffer") is not None for w in weights}
-    return len(momentum) == 1 and all(
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.float64)
-        and gradients[id(weight)].dtype == weight.dtype
-        and not gradients[id(weight)].is_sparse
-        for weight in weights
-    )

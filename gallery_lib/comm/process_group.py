@@ -22,26 +22,19 @@ from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 T = TypeVar("T")
 
 
-class Launcher(NamedTuple):
-    """Names of the variables in which a launcher tells each process its place in the run."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-
-
-TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-# Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
-SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 _MPI = "OMPI_COMM_WORLD"
-LAUNCHERS = (
-    TORCHRUN,
-    SRUN,
-    Launcher("Open MPI", f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK"),
-    Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-)
-"""Known launchers in the order of precedence: a scheduler may have started torchrun itself."""
+TORCHRUN, SRUN = "torchrun", "srun"
+LAUNCHERS = {
+    TORCHRUN: ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
+    SRUN: ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    "Open MPI": (f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK"),
+    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+}
+"""Variables for rank, world size and local rank, by launcher, in the order of precedence.
+
+A scheduler may have started torchrun itself.
+"""
 
 
 class Place(NamedTuple):
@@ -50,7 +43,7 @@ class Place(NamedTuple):
     rank: int
     world_size: int
     local_rank: int | None
-    launcher: Launcher | None
+    launcher: str | None
 
 
 def place() -> Place:
@@ -59,28 +52,24 @@ def place() -> Place:
     Raises:
         InputError: for variables that contradict each other.
     """
-    launcher = next((known for known in LAUNCHERS if known.world_size in os.environ), None)
-    local_rank = None
-    if launcher is not None and os.environ.get(launcher.local_rank):
-        local_rank = scheduler.number(launcher.local_rank)
+    launcher = next((name for name, names in LAUNCHERS.items() if names[1] in os.environ), None)
+    own, size, local = LAUNCHERS[launcher or TORCHRUN]
+    local_rank = scheduler.number(local) if launcher and os.environ.get(local) else None
     if dist.is_initialized():
         return Place(dist.get_rank(), dist.get_world_size(), local_rank, launcher)
-    size = 1 if launcher is None else scheduler.number(launcher.world_size)
-    if launcher is None or size <= 1:
+    processes = scheduler.number(size) if launcher else 1
+    if processes <= 1:
         return Place(0, 1, local_rank, launcher)
-    if launcher.rank not in os.environ:
+    if own not in os.environ:
         raise InputError(
-            f"{launcher.world_size}={size} tells of several processes, and {launcher.rank} is not "
+            f"{size}={processes} tells of several processes, and {own} is not "
             "set. Start the script with torchrun, or unset it to train in one process.",
-            parameter=launcher.rank,
+            parameter=own,
         )
-    rank = scheduler.number(launcher.rank)
-    if rank >= size:
-        raise InputError(
-            f"{launcher.rank}={rank} must be below {launcher.world_size}={size}.",
-            parameter=launcher.rank,
-        )
-    return Place(rank, size, local_rank, launcher)
+    rank = scheduler.number(own)
+    if rank >= processes:
+        raise InputError(f"{own}={rank} must be below {size}={processes}.", parameter=own)
+    return Place(rank, processes, local_rank, launcher)
 
 
 def rank() -> int:
@@ -130,19 +119,19 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     here = place()
     if here.launcher is None or dist.is_initialized():
         return
-    if here.launcher is not TORCHRUN and here.world_size == 1:
+    if here.launcher != TORCHRUN and here.world_size == 1:
         return
     limit = timedelta(seconds=timeout_seconds)
     store: dist.Store | None = None
     if meeting_file := os.environ.get(RENDEZVOUS_VARIABLE):
         store = dist.FileStore(meeting_file, here.world_size)
-    elif not set(os.environ) >= {"MASTER_ADDR", "MASTER_PORT"}:
+    elif not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
         if here.world_size == 1:
             return
-        step = scheduler.slurm_step() if here.launcher is SRUN else None
+        step = scheduler.slurm_step() if here.launcher == SRUN else None
         if step is None:
             raise InputError(
-                f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
+                f"{here.launcher} started {here.world_size} processes, and MASTER_ADDR and "
                 "MASTER_PORT do not say where they meet. Export both (the first host's name and a "
                 "free port), or call torch.distributed.init_process_group before accelerate().",
                 parameter="MASTER_ADDR",

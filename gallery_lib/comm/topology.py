@@ -29,11 +29,6 @@ class Topology:
         """Return the ranks on the host of `rank`."""
         return next(ranks for ranks in self.hosts if rank in ranks)
 
-    def peers(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks, one on each host, with the same local rank as `rank`."""
-        place = self.local(rank).index(rank)
-        return tuple(ranks[place] for ranks in self.hosts)
-
     def __str__(self) -> str:
         sizes = [len(ranks) for ranks in self.hosts]
         return (

@@ -1,11 +1,9 @@
 """torch's private API, as of torch 2.11 to 2.15: the only file of this room that touches it.
 
-`Watch` stands in for a model's logger. DDP tells its logger when a forward pass that is to be
-averaged begins, and when a communication hook is registered; no hook of ours stands among the
-user's. DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP. `rebuild`
-replaces the C++ reducer without any trace of the one before. Hooks, attributes, mode and buffers
-stay the user's. The parameters are those the model was wrapped with, as in plain DDP: a parameter
-that is frozen at the moment is still averaged once it is unfrozen.
+`rebuild` replaces the C++ reducer of a DistributedDataParallel without any trace of the one before.
+Hooks, attributes, mode and buffers stay the user's. The parameters are those the model was wrapped
+with, as in plain DDP: a parameter that is frozen at the moment is still averaged once it is
+unfrozen. Copies and pickles of the model are plain DDPs.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,9 +22,6 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _find_tensors
 
 from gallery_lib.config import Comm
-
-if TYPE_CHECKING:
-    from gallery_lib.comm.reducer import GradientReducer
 
 DDP = nn.parallel.DistributedDataParallel
 find_tensors = _find_tensors
@@ -70,10 +65,9 @@ def logged(model: DDP) -> dict[str, Any]:
     return cast("dict[str, Any]", model._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
 
-def is_joined(reference: weakref.ref[DDP]) -> bool:
+def is_joined(model: DDP) -> bool:
     """Return whether DDP's join context is active, in which ranks without batches stand by."""
-    model = reference()
-    return model is not None and model._join_config.enable
+    return bool(model._join_config.enable)
 
 
 def own_averaging(model: DDP) -> str:
@@ -124,34 +118,34 @@ def remove_hooks(model: DDP) -> None:
     model.reducer._remove_autograd_hooks()
 
 
-class BackwardPass:
-    """Sentinel that the reducer holds until it has averaged the gradients of a backward pass.
+class _BackwardPass:
+    """Sentinel that the reducer holds until it has averaged the gradients of a backward pass."""
 
-    The buckets of a new reducer are ordered then. DDP would do so in the next forward pass, as a
-    collective call, but a rank may make a forward pass that others do not.
-    """
-
-    def __init__(self, model: DDP) -> None:
-        self._model = weakref.ref(model)
+    def __init__(self, model: DDP, ended: Callable[[DDP], None]) -> None:
+        self._model, self._ended = weakref.ref(model), ended
 
     def __del__(self) -> None:
         # Outside a backward pass the reducer itself is being deleted.
         with contextlib.suppress(RuntimeError):
-            at_end_of_backward(functools.partial(_order_buckets, self._model))
+            at_end_of_backward(functools.partial(_backward_ended, self._model, self._ended))
 
 
-def _order_buckets(reference: weakref.ref[DDP]) -> None:
+def _backward_ended(reference: weakref.ref[DDP], ended: Callable[[DDP], None]) -> None:
     if (model := reference()) is not None:
         order_buckets(model)
+        ended(model)
 
 
-def expect_backward_pass(model: DDP) -> weakref.ref[BackwardPass]:
-    """Return a reference to the sentinel of the next backward pass; dead once that has ended."""
-    sentinel = BackwardPass(model)
-    future: torch.futures.Future[BackwardPass] = torch.futures.Future()
-    future.set_result(sentinel)
+def after_backward(model: DDP, ended: Callable[[DDP], None]) -> None:
+    """Call `ended(model)` at the end of the next backward pass that averages its gradients.
+
+    Every rank has come to that point then, so collective calls are safe. The buckets of a new
+    reducer have been ordered by then. DDP itself would order them in the next forward pass, which
+    one rank may make and others not. A rebuild drops the call.
+    """
+    future: torch.futures.Future[_BackwardPass] = torch.futures.Future()
+    future.set_result(_BackwardPass(model, ended))
     model.reducer._install_post_backward_futures([future])
-    return weakref.ref(sentinel)
 
 
 @dataclass
@@ -163,9 +157,9 @@ class _UserSettings:
     names: dict[int, str]
     buckets: dict[str, Any]
     find_unused_parameters: bool
-    static_graph: bool
-    rebuilt_static_graph: bool = False
-    """Whether the last rebuild set `model.static_graph`; if so, it is not the user's setting."""
+
+
+_settings: weakref.WeakKeyDictionary[DDP, _UserSettings] = weakref.WeakKeyDictionary()
 
 
 def _user_settings(model: DDP) -> _UserSettings:
@@ -179,7 +173,6 @@ def _user_settings(model: DDP) -> _UserSettings:
         {place: names[id(parameter)] for place, parameter in enumerate(parameters)},
         {name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
         model.find_unused_parameters,
-        model.static_graph,
     )
 
 
@@ -221,26 +214,27 @@ def _buckets(user: _UserSettings, options: Comm) -> dict[str, Any]:
     }
 
 
-def _rebuild(model: DDP, user: _UserSettings, options: Comm) -> None:
-    """Replace `model.reducer` and `model.logger`, following the user's settings and `options`."""
-    # the user's own _set_static_graph() counts as the user's setting
-    user.static_graph |= model.static_graph and not user.rebuilt_static_graph
-    static_graph = user.static_graph or options.static_graph
+def rebuild(model: DDP, options: Comm) -> None:
+    """Replace `model.reducer` and `model.logger`, following the user's settings and `options`.
+
+    A collective call between two steps.
+    """
+    user = _settings.get(model) or _settings.setdefault(model, _user_settings(model))
     for name, value in _buckets(user, options).items():
         setattr(model, name, value)
     model.find_unused_parameters = user.find_unused_parameters or options.find_unused_parameters
-    model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
+    remove_hooks(model)  # the reducer may live on, where the user holds it
     views = model.gradient_as_bucket_view
     try:
         model.gradient_as_bucket_view = options.bucket_views or views
         with _unfrozen([p for p in user.parameters if not p.requires_grad]):
-            model._ddp_init_helper(user.parameters, user.sparse, user.names, static_graph)  # type: ignore[no-untyped-call]
+            model._ddp_init_helper(  # type: ignore[no-untyped-call]
+                user.parameters, user.sparse, user.names, model.static_graph
+            )
     finally:
         model.gradient_as_bucket_view = views
     model._has_rebuilt_buckets = False
-    model.static_graph = static_graph
-    user.rebuilt_static_graph = static_graph and not user.static_graph
-    if static_graph:
+    if model.static_graph:
         model._static_graph_delay_allreduce_enqueued = False
         model.reducer._set_static_graph()
         assert model.logger is not None
@@ -249,51 +243,9 @@ def _rebuild(model: DDP, user: _UserSettings, options: Comm) -> None:
         model.require_manual_backward_finalization = True  # type: ignore[misc]
 
 
-class Watch:
-    """Proxy of `model.logger` that reports forward passes and communication hooks.
-
-    It also keeps all we know of the model. `reducer` is our communication hook, None while DDP
-    averages by itself. `before_forward` is called before a forward pass with gradients and
-    synchronization, `before_own_hook` when the user registers a communication hook.
-    """
-
-    def __init__(self, model: DDP, before_own_hook: Callable[[], None]) -> None:
-        self._model = weakref.ref(model)
-        self._logger = model.logger
-        self._user_settings = _user_settings(model)
-        self._before_own_hook = before_own_hook
-        self.reducer: GradientReducer | None = None
-        self.before_forward: Callable[[], None] | None = None
-        model.logger = self  # type: ignore[assignment]
-
-    def rebuild(self, options: Comm) -> None:
-        """Rebuild the model's reducer for `options`; on every rank, between two steps."""
-        model = self._model()
-        assert model is not None
-        _rebuild(model, self._user_settings, options)
-        self._logger = model.logger
-        model.logger = self  # type: ignore[assignment]
-
-    def use_hook(self, reducer: GradientReducer) -> None:
-        """Have `reducer` average the gradients."""
-        model = self._model()
-        assert model is not None
-        dist._register_comm_hook(model.reducer, None, reducer.take)
-        self.reducer = reducer
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Run `before_forward`, then DDP's own method, called as a forward pass begins."""
-        if self.before_forward is not None:
-            self.before_forward()
-        self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
-
-    def _set_comm_hook_name(self, name: str) -> None:
-        """Run `before_own_hook`, then DDP's own method, called before a hook is registered."""
-        self._before_own_hook()
-        self._logger._set_comm_hook_name(name)  # type: ignore[union-attr]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_logger"), name)
+def use_hook(model: DDP, hook: Callable[..., torch.futures.Future[Tensor]]) -> None:
+    """Have `hook` average the gradients; the model's own list of hooks does not get it."""
+    dist._register_comm_hook(model.reducer, None, hook)
 
 
 DISTRIBUTION = "_gallery_distribution"
@@ -304,9 +256,3 @@ def inside(model: Any) -> Any:
     """Return the DistributedDataParallel through which `model` is called, else `model` itself."""
     distribution = getattr(type(model), DISTRIBUTION, None)
     return model if distribution is None else distribution.ddp
-
-
-def watch_of(model: object) -> Watch | None:
-    """Return the watch over `model`, or None."""
-    logger = getattr(inside(model), "logger", None)
-    return logger if isinstance(logger, Watch) else None

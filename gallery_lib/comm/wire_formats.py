@@ -8,9 +8,7 @@ Karimireddy et al., 2019).
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,10 +37,12 @@ class Scratch:
 
 
 class Exact:
-    """All-reduce in the buffer's own dtype."""
+    """All-reduce in the buffer's own dtype; without a group there is nobody to exchange with."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
+        self.residuals: dict[Key, Tensor] = {}
+        """What error feedback has kept, for this rank's part of a checkpoint."""
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """Replace `buffer` by its sum over the group, divided by `divisor`.
@@ -55,19 +55,13 @@ class Exact:
 
     def forget(self, index: int) -> None:
         """Drop the residuals of the bucket with this index."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into a checkpoint: residuals of this rank."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
+        self.residuals = {key: kept for key, kept in self.residuals.items() if key[0] != index}
 
 
 class _Narrow(Exact):
     """All-reduce with 16 bits a value, rounded when sent and after each addition on the way."""
 
-    def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype) -> None:
         super().__init__(group)
         self.dtype = dtype
         self._scratch = Scratch()
@@ -101,10 +95,9 @@ class _Int8(Exact):
 
     WIRE = "int8"
 
-    def __init__(self, group: dist.ProcessGroup, error_feedback: bool) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, error_feedback: bool) -> None:
         super().__init__(group)
         self.error_feedback = error_feedback
-        self.residuals: dict[Key, Tensor] = {}
         self._scratch = Scratch()
 
     def _residual(self, key: Key, buffer: Tensor) -> Tensor | None:
@@ -160,64 +153,11 @@ class _Int8(Exact):
         dist.all_gather_into_tensor(received.view(-1), sent, group=self.group)
         compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
 
-    def forget(self, index: int) -> None:
-        for key in [key for key in self.residuals if key[0] == index]:
-            del self.residuals[key]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
-
-
-def exchange_of(options: Comm, group: dist.ProcessGroup) -> Exact:
-    """Return the exchange of flat buffers over `group`, for all wire formats but `powersgd`."""
+def exchange_of(options: Comm, group: dist.ProcessGroup | None) -> Exact:
+    """Return the exchange of flat buffers over `group`."""
     if options.wire == "int8":
         return _Int8(group, options.error_feedback)
     if options.wire in ("bf16", "fp16"):
         return _Narrow(group, torch.bfloat16 if options.wire == "bf16" else torch.float16)
     return Exact(group)
-
-
-class PowerSGD:
-    """Low-rank averaging by torch's own hook, with error feedback: `rank` columns for each matrix.
-
-    Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", 2019. The first two steps are exact, since DDP orders its buckets anew then.
-    Gloo needs all exchanges of a bucket before those of the next, so this waits.
-    """
-
-    _KEPT = ("error_dict", "p_memory_dict", "q_memory_dict", "iter", "rng")
-
-    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
-        # the other formats do without this import
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
-
-        self._average = hook.powerSGD_hook
-        self._state = hook.PowerSGDState(
-            group, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
-        )
-
-    def average_(self, bucket: dist.GradBucket) -> None:
-        """Replace the bucket's gradients by the low-rank form of their mean."""
-        self._average(self._state, bucket).wait()
-        error = self._state.error_dict.get(bucket.index())
-        if error is not None and not bool(error.isfinite().all()):
-            # An overflow, whose step is going to be skipped, would otherwise stay for good.
-            self.forget(bucket.index())
-
-    def forget(self, index: int) -> None:
-        """Drop what is kept of the bucket with this index."""
-        state = self._state
-        for kept in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
-            kept.pop(index, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into a checkpoint: residuals of this rank, and the bases."""
-        return {name: copy.deepcopy(getattr(self._state, name)) for name in self._KEPT}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
-        for name in self._KEPT:
-            setattr(self._state, name, copy.deepcopy(state[name]))

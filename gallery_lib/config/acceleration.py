@@ -149,7 +149,7 @@ class Tune(Settable):
 
 @dataclass
 class Comm(Settable):
-    """Gradient averaging in DDP; all but `wire` and `non_finite` change only the order of sums."""
+    """Gradient averaging in DDP; all but `wire` change only the order of sums."""
 
     bucket_mb: float | None = option(None, unit="MiB", minimum=0.001)
     """Size of the gradient buckets. Smaller ones start earlier and cost more messages. Default:
@@ -159,8 +159,6 @@ class Comm(Settable):
     find_unused_parameters: bool = False
     """Look in each step for parameters that the loss does not depend on; without it, a step that
     leaves some out is an error. Costs a walk over the graph."""
-    static_graph: bool = False
-    """Promise that every step uses the same parameters in the same order, which saves checks."""
     streams: int = option(1, minimum=1, maximum=8)
     """Buckets on their way at once, each on a process group of its own."""
     hierarchical: bool = False
@@ -169,16 +167,11 @@ class Comm(Settable):
     tune: bool = False
     """Let lossless strategies take turns over the first steps, and use the fastest if it certainly
     beats DDP's own."""
-    wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = "exact"
-    """What is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as
-    products of narrow matrices. For slow networks; changes the training."""
+    wire: Literal["exact", "bf16", "fp16", "int8"] = "exact"
+    """What is sent: gradients as they are, rounded, or as int8 with a scale for every 256. For slow
+    networks; changes the training."""
     error_feedback: bool = True
     """With int8, send what rounding loses the next time. Costs the gradients' size in fp32."""
-    powersgd_rank: int = option(4, minimum=1, maximum=4096)
-    """With powersgd, columns of the matrices. More are closer, and more bytes."""
-    non_finite: Literal["ignore", "skip", "stop"] = "ignore"
-    """When a gradient is not finite: ignore it (a GradScaler sees to it), skip the step and name
-    rank and parameter, or stop the run."""
 
 
 @dataclass

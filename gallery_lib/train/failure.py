@@ -67,7 +67,7 @@ class ErrorReport:
                 return
 
 
-def end_of_run(run_dir: Path, rank: int, reason: str, processes: Iterable[int]) -> NoReturn:
+def end_of_run(run_dir: Path, rank: int, reason: str, processes: Iterable[int] = ()) -> NoReturn:
     """End this process and others, which would not hear a request, and report why."""
     ErrorReport(rank, SilentRank.__name__, reason).write(run_dir)
     with contextlib.suppress(OSError):  # a full disk

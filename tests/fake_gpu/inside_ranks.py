@@ -25,8 +25,6 @@ WAYS: dict[str, tuple[float, dict]] = {
     "bf16": (2e-2, {"wire": "bf16"}),
     "fp16": (2e-2, {"wire": "fp16"}),
     "int8": (5e-2, {"wire": "int8", "streams": 2, "bucket_mb": 0.02}),
-    "powersgd": (1.0, {"wire": "powersgd"}),
-    "non-finite gradients skipped": (1e-5, {"non_finite": "skip"}),
 }
 STEPS = 4
 

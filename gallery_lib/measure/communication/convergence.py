@@ -46,7 +46,6 @@ FORMATS = {
     "fp16": Comm(wire="fp16"),
     "int8": Comm(wire="int8"),
     WITHOUT_FEEDBACK: Comm(wire="int8", error_feedback=False),
-    "PowerSGD": Comm(wire="powersgd"),
 }
 _LEAST_NOISE = 0.005
 

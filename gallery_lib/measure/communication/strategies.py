@@ -44,16 +44,13 @@ LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
 """Largest error of a gradient over the gradient (L2), by wire format.
 
 It comes from rounding in fp32, or in the format, when the gradient is sent and when sums are sent
-on. PowerSGD has no limit: what it leaves out of one step is sent later.
+on.
 """
 LAYERS, BATCH_SIZE = 4, 64
 
 
 def ways(hosts: topology.Topology) -> dict[str, Comm]:
-    """Return the strategies by name, DDP's own first.
-
-    Each has what the one before has. Only PowerSGD goes with neither of the last techniques.
-    """
+    """Return the strategies by name, DDP's own first; each has what the one before has."""
     strategies = {PLAIN: Comm()}
     small = Comm(bucket_mb=1, bucket_views=True)
     strategies["small buckets"] = small
@@ -62,7 +59,6 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
         last = strategies["hierarchical"] = dataclasses.replace(last, hierarchical=True)
     strategies["bf16"] = dataclasses.replace(last, wire="bf16")
     strategies["int8"] = dataclasses.replace(last, wire="int8")
-    strategies["PowerSGD"] = dataclasses.replace(small, wire="powersgd")
     return strategies
 
 
@@ -86,9 +82,9 @@ class Effect:
         return stats.percentiles([step for steps in self.rounds for step in steps])["p50"]
 
     @property
-    def limit(self) -> float | None:
-        """Return the limit for the error of the gradients, or None where there is none."""
-        return LIMITS.get(self.options["wire"])
+    def limit(self) -> float:
+        """Return the limit for the error of the gradients."""
+        return LIMITS[self.options["wire"]]
 
     @property
     def parity(self) -> str:
@@ -97,8 +93,6 @@ class Effect:
             return "not averaged"
         if not self.same_on_all_ranks:
             return "FAILED: ranks differ"
-        if self.limit is None:
-            return "no limit: the rest is sent later"
         return "passed" if self.gradient_error <= self.limit else "FAILED"
 
 
@@ -131,23 +125,9 @@ def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _low_rank_values(shape: Shape, rank: int) -> int:
-    """Return the number of values that PowerSGD sends of a gradient of this shape.
-
-    It sends two narrow matrices, or all values where the matrices would not be smaller.
-    """
-    values = math.prod(shape)
-    if len(shape) < 2:
-        return values
-    rows, columns = shape[0], values // shape[0]
-    return min(values, min(rank, rows, columns) * (rows + columns))
-
-
 def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
     """Return the bytes of all gradients of a step in fp32, once, in the format of `options`."""
     values = sum(math.prod(shape) for shape in shapes)
-    if options.wire == "powersgd":
-        return 4 * sum(_low_rank_values(shape, options.powersgd_rank) for shape in shapes)
     if options.wire == "int8":
         return packed_bytes(values, "int8")
     return values * {"exact": 4, "bf16": 2, "fp16": 2}[options.wire]
@@ -222,9 +202,7 @@ class _Training:
         """
         self.net.load_state_dict(self.first_weights)
         accelerate_ddp(self.model, strategy)
-        # The first steps of torch's PowerSGD hook are exact, so a later one is judged.
-        for _ in range(1 + SETTLING_STEPS * (strategy.wire == "powersgd")):
-            self._backward()
+        self._backward()
         mean = self._gradients()
         digests = process_group.all_ranks(hashlib.sha256(mean.numpy().tobytes()).digest())
         error = (mean.double() - self.exact).norm() / self.exact.norm()
