@@ -138,24 +138,12 @@ class StrategiesConfig:
 
 @dataclass(frozen=True)
 class ConvergenceConfig:
-    """Options of the convergence check, which trains with every wire format."""
+    """Options of the convergence check, which learns digits with every wire format."""
 
-    digits: bool = True
-    """Learn scikit-learn's digits, with parameters in common and in mixed units."""
     epochs: int = option(8, unit="epochs")
     """Passes over the digits."""
     seeds: int = option(4, unit="seeds", minimum=2)
     """How often, each time from other weights. More tell smaller differences apart."""
-    task: str | None = None
-    """Task of the gallery whose loss is compared as well, in minutes. Default: none."""
-    task_steps: int = option(16, unit="steps", minimum=4)
-    """Steps of the task, whose loss is the mean of the last quarter."""
-    batch_size: int | None = option(None, unit="samples")
-    """Samples of the task per process. Default: its quick setting."""
-    image_size: int | None = option(None, unit="pixels")
-    """Height of the task's images. Default: its quick setting."""
-    sequence_length: int | None = option(None, minimum=1)
-    """Length of the task's sequences. Default: its quick setting."""
     out: str | None = same_as(StrategiesConfig, "out")
 
 

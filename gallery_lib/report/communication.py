@@ -1,4 +1,4 @@
-"""Charts of communication: step times, parity, and what was learned.
+"""Charts and tables of communication: step times, parity, and what was learned.
 
 A title says what came out. One from a lab of hosts says that the links are emulated.
 """
@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from gallery_lib.console.table import Rows, seconds
 from gallery_lib.measure.communication.convergence import FP32, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import style
-from gallery_lib.report.style import OURS, Chart, fitted, listed, one_panel
+from gallery_lib.report.style import OURS, Chart, one_panel
 
 EMULATED = "emulated link"
 """What titles and tables call the links of a lab."""
 _MEBI = 2**20
-_SPREAD = 0.36
-"""Width over which the marks of one format lie side by side."""
 
 
 def _rounds(effect: Effect) -> bool:
@@ -31,25 +28,19 @@ def _rounds(effect: Effect) -> bool:
 
 
 def _step_times_title(effects: Effects) -> str:
-    """Return the network's part of DDP's step, and the best technique with and without rounding.
-
-    A technique counts that is certainly faster than DDP's own, with gradients that are right.
-    """
-    limit = effects.ways[ALONE].ratio if ALONE in effects.ways else None
-    part = "no measurable part"
-    if limit and limit.verdict == "faster":
-        part = f"{1 - 1 / limit.ratio:.0%}"
-    gains: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
-    for name, effect in effects.ways.items():
-        right = name not in (PLAIN, ALONE) and not effect.parity.startswith("FAILED")
-        if right and effect.ratio and effect.ratio.verdict == "faster":
-            gains[_rounds(effect)].append((effect.ratio.ratio, name))
-    best = [max(group) for group in gains.values() if group]
-    gained = listed(f"{name} gains {ratio:.2f}×" for ratio, name in best)
-    return (
-        f"The network takes {part} of DDP's step; {gained or 'no technique gains'}\n"
-        f"{effects.hosts}, {EMULATED}"
-    )
+    """Return what is certainly faster than DDP's own way, with gradients that are right."""
+    gains = [
+        (effect.ratio.ratio, name)
+        for name, effect in effects.ways.items()
+        if name not in (PLAIN, ALONE) and not effect.parity.startswith("FAILED")
+        if effect.ratio and effect.ratio.verdict == "faster"
+    ]
+    gained = "no technique gains"
+    if gains:
+        ratio, name = max(gains)
+        gained = f"{name} gains most, {ratio:.2f}×"
+    took = seconds(effects.ways[PLAIN].seconds)
+    return f"A step of {PLAIN}'s own way takes {took}; {gained}\n{effects.hosts}, {EMULATED}"
 
 
 def step_times(effects: Effects) -> Chart:
@@ -112,55 +103,21 @@ def parity_rows(effects: Effects) -> Rows:
     return rows
 
 
-def learned(trainings: Sequence[Scores]) -> Chart:
-    """Return each seed's score by wire format, with the noise around fp32's mean."""
-    rows = [["training", "wire format", "mean", "seeds", f"less {FP32}", "noise", "verdict"]]
-    for scores in trainings:
-        for name, values in scores.by_format.items():
-            mean, each = statistics.mean(values), ", ".join(f"{v:.3f}" for v in values)
-            difference, noise = f"{scores.difference(name):+.3f}", f"± {scores.noise:.3f}"
-            quantity = f"{scores.quantity} {mean:.3f}"
-            rows.append(
-                [scores.title, name, quantity, each, difference, noise, scores.verdict(name)]
-            )
-
-    def draw() -> Figure:
-        count = len(trainings)
-        figure = Figure(figsize=(8.0, 2.9 * count), layout="constrained")
-        for axes, scores in zip(np.atleast_1d(figure.subplots(count)), trainings, strict=True):
-            _draw_scores(axes, scores)
-        figure.supxlabel(
-            f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium"
-        )
-        return figure
-
-    return Chart("\n".join(map(_learned_title, trainings)), rows, draw)
-
-
-def _learned_title(scores: Scores) -> str:
-    """Return which formats learn less than fp32, without commas inside a name."""
-    worse = [name for name in scores.by_format if scores.verdict(name) == "worse"]
-    if not worse:
-        return f"{scores.title}: every format learns what {FP32} learns"
-    if len(worse) == len(scores.by_format) - 1:
-        return f"{scores.title}: every other format learns less than {FP32}"
-    verb = "learns" if len(worse) == 1 else "learn"
-    names = listed(name.replace(", no ", " without ") for name in worse)
-    return f"{scores.title}: only {names} {verb} less than {FP32}"
-
-
-def _draw_scores(axes: Any, scores: Scores) -> None:
-    centre = statistics.mean(scores.by_format[FP32])
-    low, high = centre - scores.noise, centre + scores.noise
-    axes.axhspan(low, high, color=style.PLAIN, alpha=0.3, linewidth=0)
-    names = []
-    for place, (name, values) in enumerate(scores.by_format.items()):
-        names.append(name.replace(", ", ",\n") + f"\nmean {statistics.mean(values):.3f}")
-        colour = style.PLAIN if name == FP32 else OURS
-        spread = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(values))
-        axes.plot(place + spread, values, "o", color=colour)
-    axes.set_xticks(range(len(names)), names)
-    axes.margins(x=0.08, y=0.15)
-    axes.set_title(fitted(_learned_title(scores)), fontsize="medium")
-    axes.set_ylabel(scores.quantity)
-    axes.grid(alpha=0.3)
+def learned_rows(trainings: Sequence[Scores]) -> Rows:
+    """Return a table of each wire format's accuracy, with the noise of means over the seeds."""
+    header = ["training", "wire format", "held-out accuracy", "of each seed"]
+    return [
+        [*header, f"less {FP32}", "noise", "verdict"],
+        *(
+            [
+                scores.title,
+                name,
+                f"{statistics.mean(values):.3f}",
+                ", ".join(f"{value:.3f}" for value in values),
+                *(f"{scores.difference(name):+.3f}", f"± {scores.noise:.3f}"),
+                scores.verdict(name),
+            ]
+            for scores in trainings
+            for name, values in scores.by_format.items()
+        ),
+    ]

@@ -80,5 +80,5 @@ def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(
     )
     text, figures = executed.shown()
     assert text.count("**Not measured**: the kernel lets this user make no network namespaces") == 2
-    assert len(figures) == 1  # what was learned
+    assert not figures
     assert "| digits, mixed units | int8, no error feedback |" in text

@@ -1,39 +1,42 @@
-r"""Convergence test: does training go as well with each wire format as with fp32?
+r"""Convergence test: does a network learn digits as well with each wire format as with fp32?
 
     python -m torch.distributed.run --nproc_per_node 2 \
-        -m gallery_lib.measure.communication.convergence --seeds 4 --task tts_angular
+        -m gallery_lib.measure.communication.convergence --seeds 8
 
-The same trainings run from the same seeds in every format. All of it is one run: the same
-processes, which start once, measure everything that is compared. Noise is how far two means over so
-many seeds lie apart by chance. It is two standard errors of their difference, from the spread of
-fp32 over the seeds, and half a percent of fp32's mean at least. A format whose mean is not further
-than that from fp32's is within the noise.
+A small network learns scikit-learn's digits: 1797 scans, 8 × 8 (Alpaydin and Kaynak, 1998). SGD
+trains two layers with a learning rate that falls to 0, from the same seeds in every format. All of
+it is one run: the same processes, which start once, measure everything that is compared. Noise is
+how far two means over so many seeds lie apart by chance. It is two standard errors of their
+difference, from the spread of fp32 over the seeds, and half a percent of fp32's mean at least. A
+format whose mean is not further than that from fp32's is within the noise.
+
+*Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in units
+that may be `bias_unit` times as large. The optimizer's step there is smaller by the square of that
+factor. In exact arithmetic the training is the same in any unit. But a bias's gradient is
+`bias_unit` times as large as before, and decides the scale of its group of 256 in int8. With 500,
+half of the smallest step of that scale is more than nearly all gradients of weights, and these are
+rounded to 0 in every training step. Only error feedback, which remembers the loss, learns then. So
+a broken error feedback shows here, which it does not in units that all parameters share.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from gallery_lib import tasks
-from gallery_lib.acceleration import accelerate
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.comm.ddp import plain_module
-from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig
+from gallery_lib.config import Comm, ConvergenceConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.communication.launch import end_after, run_on_this_host
 from gallery_lib.system.json_files import write_json
@@ -48,15 +51,18 @@ FORMATS = {
     WITHOUT_FEEDBACK: Comm(wire="int8", error_feedback=False),
 }
 _LEAST_NOISE = 0.005
+MIXED_UNITS = 500.0
+HELD_OUT = 597
+"""Number of the 1797 images that only measure the accuracy; the same images with every seed."""
+HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
+"""Sizes and learning rate of the training; images in a batch are those of one process."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Result of one training: `quantity` by wire format, a value for each seed."""
+    """Result of one training: held-out accuracy by wire format, a value for each seed."""
 
     title: str
-    quantity: str
-    higher_is_better: bool
     by_format: dict[str, list[float]]
 
     def difference(self, wire: str) -> float:
@@ -74,123 +80,7 @@ class Scores:
         """Return `within noise`, `better` or `worse`, in comparison with fp32."""
         if abs(self.difference(wire)) <= self.noise:
             return "within noise"
-        return "better" if (self.difference(wire) > 0) == self.higher_is_better else "worse"
-
-
-def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
-    """Train a task of the gallery for `max_steps` and return the mean loss of their last quarter.
-
-    The mean is over all ranks. The seed decides the weights. Data and their order are those of
-    `train`. A collective call.
-    """
-    task = tasks.of(train)
-    splits = task.data(train)
-    assert train.batch_size is not None and train.max_steps is not None
-    loader = DataLoader(
-        splits.train,
-        batch_size=max(1, train.batch_size // task.samples_per_item),
-        shuffle=True,
-        drop_last=True,
-        collate_fn=getattr(splits.train, "collate", None),
-        generator=torch.Generator().manual_seed(train.seed),
-    )
-    torch.manual_seed(seed)
-    config = Config.plain()
-    config.comm = way
-    model, batches = accelerate(task.build_model(), loader, config)
-    optimizer = task.optimizer.build(
-        plain_module(model).parameters(), lr=None, weight_decay=None, accelerated=False
-    )
-    losses = []
-    epochs = itertools.chain.from_iterable(itertools.repeat(batches))
-    for batch in itertools.islice(epochs, train.max_steps):
-        optimizer.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach().double())
-    accelerate_ddp(model, Comm())  # ends its threads
-    last = torch.stack(losses[-(train.max_steps // 4) :]).mean()
-    return (process_group.sum_over_ranks(last) / process_group.world_size()).item()
-
-
-def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable[..., float]]]:
-    """Return a tuple for each training: title, quantity, whether more is better, and a function.
-
-    The function takes a strategy and a `seed`, and returns the quantity.
-    """
-    trainings: list[tuple[str, str, bool, Callable[..., float]]] = []
-    if config.digits:
-        for title, unit in (("digits", 1.0), ("digits, mixed units", MIXED_UNITS)):
-            learn = functools.partial(accuracy, epochs=config.epochs, bias_unit=unit)
-            trainings.append((title, "held-out accuracy", True, learn))
-    if config.task is not None:
-        sizes = {name: getattr(config, name) for name in tasks.SIZES}
-        train = tasks.with_sizes(
-            TrainConfig(model=config.task, max_steps=config.task_steps, **sizes), "quick"
-        )
-        trainings.append((config.task, "training loss", False, functools.partial(task_loss, train)))
-    return trainings
-
-
-def measure(config: ConvergenceConfig) -> int:
-    """Run all trainings on the ranks of this run; rank 0 prints a line each and writes the file."""
-    if process_group.world_size() < 2:
-        raise InputError(
-            "one process sends no gradients. Start several: see the first lines of "
-            "gallery_lib/measure/communication/convergence.py."
-        )
-    trainings = _trainings(config)
-    process_group.ensure_initialized()
-    scores: list[dict[str, Any]] = []
-    for title, quantity, higher_is_better, score in trainings:
-        by_format = {}
-        for name, way in FORMATS.items():
-            if name == WITHOUT_FEEDBACK and title == config.task:
-                continue  # the control, which only the digits serve
-            by_format[name] = [score(way, seed=seed) for seed in range(config.seeds)]
-            if process_group.rank() == 0:
-                values = ", ".join(f"{value:.3f}" for value in by_format[name])
-                print(f"{title}, {name}: {quantity} {values}", flush=True)
-        scores.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
-    if process_group.rank() == 0 and config.out:
-        write_json(Path(config.out), {"trainings": scores})
-    return 0
-
-
-def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
-    """Run all trainings in processes on this host; return the scores. RunFailed where one fails."""
-    outcome = run_on_this_host(__name__, config, processes)
-    return [Scores(**values) for values in outcome["trainings"]]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run one process of the measurement, and end it."""
-    end_after(measure, ConvergenceConfig, arguments, "convergence")
-
-
-# --------------------------------------------------------------------------------------------------
-# Training of a small network on scikit-learn's digits, on several ranks, with a given strategy.
-#
-# The data are 1797 scans of handwritten digits, 8 × 8 (Alpaydin and Kaynak, 1998), real data that
-# comes with the library. SGD trains two layers with a learning rate that falls to 0.
-#
-# *Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in
-# units that may be `bias_unit` times as large. The optimizer's step there is smaller by the square
-# of that factor. In exact arithmetic the training is the same in any unit.
-#
-# But a bias's gradient is `bias_unit` times as large as before, and decides the scale of its group
-# of 256 in int8. With 500, half of the smallest step of that scale is more than nearly all
-# gradients of weights. So these are rounded to 0 in every training step. Only error feedback,
-# which remembers the loss, learns then. So a broken error feedback shows here, which it does not
-# in units that all parameters share.
-
-
-MIXED_UNITS = 500.0
-HELD_OUT = 597
-"""Number of the 1797 images that only measure the accuracy; the same images with every seed."""
-HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
-"""Sizes and learning rate of the training; images in a batch are those of one process."""
+        return "better" if self.difference(wire) > 0 else "worse"
 
 
 class Layer(nn.Module):
@@ -252,6 +142,42 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
     accelerate_ddp(model, Comm())  # ends its threads
     with torch.no_grad():
         return (net(images[held_out]).argmax(1) == labels[held_out]).double().mean().item()
+
+
+def measure(config: ConvergenceConfig) -> int:
+    """Train in every format on the ranks of this run; rank 0 prints lines and writes the file."""
+    if process_group.world_size() < 2:
+        raise InputError(
+            "one process sends no gradients. Start several: see the first lines of "
+            "gallery_lib/measure/communication/convergence.py."
+        )
+    process_group.ensure_initialized()
+    trainings = []
+    for title, unit in (("digits", 1.0), ("digits, mixed units", MIXED_UNITS)):
+        by_format = {}
+        for name, way in FORMATS.items():
+            by_format[name] = [
+                accuracy(way, seed=seed, epochs=config.epochs, bias_unit=unit)
+                for seed in range(config.seeds)
+            ]
+            if process_group.rank() == 0:
+                values = ", ".join(f"{value:.3f}" for value in by_format[name])
+                print(f"{title}, {name}: held-out accuracy {values}", flush=True)
+        trainings.append(dataclasses.asdict(Scores(title, by_format)))
+    if process_group.rank() == 0 and config.out:
+        write_json(Path(config.out), {"trainings": trainings})
+    return 0
+
+
+def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
+    """Run all trainings in processes on this host; return the scores. RunFailed where one fails."""
+    outcome = run_on_this_host(__name__, config, processes)
+    return [Scores(**values) for values in outcome["trainings"]]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one process of the measurement, and end it."""
+    end_after(measure, ConvergenceConfig, arguments, "convergence")
 
 
 if __name__ == "__main__":

@@ -111,4 +111,4 @@ def show_learned(trainings: list[Scores]) -> None:
     """Show what each wire format has learned."""
     from gallery_lib.report import communication
 
-    display_chart(communication.learned(trainings))
+    display_table(communication.learned_rows(trainings))
