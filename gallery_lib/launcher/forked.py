@@ -31,12 +31,12 @@ from typing import NamedTuple
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
 from gallery_lib.errors import InputError
-from gallery_lib.system import sockets
 from gallery_lib.system.processes import (
     GO_ON_LATER,
     HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
+    SOCKETS_VARIABLE,
     can_fork,
     die_with_parent,
     end_descendants,
@@ -111,7 +111,7 @@ def _start_all(
     count: int, folder: Path, module: str, arguments: Sequence[str], run: Run | None
 ) -> int:
     """Start all processes and wait until one has failed or all have ended; return the exit code."""
-    rendezvous = Path(os.environ.get(sockets.VARIABLE, folder)) / RENDEZVOUS_FILE
+    rendezvous = Path(os.environ.get(SOCKETS_VARIABLE, folder)) / RENDEZVOUS_FILE
     for left in (rendezvous, *(folder.glob(ERROR_FILES) if run is not None else ())):
         left.unlink(missing_ok=True)
     several = {RENDEZVOUS_VARIABLE: str(rendezvous.absolute())}

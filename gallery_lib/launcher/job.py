@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from gallery_lib.system import hardware, sockets
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
+    SOCKETS_VARIABLE,
     Relay,
     end_supervised,
     interruptible,
@@ -109,15 +111,14 @@ class Job:
         environment: Mapping[str, str],
         *,
         say: Callable[[str], None] | None,
-        lock: run_folder.FolderLock,
         folders: contextlib.ExitStack,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
         self.began = float(environment[LAUNCHED_AT_VARIABLE])
-        self._lock, self._folders = lock, folders
-        self._in_memory = Path(environment[sockets.VARIABLE])
+        self._folders, self._there = folders, self.run_dir.stat()
+        self._in_memory = Path(environment[SOCKETS_VARIABLE])
         self._starter_log = self.run_dir / f"launcher-host{launch.node_rank}.txt"
         with self._starter_log.open("w") as errors:
             self._process = supervised(command, environment, stderr=errors)
@@ -136,7 +137,8 @@ class Job:
         return True
 
     def _check_folder(self) -> None:
-        if self._lock.folder_is_gone():
+        there = self.run_dir.stat() if self.run_dir.is_dir() else None
+        if there is None or not os.path.samestat(self._there, there):
             raise RunFailed(
                 f"the folder {self.run_dir} was removed or renamed while a run was at work in it. "
                 "The run has been ended; a renamed folder holds what was written before."
@@ -225,10 +227,10 @@ def start(
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     folders = contextlib.ExitStack()
     try:
-        lock = folders.enter_context(run_folder.FolderLock(Path(run_dir), launch.node_rank))
+        folders.enter_context(run_folder.locked_for_host(Path(run_dir), launch.node_rank))
         meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
         run_folder.clear(Path(run_dir), launch.node_rank)
-        variables[sockets.VARIABLE] = str(meeting)
+        variables[SOCKETS_VARIABLE] = str(meeting)
         variables |= Run(
             resolved,
             world_size=launch.nnodes * launch.nproc_per_node,
@@ -240,7 +242,7 @@ def start(
         variables[LAUNCHED_AT_VARIABLE] = repr(now() if launched_at is None else launched_at)
         command = command_of(launch, run_dir, module)
         own = dataclasses.replace(config, run_dir=run_dir)
-        return Job(own, launch, command, variables, say=say, lock=lock, folders=folders)
+        return Job(own, launch, command, variables, say=say, folders=folders)
     except BaseException:
         folders.close()
         raise

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import ENDED_FILE, REQUEST_FILE
@@ -17,6 +16,7 @@ from gallery_lib.console.phases import PHASES_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import paths
+from gallery_lib.system.files import LockHeld, locked
 from gallery_lib.train.failure import ERROR_FILES
 
 _LOCK_FILE = ".lock-host{}"
@@ -92,40 +92,20 @@ def clear(folder: Path, host: int) -> None:
             file.unlink()
 
 
-class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
-    """Lock on a run's folder, for one host of the run, until `release` or the end of this process.
+@contextlib.contextmanager
+def locked_for_host(folder: Path, host: int) -> Iterator[None]:
+    """Context: one host of a run has the folder, until the end of this process at most.
 
     Raises:
         InputError: where another run is at work in it.
     """
-
-    def __init__(self, folder: Path, host: int) -> None:
-        self._folder, self._file = folder, folder / _LOCK_FILE.format(host)
-        self._lock = FileLock(self._file, thread_local=False)
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            raise InputError(
-                f"run_dir={folder}: another run is at work in it. "
-                "Wait for it, or name another folder.",
-                parameter="run_dir",
-            ) from None
-        self._there = folder.stat()
-
-    def folder_is_gone(self) -> bool:
-        """Return whether the folder was removed or renamed; another may have its name now."""
-        try:
-            return not os.path.samestat(self._there, self._folder.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:  # a network disk that does not answer
-            return False
-
-    def release(self) -> None:
-        """Release the folder's lock."""
-        if self._lock.is_locked and not self.folder_is_gone():
-            self._file.unlink(missing_ok=True)
-        self._lock.release()
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
+    file = folder / _LOCK_FILE.format(host)
+    try:
+        with locked(file, seconds=0):
+            yield
+            file.unlink(missing_ok=True)
+    except LockHeld:
+        raise InputError(
+            f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder.",
+            parameter="run_dir",
+        ) from None

@@ -21,7 +21,6 @@ from gallery_lib.launcher.forked import Ending, report_killed
 from gallery_lib.system.processes import (
     GO_ON_LATER,
     HEARS_NOTICE_VARIABLE,
-    exit_code_of_signal,
     shell_exit_code,
 )
 from gallery_lib.train.resolved import this_run
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"rank {rank} ended with {how}", file=sys.stderr)
         return shell_exit_code(code)
     except SignalException as error:  # its processes have been ended
-        return exit_code_of_signal(error.sigval)
+        return 128 + int(error.sigval)
     return 0
 
 

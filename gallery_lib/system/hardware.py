@@ -1,7 +1,7 @@
 """Facts about this machine: cores, memory, instruction sets, accelerators, and limits on them.
 
-They come from `/proc`, control groups, torch and the driver. CUDA is never initialised, so that a
-notebook can ask before it starts processes. Nothing here decides anything.
+They come from `/proc`, control groups, torch and the driver. CUDA is not initialised where NVML
+knows the devices. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -21,8 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from gallery_lib.system.processes import printed_by
 
 CPU_FACTS = Path("/proc/cpuinfo")
 _PROC = Path("/proc/self")
@@ -178,13 +175,6 @@ class Gpu:
     capability: tuple[int, int]  # compute capability, major and minor
 
 
-_QUESTION = """
-import json, torch
-devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-print(json.dumps([[one.name, one.major, one.minor] for one in devices]))
-"""
-
-
 def gpu_count() -> int:
     """Return the number of CUDA devices, counted without initialising CUDA."""
     import torch
@@ -201,29 +191,16 @@ def visible_gpus() -> tuple[Gpu, ...]:
     """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
     NVML, which comes with the driver, knows them. Where it is missing or does not tell (some
-    devices of an SoC, slices of a GPU), a short child process asks CUDA.
-
-    Raises:
-        RunFailed: when there are devices, and CUDA does not work.
+    devices of an SoC, slices of a GPU), CUDA is asked, which takes memory of each device.
     """
     import torch
 
-    if torch.cuda.is_initialized():
-        devices = map(torch.cuda.get_device_properties, range(gpu_count()))
-        return tuple(Gpu(one.name, (one.major, one.minor)) for one in devices)
-    count = gpu_count()
-    return _asked(count, os.environ.get("CUDA_VISIBLE_DEVICES")) if count else ()
-
-
-@functools.cache
-def _asked(count: int, visible: str | None) -> tuple[Gpu, ...]:
-    """Return the `count` devices; `visible` is what decides which they are."""
     try:
-        return _of_nvml(count)
+        return _of_nvml(gpu_count())
     except (OSError, AttributeError, RuntimeError, TypeError, IndexError, ValueError):
         pass  # no NVML, an older one, or a device that it does not know by this name
-    answers = json.loads(printed_by(["-c", _QUESTION], "which GPUs this machine has"))
-    return tuple(Gpu(name, (major, minor)) for name, major, minor in answers)
+    devices = map(torch.cuda.get_device_properties, range(gpu_count()))
+    return tuple(Gpu(one.name, (one.major, one.minor)) for one in devices)
 
 
 def _of_nvml(count: int) -> tuple[Gpu, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from gallery_lib.errors import Interrupted, RunFailed
+from gallery_lib.errors import Interrupted
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Variable with the file in which processes of a run on one host meet, instead of at a port."""
@@ -33,6 +32,9 @@ It looks for no module in the working folder: a `queue.py` of the reader's there
 
 STOP_SECONDS = 8.0
 """Time that a supervisor may take to end everything before it is killed itself."""
+
+SOCKETS_VARIABLE = "GALLERY_SOCKETS"
+"""Variable with the private folder of a run, which goes with its launcher."""
 
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
@@ -131,14 +133,9 @@ def interruptible(what: str) -> Iterator[None]:
 # Exit codes
 
 
-def exit_code_of_signal(number: int) -> int:
-    """Return the exit code by which shells tell that signal `number` has ended a process."""
-    return 128 + number
-
-
 def shell_exit_code(returncode: int) -> int:
     """Return a process's exit code as shells tell it, from that of `subprocess`."""
-    return returncode if returncode >= 0 else exit_code_of_signal(-returncode)
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def signal_of_exit_code(exit_code: int) -> signal.Signals | None:
@@ -196,17 +193,6 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         process.wait()
 
 
-@contextlib.contextmanager
-def _ended_with_body(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Context: end the supervised process when the body raises."""
-    with process:
-        try:
-            yield process
-        except BaseException:
-            end_supervised(process)
-            raise
-
-
 class Relay:
     """Reader of a process's output, in a thread: an unread pipe would block the process forever.
 
@@ -254,37 +240,16 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
     """
     environment = {**environment, "PYTHONUNBUFFERED": "1"}
     lines = []
-    with _ended_with_body(supervised(command, environment, stderr=subprocess.STDOUT)) as process:
+    with supervised(command, environment, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip("\n"))
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip("\n"))
+        except BaseException:
+            end_supervised(process)
+            raise
     return process.returncode, lines
-
-
-def printed_by(arguments: list[str], what: str) -> str:
-    """Run this Python with `arguments`, and return what it prints on standard output.
-
-    It is for questions that should leave nothing in this process: a CUDA context takes half a GiB
-    of the device for as long as its process lives, and forked processes cannot use CUDA then.
-
-    Args:
-        arguments: words behind `python`.
-        what: the purpose, for the message, as "the name of the GPU".
-
-    Raises:
-        RunFailed: when the child fails, with its error in a line.
-    """
-    child = supervised([*PYTHON, *arguments], {}, stderr=subprocess.PIPE)
-    with _ended_with_body(child) as process:
-        printed, errors = process.communicate()
-    if process.returncode:
-        advice = ". nvidia-smi lists what uses the GPU" if "out of memory" in errors else ""
-        lines = [line for line in errors.splitlines() if line.strip()] or ["it said nothing"]
-        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed): ", line)]
-        reason = (named or lines)[-1].strip()
-        raise RunFailed(f"{what} could not be found out: {reason}{advice}")
-    return printed
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:
@@ -296,25 +261,22 @@ def end_descendants(grace_seconds: float = 3.0) -> None:
 
     me = psutil.Process()
 
-    def everyone() -> list[psutil.Process]:
-        return [
-            p
-            for p in me.children(recursive=True)
-            if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
-        ]
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in everyone():
+    def tell_all(*signals: signal.Signals) -> bool:
+        """Send the signals to all that live; return whether there are any."""
+        any_left = False
+        for process in me.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-                process.resume()
-        deadline = time.monotonic() + grace_seconds
-        while everyone() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for _ in range(20):  # a process may start another while it is being killed
-            if not (remaining := everyone()):
-                break
-            for process in remaining:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            time.sleep(0.05)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    any_left = True
+                    for number in signals:
+                        process.send_signal(number)
+        return any_left
+
+    tell_all(signal.SIGTERM, signal.SIGCONT)
+    deadline = time.monotonic() + grace_seconds
+    while tell_all() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for _ in range(20):  # a process may start another while it is being killed
+        if not tell_all(signal.SIGKILL):
+            break
+        time.sleep(0.05)

@@ -12,6 +12,7 @@ it alone.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,10 @@ from types import FrameType
 
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
+    SOCKETS_VARIABLE,
     adopt_orphans,
     die_with_parent,
     end_descendants,
-    exit_code_of_signal,
     shell_exit_code,
 )
 
@@ -69,7 +70,7 @@ def main(parent: int, command: list[str]) -> int:
     heeds_parent = HEARS_NOTICE_VARIABLE in os.environ
     if heeds_parent:
         _heed_the_parent_alone(parent)
-    code = exit_code_of_signal(signal.SIGTERM)
+    code = 128 + signal.SIGTERM
     child: subprocess.Popen[bytes] | None = None
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_begin)
@@ -88,6 +89,8 @@ def main(parent: int, command: list[str]) -> int:
         if child is not None and heeds_parent:
             child.kill()
         end_descendants(*([_NOTICE_GRACE_SECONDS] if heeds_parent else []))
+        if os.getppid() != parent and SOCKETS_VARIABLE in os.environ:  # its owner was killed
+            shutil.rmtree(os.environ[SOCKETS_VARIABLE], ignore_errors=True)
     return code
 
 

@@ -22,9 +22,8 @@ from typing import NoReturn
 from gallery_lib import errors
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.errors import GalleryError, InputError, RunFailed, SilentRank
-from gallery_lib.system import sockets
 from gallery_lib.system.json_files import read_json, write_json
-from gallery_lib.system.processes import exit_code_of_signal, signal_of_exit_code
+from gallery_lib.system.processes import SOCKETS_VARIABLE, signal_of_exit_code
 
 ERROR_FILES = "error-rank*.json"
 _KILLED = "Killed"
@@ -53,7 +52,7 @@ class ErrorReport:
         """Return the report about a rank whose process was ended by signal `number`."""
         what = f"killed by {signal.Signals(number).name}{_HINTS.get(signal.Signals(number), '')}"
         message = f"rank {rank} (process {process}) was {what}"
-        return cls(rank, _KILLED, message, exit_code=exit_code_of_signal(number), signal=number)
+        return cls(rank, _KILLED, message, exit_code=128 + number, signal=number)
 
     def write(self, run_dir: Path) -> None:
         """Write the report where the launcher reads it: in the run's folder, or else in memory.
@@ -61,7 +60,7 @@ class ErrorReport:
         The report about a killed rank stands beside one that the rank may have written itself.
         """
         name = f"{self.rank}-killed" if self.type == _KILLED else str(self.rank)
-        for folder in (run_dir, Path(os.environ.get(sockets.VARIABLE, run_dir))):
+        for folder in (run_dir, Path(os.environ.get(SOCKETS_VARIABLE, run_dir))):
             with contextlib.suppress(OSError):  # a full disk
                 write_json(folder / ERROR_FILES.replace("*", name), dataclasses.asdict(self))
                 return

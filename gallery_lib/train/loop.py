@@ -134,7 +134,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             data=data,
             techniques=measurements.techniques(session, calls_before),
             ready_seconds=ready_seconds,
-            load=watch.seen({}) if watch else None,
+            load=watch.seen() if watch else None,
         )
         _write(session, results, trained)
         return results

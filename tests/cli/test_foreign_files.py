@@ -55,8 +55,7 @@ KINDS = ("kind", "status", "ratios", "worst")
 
 def _comparison() -> Comparison:
     """Return a comparison that has all that one can have."""
-    busy = Others(1.5, "cc1plus", 1.0)
-    load = MachineLoad(2, [5.0, 5.0], busy, busy, 0.1, {"baseline": 0.3}, 0.5)
+    load = MachineLoad(2, Others(1.5, "cc1plus", 1.0), 0.1, 0.5)
     whole = made_comparison.changed(
         made_comparison.comparison(made_comparison.FASTER, 10),
         config={"amp_level": "O1", "amp_dtype": "auto"},

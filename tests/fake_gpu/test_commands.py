@@ -54,12 +54,12 @@ def test_doctor_names_the_device_and_uses_it_not(own_folders, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_nvml_a_short_process_asks_for_the_devices(own_folders, monkeypatch):
+def test_without_nvml_cuda_is_asked_for_the_devices(own_folders, monkeypatch):
     monkeypatch.setenv("FAKE_GPU_WITHOUT_NVML", "1")
     done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
     assert done.returncode == 0, done.stdout
     assert "2 × Fake H100" in done.stdout
-    assert users(own_folders) and all(" -c " in command for command in users(own_folders))
+    assert users(own_folders)
 
 
 @pytest.mark.slow

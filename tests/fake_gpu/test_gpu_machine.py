@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 PACKAGES = (
     "torch==2.11.*", "torchvision==0.26.*", "timm", "transformers", "matplotlib", "cuda-core>=1.0",
-    "psutil", "filelock", "pytest", "hypothesis",
+    "psutil", "pytest", "hypothesis",
 )  # fmt: skip
 DISK_GIB = 20
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from refusal import refused
 
 from gallery_lib.errors import InputError
-from gallery_lib.launcher.run_folder import FolderLock, checked
+from gallery_lib.launcher.run_folder import checked, locked_for_host
 
 
 def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:
@@ -44,21 +44,17 @@ def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
 
 def _held_elsewhere(folder: Path) -> str:
     try:
-        FolderLock(folder, 0).release()
-        return "free"
+        with locked_for_host(folder, 0):
+            return "free"
     except InputError as error:
         return str(error)
 
 
-def test_a_second_process_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_lets_go_and_hosts_share_a_folder(
+    tmp_path: Path,
+) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        hold = FolderLock(tmp_path, 0)
-        assert "another run is at work in it" in pool.apply(_held_elsewhere, (tmp_path,))
-        hold.release()
+        with locked_for_host(tmp_path, 0), locked_for_host(tmp_path, 1):
+            assert "another run is at work in it" in pool.apply(_held_elsewhere, (tmp_path,))
         assert pool.apply(_held_elsewhere, (tmp_path,)) == "free"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_hosts_of_one_run_share_a_folder(tmp_path: Path) -> None:
-    with FolderLock(tmp_path, 0), FolderLock(tmp_path, 1):
-        pass

@@ -118,8 +118,8 @@ def test_profiles_name_the_largest_groups_or_what_was_saved_most() -> None:
 # --------------------------------------------------------------------------------------------------
 # Scripts that took turns
 
-QUIET = MachineLoad(2, [0.1, 0.2], None, None, 0.0, {})
-BUSY = MachineLoad(2, [0.1, 0.2], None, Others(1.5, "gcc", 1.5), 0.0, {})
+QUIET = MachineLoad(2, None, 0.0)
+BUSY = MachineLoad(2, Others(1.5, "gcc", 1.5), 0.0)
 
 
 def turns_of(

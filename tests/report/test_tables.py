@@ -14,9 +14,7 @@ from gallery_lib.report import tables, verdict
 from gallery_lib.report.tables import folded, unfolded
 from gallery_lib.system.machine_load import MachineLoad, Others
 
-QUIET = MachineLoad(
-    2, [0.3, 2.1], Others(0.05, "sshd", 0.04), Others(0.1, "sshd", 0.1), 0.001, {"baseline": 0.04}
-)
+QUIET = MachineLoad(2, Others(0.1, "sshd", 0.1), 0.001)
 GAIN = dataclasses.replace(comparison(FASTER, 406), confidence=0.99)
 SAME = dataclasses.replace(comparison(NO_DIFFERENCE, None), confidence=0.99)
 PARTED = [

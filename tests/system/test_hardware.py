@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from gallery_lib.errors import RunFailed
-from gallery_lib.system import hardware, paths, processes, version
+from gallery_lib.system import hardware, paths, version
 from gallery_lib.system.hardware import Gpu
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9R14\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
@@ -24,11 +22,9 @@ ARM += "CPU architecture: 8\nCPU part\t: 0xd40\n"
 
 @pytest.fixture(autouse=True)
 def facts_are_read_anew() -> Iterator[None]:
-    for cache in (hardware.cpu_flags, hardware._asked):
-        cache.cache_clear()
+    hardware.cpu_flags.cache_clear()
     yield
-    for cache in (hardware.cpu_flags, hardware._asked):
-        cache.cache_clear()
+    hardware.cpu_flags.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -134,32 +130,6 @@ def test_several_kinds_of_gpus_are_counted_and_all_must_have_bf16(
     assert not hardware.computes_in_bf16("cuda")
     monkeypatch.setattr(hardware, "visible_gpus", lambda: mixed[:1])
     assert hardware.computes_in_bf16("cuda")
-
-
-def test_where_nvml_refuses_an_answer_a_child_asks_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    questions = []
-
-    def refusing(count: int) -> tuple[Gpu, ...]:
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-    def printed(arguments: list[str], what: str) -> str:
-        questions.append(arguments[1])
-        return '[["C", 8, 6]]'
-
-    monkeypatch.setattr(hardware, "_of_nvml", refusing)
-    monkeypatch.setattr(hardware, "printed_by", printed)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert hardware.visible_gpus() == () and not questions
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert hardware.visible_gpus() == hardware.visible_gpus() == (Gpu("C", (8, 6)),)
-    assert len(questions) == 1 and "get_device_properties" in questions[0]
-
-
-def test_a_short_process_that_fails_is_one_line() -> None:
-    assert processes.printed_by(["-c", "print('yes')"], "an answer") == "yes\n"
-    with pytest.raises(RunFailed, match=r"^an answer could not be found out: ValueError: no$"):
-        processes.printed_by(["-c", "raise ValueError('no')"], "an answer")
 
 
 def test_a_revision_is_the_commit_and_whether_tracked_files_differ_from_it(tmp_path: Path) -> None:

@@ -22,43 +22,36 @@ from gallery_lib.system.machine_load import (
     MachineLoad,
     Others,
     Watch,
-    drift,
     others_between,
     waited_between,
 )
 from gallery_lib.train.results import read_results
 
 
-def seen(at: float, *, busy: float = 0.0, own: float = 0.0, **others: float) -> Look:
+def seen(at: float, **others: float) -> Look:
     processes = {
         (number, 1.0): (name, spent) for number, (name, spent) in enumerate(others.items(), 1)
     }
-    return Look(at, 0.5, busy, 0.0, 100.0 * at, own, processes)
+    return Look(at, 0.0, 100.0 * at, processes)
 
 
 def test_the_program_that_took_most_is_named_and_all_are_added_up() -> None:
     """A build is many short processes; one that ended keeps what was seen of it."""
     looks = [seen(0.0, editor=5.0, compiler=100.0), seen(10.0, editor=6.0, compiler=108.0)]
     most = Others(pytest.approx(0.9), "compiler", pytest.approx(0.8))
-    assert others_between(looks, with_hidden=False) == most
+    assert others_between(looks) == most
     build = {(number, 5.0): ("cc1plus", 2.0) for number in range(4)} | {(9, 1.0): ("editor", 3.0)}
     begun = dataclasses.replace(seen(10.0), others=build)
     most = Others(pytest.approx(1.1), "cc1plus", pytest.approx(0.8))
-    assert others_between([seen(0.0), begun], with_hidden=False) == most
+    assert others_between([seen(0.0), begun]) == most
     looks = [seen(0.0), seen(5.0, short=2.0), seen(10.0)]
     most = Others(pytest.approx(0.2), "short", pytest.approx(0.2))
-    assert others_between(looks, with_hidden=False) == most
-
-
-def test_what_is_not_visible_from_here_is_told_by_the_systems_own_count() -> None:
-    looks = [seen(0.0, busy=10.0, own=4.0), seen(10.0, busy=28.0, own=15.0)]
-    assert others_between(looks, with_hidden=True) == Others(pytest.approx(0.7), "", 0.0)
-    assert others_between(looks, with_hidden=False) == Others(0.0, "", 0.0)
+    assert others_between(looks) == most
 
 
 def test_without_two_looks_nothing_is_claimed() -> None:
-    assert others_between([seen(0.0)], with_hidden=True) is None
-    assert others_between([seen(1.0), seen(1.0)], with_hidden=True) is None
+    assert others_between([seen(0.0)]) is None
+    assert others_between([seen(1.0), seen(1.0)]) is None
 
 
 def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_the_time() -> None:
@@ -70,7 +63,7 @@ def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_
     ]
     assert waited_between(looks) == pytest.approx(3.0 / 6.0)
     assert waited_between([seen(0.0), seen(1.0)]) is None
-    load = MachineLoad(2, None, None, None, None, {}, waited=0.5)
+    load = MachineLoad(2, None, None, waited=0.5)
     assert load.sentence() == (
         "The machine was busy: threads with work to do waited for a core 50% of the time; "
         "fewer --workers or --threads leave a core to each."
@@ -98,12 +91,6 @@ def test_a_training_beside_busy_neighbours_says_that_it_waited(tmp_path: Path) -
     assert said.startswith("The machine was busy: threads with work to do waited for a core ")
     assert "other processes took" in said and "most of all `python" in said
     assert results_text(read_results(tmp_path / "run")) == results_text(results)
-
-
-def test_drift_compares_thirds_and_needs_six_turns() -> None:
-    assert drift([[1.0, 1.0]] * 4 + [[1.3, 1.3]] * 2) == pytest.approx(0.3)
-    assert drift([[1.0]] * 6) == 0.0
-    assert drift([[1.0], [2.0], [3.0], [4.0], [5.0]]) is None
 
 
 def test_a_process_of_others_is_told_from_those_that_this_one_has_started() -> None:
@@ -134,8 +121,6 @@ def test_a_watch_tells_what_it_saw_between_the_pauses() -> None:
     while time.process_time() < end:
         pass  # this process's own time, which is not that of others
     watch.at_pause()
-    load = watch.seen({"a": [[1.0]] * 6, "b": [[1.0]]})
-    assert load.turns is not None and load.start_up is not None
-    assert load.turns.cores <= os.cpu_count()
-    assert load.drift == {"a": 0.0}
+    load = watch.seen()
+    assert load.turns is not None and load.turns.cores <= os.cpu_count()
     assert all(isinstance(reason, str) for reason in load.reasons())

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gallery_lib.system import paths, processes, sockets
+from gallery_lib.system import paths, processes
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     PYTHON,
@@ -97,19 +97,6 @@ def test_the_folder_of_sockets_is_private_and_short_and_goes(
     assert not folder.path.exists()
 
 
-def test_the_folder_of_a_killed_owner_goes_with_the_next_one_and_no_other_does() -> None:
-    alive, next_one = PrivateFolder(), PrivateFolder()
-    killed, new = (alive.path.with_name(f"{sockets.PREFIX}test-{name}") for name in ("old", "new"))
-    for folder in (killed, new):
-        folder.mkdir()
-    for folder in (alive.path, killed):
-        os.utime(folder, (time.time() - 3600, time.time() - 3600))
-    next_one.close()
-    assert alive.path.exists() and new.exists() and not killed.exists()
-    alive.close()
-    new.rmdir()
-
-
 NAMES = ("queue", "random", "types", "typing", "logging", "json", "signal", "struct", "site")
 
 
@@ -155,19 +142,6 @@ def test_a_user_without_name_and_home_has_folders_for_temporary_use(
         cache, runs = done.stdout.split()
         assert cache.endswith("/gallery-user-54321/.cache/gallery_lib"), done.stderr
         assert runs.endswith("/gallery-user-54321/gallery-runs")
-
-
-def test_with_standard_error_closed_nothing_of_ours_is_on_standard_output() -> None:
-    code = """if True:
-        import sys
-        sys.stderr = None
-        from gallery_lib.checkpoint.script import say
-        from gallery_lib.console.progress import Progress, note
-        say("one"), note("two"), Progress().show("three")
-    """
-    environment = {**os.environ, "PYTHONPATH": search_path()}
-    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gallery_lib.errors import Diverged, InputError, OutOfMemory, RunFailed, SilentRank
-from gallery_lib.system import sockets
+from gallery_lib.system.processes import SOCKETS_VARIABLE
 from gallery_lib.train import failure
 from gallery_lib.train.failure import ErrorReport
 
@@ -57,7 +57,7 @@ def test_bad_input_of_one_rank_is_bad_input(tmp_path: Path) -> None:
 def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(sockets.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SOCKETS_VARIABLE, str(tmp_path))
     ErrorReport(0, "RunFailed", "its results are lost").write(tmp_path / "not there")
     found = failure.of_run(
         tmp_path / "not there", 1, "", [], compiled_first=False, in_memory=tmp_path

@@ -94,7 +94,7 @@ def _measured(
             for run_folder in folders_of_starts(folder, options_.starts)
         ]
     )
-    load = watch.seen({name: group.first(name).rounds for name in variants})
+    load = watch.seen()
     exact = untimed.reference(group.first(before).probe)
     parity = group.parity(before, after, exact, options_.parity_steps, untimed.again)
     return group, parity, load

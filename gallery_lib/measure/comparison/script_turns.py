@@ -223,7 +223,7 @@ def compare(
             if alive:  # at once: each may take some seconds
                 with ThreadPoolExecutor(len(alive)) as pool:
                     list(pool.map(_PausedScript.end, alive.values()))
-    load = watch.seen({name: _sample_seconds(turns) for name, turns in rates.items()})
+    load = watch.seen()
     return ScriptTurns(dict(scripts), first_losses, rates, load)
 
 

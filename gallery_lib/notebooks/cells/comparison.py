@@ -226,7 +226,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         versions=bench.versions(),
         tasks={name: outcome},
     )
-    load = machine_load.others_between([before, machine_load.look()], with_hidden=False)
+    load = machine_load.others_between([before, machine_load.look()])
     if load is not None and load.cores > machine_load.OTHER_CORES:
         display_markdown(
             f"The machine was busy: other processes took {load.cores:.1f} of {hardware.cores()} "

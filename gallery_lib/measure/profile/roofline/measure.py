@@ -172,7 +172,7 @@ class Measuring(Observer):
             limits=limits,
             step_seconds=Spread.of(steps),
             profiled_seconds=Spread.of([sum(step.values()) for step in profiled]),
-            others=machine_load.others_between(looks, with_hidden=True),
+            others=machine_load.others_between(looks),
             groups=groups(parts),
             operations=parts,
         )
