@@ -51,9 +51,9 @@ class YourModelConfig:
     """How much is measured: quick is a minute or two on two cores. auto is full on a GPU, else
     quick."""
     optimizer: Literal[
-        "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"
-    ] = "adamw"
-    """Optimizer of torch.optim. sgd has a momentum of 0.9."""
+        "AdamW", "Adam", "SGD", "RMSprop", "RAdam", "NAdam", "Adamax", "Adagrad", "Adadelta"
+    ] = "AdamW"
+    """Optimizer of torch.optim. SGD has a momentum of 0.9."""
     learning_rate: float | None = option(None, minimum=0.0)
     """Learning rate. Default: torch's for the optimizer."""
     amp_level: Literal["auto", "O0", "O1"] = same_as(NotebookConfig, "amp_level")

@@ -46,10 +46,6 @@ TASK = classification.image_classifier(
     activation_bytes_per_sample=4_520_000,
     # 0.714 G multiply-adds forward, twice that backward, 2 operations each
     flops_per_sample=4.28e9,
-    where_time_goes=(
-        "in convolutions and the first linear layer; with small batches, in the optimizer's passes "
-        "over 61 million parameters"
-    ),
     quick=QUICK | {"batch_size": 32, "image_size": 64},
     full=FULL | {"batch_size": 128, "image_size": 224},
 )

@@ -41,10 +41,6 @@ TASK = language_modelling.language_model(
     # own half, which is causal, counted whole), and 768·50265 in the head; ×2 FLOP, ×3 for forward
     # and backward, ×512 tokens.
     flops_per_sample=466e9,
-    where_time_goes=(
-        "linear layers, two thirds of them in the twelve blocks, one quarter in the 50,265 logits "
-        "of each token"
-    ),
     quick=QUICK | {"batch_size": 4, "sequence_length": 32, "block_steps": 2},
     full=FULL | {"batch_size": 32, "sequence_length": 512},
 )

@@ -40,10 +40,6 @@ TASK = language_modelling.language_model(
     # attention, and 768² + 768·30522 in the head; ×2 FLOP, ×3 for forward and backward, ×512
     # tokens.
     flops_per_sample=364e9,
-    where_time_goes=(
-        "linear layers, four fifths of them in the twelve blocks, one fifth in the 30,522 logits "
-        "of each token"
-    ),
     quick=QUICK | {"batch_size": 4, "sequence_length": 32, "rounds": 5},
     full=FULL | {"batch_size": 32, "sequence_length": 512},
 )

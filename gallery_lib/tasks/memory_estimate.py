@@ -1,14 +1,10 @@
 """Estimate of a run's host memory, so that a run that cannot fit says so before it starts.
 
-    python -m gallery_lib.tasks.memory_estimate NAME
-
-The command prints a task's activation bytes per sample, for its declaration.
-
 Weights, gradients and optimizer state are estimated from the number of parameters. With several
 processes the buckets that gradients are sent in are added. Activations come from what a task
-declares per sample at its own size, in fp32. The command counts them: the bytes that autograd keeps
-between forward and backward, and the largest of them once more. The gradient of the largest comes
-while most is still there (a language model's logits).
+declares per sample at its own size, in fp32: the bytes that autograd keeps between forward and
+backward, and the largest of them once more. The gradient of the largest comes while most is still
+there (a language model's logits).
 
 A process that is being compared keeps a copy of its weights for a while. A run that saves
 checkpoints keeps a copy of weights and optimizer states, of which each process has its part. GPUs
@@ -17,17 +13,12 @@ are not asked about their memory: that would initialise CUDA in the wrong proces
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import psutil
-import torch
-from torch import Tensor
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-from gallery_lib.tasks import SIZES, Task, get, of, with_sizes
+from gallery_lib.tasks import SIZES, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
 # Values per parameter that the optimizer keeps; others keep two moments.
@@ -37,27 +28,6 @@ _RESERVE = 0.05  # of the memory, for everything else
 
 class DoesNotFit(InputError):
     """Error: the processes of a run need more memory than is free on this host."""
-
-
-def activation_bytes(task: Task, batch: Any, samples: int) -> int:
-    """Return the bytes per sample that a step takes for activations, on the CPU.
-
-    `batch` is the step's batch, and has `samples` samples.
-    """
-    model = task.build_model().train()
-    own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
-    # By storage; the tensors stay referenced, so that no storage is counted for another.
-    kept: dict[int, Tensor] = {}
-
-    def keep(value: Tensor) -> Tensor:
-        if value.untyped_storage()._cdata not in own:
-            kept[value.untyped_storage()._cdata] = value
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        task.loss(model, batch)
-    sizes = [value.untyped_storage().nbytes() for value in kept.values()]
-    return (sum(sizes) + max(sizes)) // samples
 
 
 def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = False) -> int:
@@ -110,20 +80,3 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
         f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free on this host. "
         "Choose smaller sizes, fewer processes, or a larger machine."
     )
-
-
-def main(name: str) -> None:
-    """Print what the task `name` should declare."""
-    task = get(name)
-    splits = task.data(with_sizes(TrainConfig(model=name)))
-    data: Any = splits.train
-    collate = getattr(data, "collate", None)
-    batch = next(iter(torch.utils.data.DataLoader(data, batch_size=2, collate_fn=collate)))
-    if hasattr(data, "finish_batch"):
-        batch = data.finish_batch(batch, torch.contiguous_format)
-    bytes_per_sample = activation_bytes(task, batch, 2 * task.samples_per_item)
-    print(f"activation_bytes_per_sample={bytes_per_sample:_}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

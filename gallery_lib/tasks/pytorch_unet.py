@@ -43,10 +43,6 @@ TASK = Task(
     # 610,112 multiply-adds a pixel (18 convolutions of 3×3, the 1×1, each divided by the area its
     # level is reduced by), times two operations, 640·959 pixels, and three for forward and backward
     flops_per_sample=2.25e12,
-    where_time_goes=(
-        "in 3×3 convolutions, and at the two largest sizes in the batch norms, ReLUs and joins "
-        "that move memory"
-    ),
     quick=QUICK | {"batch_size": 1, "image_size": 128},
     full=FULL | {"batch_size": 8, "image_size": 640},
 )

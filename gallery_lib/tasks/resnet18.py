@@ -39,10 +39,6 @@ TASK = classification.image_classifier(
     # 1.81 G multiply-adds forward (convolutions and the last layer), twice that backward, 2
     # operations each
     flops_per_sample=10.9e9,
-    where_time_goes=(
-        "mostly in 3×3 convolutions, the rest in the batch norms, ReLUs and additions between "
-        "them, which move memory"
-    ),
     quick=QUICK | {"batch_size": 32, "image_size": 64, "rounds": 8, "block_steps": 5},
     full=FULL | {"batch_size": 64, "image_size": 224},
 )

@@ -37,10 +37,6 @@ TASK = classification.image_classifier(
     parameters=25_557_032,
     activation_bytes_per_sample=89_200_000,
     flops_per_sample=24.5e9,
-    where_time_goes=(
-        "half in convolutions, half in the batch norms, ReLUs and additions between them, which "
-        "move memory"
-    ),
     quick=QUICK | {"batch_size": 16, "image_size": 64, "rounds": 8},
     full=FULL | {"batch_size": 128, "image_size": 224},
 )

@@ -37,7 +37,6 @@ TASK = Task(
     build_model=build_model,
     data=partial(speech_recognition.utterances, vocabulary_size=VOCABULARY),
     loss=speech_recognition.loss,
-    smoothed_loss=speech_recognition.smoothed_loss,
     metrics=speech_recognition.metrics,
     chance=speech_recognition.chance,
     # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at
@@ -55,10 +54,6 @@ TASK = Task(
     # and values for the decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each;
     # backward costs twice as much as forward
     flops_per_sample=24.7e9,
-    where_time_goes=(
-        "in matrix products of its linear layers, most of them the encoder's, and at small batches "
-        "in Adam"
-    ),
     quick=QUICK | {"batch_size": 8, "sequence_length": 40},
     full=FULL | {"batch_size": 32, "sequence_length": 160},
 )

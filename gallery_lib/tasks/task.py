@@ -97,9 +97,8 @@ class Task:
       `head` it takes the number of classes as `classes`, and `tasks.of(config)` is the task with as
       many outputs as the data has.
     - `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs
-      under autocast.
-    - `smoothed_loss`, where the loss is a cross-entropy over classes, is the same loss with label
-      smoothing: its third argument is the share of each label that all classes get alike.
+      under autocast. A cross-entropy over classes may take `label_smoothing`, the share of each
+      label that all classes get alike.
     - `metrics` takes the plain model and a batch. For each quantity it returns the sum over the
       batch and the number of terms. The means of these are the metrics.
     - `summary`, where there is one, makes the metrics of these means: perplexity, say, or the equal
@@ -112,7 +111,7 @@ class Task:
     batch_size: int
     build_model: Callable[..., nn.Module]
     data: Callable[[TrainConfig], Splits]
-    loss: Callable[[nn.Module, Any], Tensor]
+    loss: Callable[..., Tensor]
     metrics: Callable[[nn.Module, Any], Mapping[str, tuple[Tensor, int]]]
     optimizer: OptimizerSpec
     flops_per_sample: float  # forward and backward, at the task's own input size
@@ -120,7 +119,6 @@ class Task:
     parameters: int | None = None  # number of trained values
     # for activations, at the task's own size, in fp32 (see memory_estimate.py)
     activation_bytes_per_sample: int = 0
-    where_time_goes: str = ""  # what a step's time is spent on, in a sentence
     # options for a demonstration on a few cores
     quick: dict[str, Any] = field(default_factory=dict)
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
@@ -136,7 +134,6 @@ class Task:
     # of models by title, on held-out data
     predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None
     head: Head | None = None  # None: the model's outputs are its own business
-    smoothed_loss: Callable[[nn.Module, Any, float], Tensor] | None = None
 
     def input_size(self, config: TrainConfig) -> str:
         """Return how large one sample is: `64×64 pixels` (width × height), `32 tokens`, or ''."""
@@ -170,13 +167,15 @@ class Task:
         Raises:
             InputError: for a share above 0 where the loss is no cross-entropy over classes.
         """
-        if share is None or (self.smoothed_loss is None and share == 0):
+        loss = self.loss
+        smooths = "label_smoothing" in inspect.signature(loss).parameters
+        if share is None or (share == 0 and not smooths):
             return self
-        if self.smoothed_loss is None:
+        if not smooths:
             raise InputError(
                 f"label_smoothing={share}: the loss of {self.name} is no cross-entropy over "
                 "classes, so there are no labels to smooth. Leave it out.",
                 parameter="label_smoothing",
             )
-        smoothed = self.smoothed_loss
-        return dataclasses.replace(self, loss=lambda model, batch: smoothed(model, batch, share))
+        smoothed = partial(loss, label_smoothing=share)
+        return dataclasses.replace(self, loss=lambda model, batch: smoothed(model, batch))

@@ -44,10 +44,6 @@ TASK = classification.image_classifier(
     # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2
     # operations each
     flops_per_sample=27.6e9,
-    where_time_goes=(
-        "nearly all in matrix products; attention over 197 tokens and the layer norms are small "
-        "beside them"
-    ),
     quick=QUICK | {"batch_size": 32, "image_size": 64},
     full=FULL | {"batch_size": 64, "image_size": 224},
 )

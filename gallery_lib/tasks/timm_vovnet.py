@@ -47,10 +47,6 @@ TASK = classification.image_classifier(
     # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2
     # operations each
     flops_per_sample=42.4e9,
-    where_time_goes=(
-        "in 3×3 convolutions, and in the batch norms, ReLUs and concatenations between them, which "
-        "move memory"
-    ),
     quick=QUICK | {"batch_size": 16, "image_size": 64, "block_steps": 5},
     full=FULL | {"batch_size": 64, "image_size": 224},
 )

@@ -47,10 +47,6 @@ TASK = Task(
     # 3·768·256 in the projections; times two operations, 50 frames, and three for forward and
     # backward.
     flops_per_sample=2.81e9,
-    where_time_goes=(
-        "in the LSTMs' matrix products, frame after frame: each waits for the one before and is "
-        "small"
-    ),
     quick=QUICK | {"batch_size": 32, "sequence_length": 32, "block_steps": 5},
     full=FULL | {"batch_size": 256, "sequence_length": 50},
 )

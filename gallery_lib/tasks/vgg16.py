@@ -42,10 +42,6 @@ TASK = classification.image_classifier(
     # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2
     # operations each
     flops_per_sample=92.8e9,
-    where_time_goes=(
-        "nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 "
-        "million parameters"
-    ),
     quick=QUICK | {"batch_size": 8, "image_size": 32, "block_steps": 2},
     full=FULL | {"batch_size": 64, "image_size": 224},
 )

@@ -61,7 +61,6 @@ def __getattr__(name: str) -> Task:
         build_model=build_model,
         data=lambda config: Splits(Pictures(256, config.seed * 1000), Pictures(64, 500_000)),
         loss=classification.loss,
-        smoothed_loss=classification.smoothed_loss,
         optimizer=OPTIMIZERS[name],
     )
 

@@ -94,7 +94,6 @@ TASK = Task(
     build_model=build_model,
     data=lambda config: Splits(Stripes(256, config.seed * 1000), Stripes(64, 500_000)),
     loss=loss,
-    smoothed_loss=loss,
     metrics=metrics,
     chance=lambda splits: {"top1": 1 / CLASSES},
     optimizer=OptimizerSpec("AdamW", lr=1e-2),

@@ -1,4 +1,4 @@
-"""Training of every task for two steps, in each process of torchrun: `two_processes.py FOLDER`.
+"""Training of tasks for two steps, in each process of torchrun: `two_processes.py FOLDER TASK …`.
 
 One start of the processes serves all tasks, one after another. A task that fails leaves no results,
 and the ones behind it are tried too.
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     process_group.ensure_initialized()
     # Every run leaves the group at its end, but one group serves all here.
     process_group.leave = lambda: None
-    for name in SMALL:
+    for name in sys.argv[2:]:
         try:
             train(config(name, Path(sys.argv[1])))
         except Exception:

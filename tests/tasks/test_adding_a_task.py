@@ -13,7 +13,6 @@ import torch
 from gallery_lib import tasks
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher.job import launch
-from gallery_lib.tasks import memory_estimate
 
 
 @pytest.fixture
@@ -30,10 +29,6 @@ def test_the_example_declares_what_is_true_of_its_model(task_file):
     task = tasks.get(task_file)
     with torch.device("meta"):
         assert sum(p.numel() for p in task.build_model().parameters()) == task.parameters
-    batch = (torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64))
-    assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(
-        task.activation_bytes_per_sample, rel=0.2
-    )
 
 
 @pytest.mark.slow

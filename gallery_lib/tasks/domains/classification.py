@@ -62,14 +62,8 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
     return Splits(train, held_out)
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy of logits [N, classes], in fp32 under autocast too."""
-    inputs, labels = batch
-    return cross_entropy(model(inputs), labels)
-
-
-def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Tensor:
-    """Return the loss with that share of each label spread over all classes."""
     inputs, labels = batch
     return cross_entropy(model(inputs), labels, label_smoothing=label_smoothing)
 
@@ -129,7 +123,6 @@ image_classifier = partial(
     domain="computer vision",
     data=images,
     loss=loss,
-    smoothed_loss=smoothed_loss,
     metrics=metrics,
     chance=chance,
     data_commands=("mock_imagenet", "check_imagenet"),

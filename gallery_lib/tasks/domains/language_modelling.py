@@ -111,24 +111,15 @@ def _hidden(batch: Batch) -> Tensor:
     return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over the labels, in fp32 under autocast too.
 
     The models' own loss would make float64 float32.
     """
     inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
-    logits = model(**inputs).logits  # [N, L, vocabulary]
-    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
-
-
-def smoothed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> Tensor:
-    """Return the loss with that share of each label spread over the vocabulary."""
-    return cross_entropy(
-        _logits(model, batch).flatten(0, 1),
-        batch["labels"].flatten(),
-        ignore_index=IGNORED,
-        label_smoothing=label_smoothing,
-    )
+    logits = model(**inputs).logits.flatten(0, 1)  # [N × L, vocabulary]
+    labels = batch["labels"].flatten()
+    return cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
@@ -227,7 +218,6 @@ language_model = partial(
     Task,
     domain="language",
     loss=loss,
-    smoothed_loss=smoothed_loss,
     metrics=metrics,
     summary=summary,
     chance=chance,

@@ -38,22 +38,11 @@ def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
     )
 
 
-def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
+def loss(model: nn.Module, batch: SpeechBatch, label_smoothing: float = LABEL_SMOOTHING) -> Tensor:
     """Return the cross-entropy with smoothed labels, over what is no padding.
 
     The arithmetic is in fp32 under autocast too.
     """
-    logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
-    return cross_entropy(
-        logits.flatten(0, 1),
-        batch.labels.flatten(),
-        ignore_index=IGNORED,
-        label_smoothing=LABEL_SMOOTHING,
-    )
-
-
-def smoothed_loss(model: nn.Module, batch: SpeechBatch, label_smoothing: float) -> Tensor:
-    """Return the loss with another share of each label spread over the characters."""
     logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
     return cross_entropy(
         logits.flatten(0, 1),
