@@ -1,8 +1,7 @@
-"""Checkpoints of a training: saved in the background, found whole, gone on from exactly.
+"""Checkpoints of a training: saved in the background, gone on from exactly.
 
-- `folders`: a checkpoint on the disk is whole or not there; which one to go on from.
-- `state`: the parts of a training as files of data, taken apart and put back, with one format for
-  every implementation of an optimizer.
+- `folders`: a checkpoint is one file, whole or not there; which one to go on from.
+- `state`: the state of a training, taken and put back.
 - `saver`: when to save, agreed by all ranks; a thread writes a copy.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
 - `script`: `Checkpoint`, for a training script, in two lines.

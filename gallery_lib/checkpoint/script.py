@@ -7,7 +7,6 @@ loader's next pass leaves out what the interrupted one has had.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -22,27 +21,19 @@ from gallery_lib.checkpoint import folders
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
-from gallery_lib.checkpoint.state import Parts, check_plain, choose
+from gallery_lib.checkpoint.state import Parts, choose
 from gallery_lib.comm import process_group
-from gallery_lib.compiler import notices
 from gallery_lib.config.intervals import interval_of
-from gallery_lib.console.exit_code import refusal
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import GO_ON_LATER, tell
-
-_SEVERAL_GRAPHS = (
-    "the compiler has made graphs for batches of several shapes. A new process sees another shape "
-    "first, so losses may differ in the last bit. torch._dynamo.maybe_mark_dynamic makes one graph "
-    "serve all shapes"
-)
 
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
 
 
 class Checkpoint:
-    """Checkpoints of a training, which goes on from the newest whole one. A collective call.
+    """Checkpoints of a training, which goes on from the newest one. A collective call.
 
     Make it after `accelerate()`, `DistributedDataParallel` and the like, right before the loop.
     SIGTERM and SIGUSR1, by which schedulers announce the end, then save a checkpoint at the end of
@@ -63,11 +54,10 @@ class Checkpoint:
         every: interval, in steps (`20`) or as a time (`"10min"`).
         keep: number of checkpoints to keep.
         resume: `auto`, or a checkpoint to start from where the folder holds none; None: start anew.
-        exit_on_notice: whether a signal ends the script. Otherwise `notice` tells of it.
 
     Raises:
-        InputError: the checkpoint is of another model or optimizer, is damaged, the folder cannot
-            be written to, or another Checkpoint is open.
+        InputError: the checkpoint is of another model or optimizer, or damaged, or another
+            Checkpoint is open.
 
     Example:
         >>> import torch
@@ -104,7 +94,6 @@ class Checkpoint:
         every: str | int,
         keep: int = 2,
         resume: str | Path | None = AUTO,
-        exit_on_notice: bool = True,
     ) -> None:
         global _open
         process_group.ensure_initialized()
@@ -116,32 +105,21 @@ class Checkpoint:
                 "or close() it first.",
                 parameter="Checkpoint",
             )
-        if not isinstance(keep, int) or keep < 1:
-            raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
+        if keep < 1:
+            raise InputError(f"keep={keep} must be at least 1.", parameter="keep")
         self.folder = Path(folder).expanduser()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.folder, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied", str(self.folder))
-        except OSError as error:
-            raise InputError(
-                f"folder={self.folder} cannot be used. {refusal(error)}.", parameter="folder"
-            ) from None
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._parts = Parts(
             model, _listed(optimizer), _listed(scheduler), scaler, _followed(loader)
         )
-        self._exit_on_notice = exit_on_notice
         self.steps = 0
         """Number of steps done, those before a resume included."""
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
-        self._several_graphs, self._watching = False, False
-        self._go_on(None if resume is None else str(resume))
-        state = self._parts.state()
-        check_plain({**state.common, **state.of_rank})
+        self._go_on(resume)
         self._ends, self._notice = contextlib.ExitStack(), Notice()
         self._ends.enter_context(self._notice.listening())
-        self._saver = Saver(self.folder, interval, keep, say, self._notice)
+        self._saver = Saver(self.folder, self._parts, interval, keep, say, self._notice)
         # At its end Python would stop the thread in the middle of a write.
         self._finish = weakref.finalize(self, self._saver.finish)
         _open = weakref.ref(self)
@@ -151,11 +129,6 @@ class Checkpoint:
         """Return the number of whole passes through the loader: where a loop over epochs begins."""
         return getattr(self._parts.loader, "passes", None) or 0
 
-    @property
-    def notice(self) -> str:
-        """Return the name of the signal that asks the script to end, or "" before one came."""
-        return self._notice.heard()
-
     def step(self) -> None:
         """Count a step, and save a checkpoint where one is due. Every rank calls it after a step.
 
@@ -163,13 +136,10 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
-        if not self._watching:  # the first step's graphs are those of a process that goes on, too
-            self._watching = True
-            self._watch_compiler()
         save, end = self._saver.due(self.steps)
         if save:
             self.save()
-        if end and self._exit_on_notice:
+        if end:
             say(f"checkpoint  {self._saver.end(self.steps)}. Run it again.")
             if process_group.world_size() > 1:
                 process_group.all_ranks(None)  # the first rank that ends has the others ended
@@ -177,9 +147,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
-        state = self._parts.state(steps=self.steps, several_graphs=self._several_graphs)
-        state.facts = {"torch": str(torch.__version__), "script": Path(sys.argv[0]).name}
-        self._saver.save(self.steps, state)
+        self._saver.save(self.steps, {"script": Path(sys.argv[0]).name}, {})
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
@@ -187,40 +155,22 @@ class Checkpoint:
         self._finish()
         self._ends.close()
 
-    def _go_on(self, resume: str | None) -> None:
+    def _go_on(self, resume: str | Path | None) -> None:
+        there = folders.newest_first(self.folder)
+        if resume is None and there:
+            raise InputError(
+                f"{self.folder} holds checkpoints. resume='auto' goes on from the newest; a new "
+                "training needs a new folder.",
+                parameter="folder",
+            )
         if resume is None:
-            if folders.newest_first(self.folder):
-                raise InputError(
-                    f"{self.folder} holds checkpoints. resume='auto' goes on from the newest; for "
-                    "a new training name a new folder.",
-                    parameter="folder",
-                )
             return
-        saved = choose(AUTO, self.folder)
-        if saved is None and resume != AUTO:
-            saved = choose(resume, None)
-        if saved is None:
-            return
-        self._parts.check(saved)
-        said = self._parts.load(saved)
-        self.steps, self.resumed_from = saved.manifest.step, saved.path
-        say(f"checkpoint  going on from {saved.path}, step {self.steps}")
-        self._several_graphs = bool(saved.common.get("several_graphs"))
-        for line in (*saved.refused, *said, *([_SEVERAL_GRAPHS] if self._several_graphs else [])):
-            say(f"checkpoint  {line}")
-
-    def _watch_compiler(self) -> None:
-        """Note from now on that the training is compiled again."""
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled
-            return
-        reference = weakref.ref(self)
-
-        def note() -> None:
-            alive = reference()
-            if alive is not None and torch.is_grad_enabled():
-                alive._several_graphs |= alive._parts.plain().training
-
-        self._ends.enter_context(notices.observed(note, lambda: None, lambda: None))
+        saved = choose(AUTO if there else resume, self.folder)
+        if saved is not None:
+            said = self._parts.load(saved)
+            self.steps, self.resumed_from = saved.step, saved.path
+            for line in (f"going on from {saved.path}, step {self.steps}", *said):
+                say(f"checkpoint  {line}")
 
 
 def say(line: str) -> None:

@@ -355,10 +355,9 @@ def plot(words: Words, operands: Operands) -> None:
 
 
 _NOT_OF_A_FEW_STEPS = (
-    *("max_steps", "epochs", "evaluate", "save_weights", "log_interval", "tensorboard"),
+    *("max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
     *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout"),
-    *("lr_schedule", "lr_warmup_steps", "lr_step_size", "lr_schedule_steps"),
-    *("pretrained", "init_from"),
+    *("lr_schedule", "lr_warmup_steps", "lr_schedule_steps", "pretrained"),
 )
 
 

@@ -53,13 +53,10 @@ class TrainConfig:
     """Weight decay. Default: the task's own."""
     max_grad_norm: float | None = option(None, minimum=1e-6)
     """Clip gradients to this L2 norm of all together. Default: no clipping."""
-    lr_schedule: Literal["task", "none", "linear", "cosine", "step", "onecycle"] = "task"
-    """Learning rate by step, as in torch.optim.lr_scheduler. linear and cosine fall to 0, step to a
-    tenth every lr_step_size steps, onecycle rises to lr and falls."""
+    lr_schedule: Literal["task", "none", "linear", "cosine"] = "task"
+    """Learning rate by step, as in torch.optim.lr_scheduler. linear and cosine fall to 0."""
     lr_warmup_steps: int = option(0, unit="steps", minimum=0)
-    """First steps, in which the learning rate rises in a line. onecycle: 0 is torch's 30 %."""
-    lr_step_size: int | None = option(None, unit="steps")
-    """With lr_schedule step, steps between two falls. Default: a third of the run."""
+    """First steps, in which the learning rate rises in a line."""
     lr_schedule_steps: int | None = option(None, unit="steps")
     """Steps of the schedule. Default: those of the run. Give it where a run is to be continued."""
     label_smoothing: float | None = option(None, minimum=0.0, maximum=1.0)
@@ -70,10 +67,8 @@ class TrainConfig:
     save_weights: bool = False
     """Write the trained weights to weights.pt in the run directory."""
     pretrained: str | None = None
-    """File of weights to start from, safetensors or a state dict. What does not fit stays as drawn,
-    and is named."""
-    init_from: str | None = None
-    """Folder of an earlier run to start from: its weights.pt, else its newest checkpoint."""
+    """Weights to start from: safetensors, a state dict, or a checkpoint. What does not fit stays as
+    drawn, and is named."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes. Image classifiers get an output
     for each class of the folder; without a folder they have ImageNet's 1000."""
@@ -90,8 +85,6 @@ class TrainConfig:
     """Seed of weights, shuffling and augmentation. Runs of one seed start alike."""
     log_interval: int = option(10, unit="steps")
     """Steps between two log lines."""
-    tensorboard: bool = False
-    """Also write TensorBoard events into the run directory."""
     run_dir: str | None = None
     """Run directory, without a finished run. Default: a new one below runs/."""
     checkpoint_every: str | None = None

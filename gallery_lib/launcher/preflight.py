@@ -41,8 +41,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     if config.run_dir:
         run_folder.checked(config.run_dir, make=False, resume=config.resume is not None)
     memory_estimate.check(config, launch.nproc_per_node)
-    if launch.node_rank == 0:  # the others get its weights
-        pretrained.check_file(config)
+    pretrained.check_file(config)
     tasks.data_of(config)
 
 

@@ -13,10 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gallery_lib.errors import InputError
 
-WITH_LENGTH = ("linear", "cosine", "step", "onecycle")
+WITH_LENGTH = ("linear", "cosine")
 """Names of the schedules that go over a number of steps."""
-
-_FALL = 0.1  # of `step`, at each fall
 
 
 def noam(warmup_updates: int) -> Callable[[int], float]:
@@ -35,51 +33,30 @@ def noam(warmup_updates: int) -> Callable[[int], float]:
 
 
 def scheduler(
-    name: str,
-    optimizer: Optimizer,
-    *,
-    steps: int,
-    warmup_steps: int = 0,
-    step_size: int | None = None,
+    name: str, optimizer: Optimizer, *, steps: int, warmup_steps: int = 0
 ) -> LRScheduler | None:
     """Return torch's scheduler of that name, to be stepped after each update; None for a constant.
 
     Update number `warmup_steps` (from 0) is the first with the optimizer's learning rate. Before it
-    the rate rises in a line from its (warmup_steps + 1)-th part, or as OneCycleLR does.
+    the rate rises in a line from its (warmup_steps + 1)-th part.
 
     Args:
-        name: `none` or one of WITH_LENGTH.
+        name: one of WITH_LENGTH; others are constant.
         optimizer: the optimizer, with the highest learning rate.
         steps: updates that the schedule goes over, the warm-up included.
-        warmup_steps: updates of the warm-up, at most `steps` − 2. For `onecycle`, 0 is torch's
-            share of 30 %.
-        step_size: updates between two falls of `step`; None: a third of those after the warm-up.
+        warmup_steps: updates of the warm-up, at most `steps` − 2.
     """
-    if name == "onecycle":
-        return lr_scheduler.OneCycleLR(
-            optimizer,
-            max_lr=[group["lr"] for group in optimizer.param_groups],
-            total_steps=steps,
-            pct_start=(warmup_steps + 1) / steps if warmup_steps else 0.3,
-            cycle_momentum=False,
-        )
-    if not warmup_steps:
-        return None if name == "none" else _after_warmup(name, optimizer, steps, step_size)
-    warmup = lr_scheduler.LinearLR(optimizer, 1 / (warmup_steps + 1), total_iters=warmup_steps)
-    if name == "none":
-        return warmup
-    after = _after_warmup(name, optimizer, steps - warmup_steps, step_size)
-    return lr_scheduler.SequentialLR(optimizer, [warmup, after], milestones=[warmup_steps])
-
-
-def _after_warmup(
-    name: str, optimizer: Optimizer, steps: int, step_size: int | None
-) -> LRScheduler:
+    length, after = steps - warmup_steps, None
     if name == "linear":
-        return lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=steps)
-    if name == "cosine":
-        return lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    return lr_scheduler.StepLR(optimizer, step_size or math.ceil(steps / 3), gamma=_FALL)
+        after = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=length)
+    elif name == "cosine":
+        after = lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+    if not warmup_steps:
+        return after
+    warmup = lr_scheduler.LinearLR(optimizer, 1 / (warmup_steps + 1), total_iters=warmup_steps)
+    if after is None:
+        return warmup
+    return lr_scheduler.SequentialLR(optimizer, [warmup, after], milestones=[warmup_steps])
 
 
 class SkipAware:

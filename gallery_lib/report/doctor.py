@@ -5,7 +5,6 @@ All that is said of a run comes from its `results.json`.
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,7 +148,6 @@ def technique_rows() -> Rows:
     if hardware.computes_in_bf16("cpu"):
         bf16 = "has units for it: O1 gains"
     other = f"found: {installed}; used when LD_PRELOAD names it" if installed else "none found"
-    tensorboard = importlib.util.find_spec("tensorboard")
     return [
         ["technique", "here"],
         [
@@ -167,7 +165,6 @@ def technique_rows() -> Rows:
             "several processes",
             f"{gpus} GPU(s)" if gpus else f"{cores} core(s), shared by all processes",
         ],
-        ["TensorBoard log", "available" if tensorboard else "missing: pip install tensorboard"],
     ]
 
 

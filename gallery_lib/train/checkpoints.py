@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.checkpoint import folders, state
-from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS
+from gallery_lib.checkpoint import state
+from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import ENDED_FILE, Notice
 from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, Saved
 from gallery_lib.comm import process_group
-from gallery_lib.config import TrainConfig, command_line, options
+from gallery_lib.config import options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
@@ -39,7 +38,7 @@ from gallery_lib.train.session import Session
 
 _OF_THE_TRAINING = (
     *("model", "amp_level", "amp_dtype", "batch_size", "image_size", "sequence_length"),
-    *("lr", "lr_schedule", "lr_warmup_steps", "lr_step_size", "lr_schedule_steps"),
+    *("lr", "lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
     *("label_smoothing", "weight_decay", "max_grad_norm", "data_dir", "seed"),
 )
 """Options that are the training's own. A run that goes on with others would be another one."""
@@ -66,16 +65,18 @@ def choose(config: ResolvedConfig) -> Saved | None:
     """
     if config.resume is None:
         return None
-    own = Path(config.run_dir) / CHECKPOINTS
-    saved = state.choose(config.resume, own if config.resume == AUTO else None)
+    saved = state.choose(config.resume, Path(config.run_dir) / CHECKPOINTS)
     if saved is None:
         return None
-    before, present = saved.manifest.facts.get("config"), options.to_mapping(config)
-    if not isinstance(before, dict):
+    if "run" not in saved.content:
         raise InputError(
             f"{saved.path} is a checkpoint of a script, and not of a run.", parameter="resume"
         )
-    for name in _OF_THE_TRAINING:
+    before, present = saved.content["config"], options.to_mapping(config)
+    names: tuple[str, ...] = _OF_THE_TRAINING
+    if config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None:
+        names += ("max_steps", "epochs")
+    for name in names:
         if before.get(name) != present[name]:
             what = "another model" if name == "model" else "another training"
             raise InputError(
@@ -83,22 +84,7 @@ def choose(config: ResolvedConfig) -> Saved | None:
                 f"{name}={present[name]}. Give it the same options.",
                 parameter=name,
             )
-    if process_group.rank() == 0 and saved.path.parent.resolve() == own.resolve():
-        for aside in folders.set_aside_later(saved.path):
-            saved.refused.append(f"{aside.name} is left behind: it has more steps.")
     return saved
-
-
-def _check_length(saved: Saved, config: ResolvedConfig) -> None:
-    before = saved.manifest.facts["config"]["max_steps"]
-    depends = config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None
-    if depends and before != config.max_steps:
-        raise InputError(
-            f"{saved.path} is of a run of {before} steps, and this run has {config.max_steps}: "
-            f"lr_schedule={config.lr_schedule} would be another. Give it the same length; a run "
-            "that may get longer needs lr_schedule_steps from its start.",
-            parameter="max_steps",
-        )
 
 
 def parts_of(session: Session) -> Parts:
@@ -116,30 +102,29 @@ def parts_of(session: Session) -> Parts:
 class RunCheckpoints:
     """Checkpoints of one run. Without `checkpoint_every` none is saved."""
 
-    def __init__(self, session: Session, notice: Notice) -> None:
-        config = session.config
-        self._session, self._parts = session, parts_of(session)
+    def __init__(self, session: Session, config: ResolvedConfig, notice: Notice) -> None:
+        self._session, self._config, self._parts = session, config, parts_of(session)
         self._graphs = CompiledGraphs(session)
         self._folder = Path(config.run_dir) / CHECKPOINTS
         self._saver: Saver | None = None
         if config.checkpoint_every is not None:
             interval = interval_of(config.checkpoint_every)
-            self._saver = Saver(self._folder, interval, config.keep, session.log.say, notice)
+            self._saver = Saver(
+                self._folder, self._parts, interval, config.keep, session.log.say, notice
+            )
 
     def begin(self, saved: Saved | None, logged_steps: int) -> Trained:
         """Return where the training begins: at its start, or where a checkpoint has left off.
 
         `logged_steps` is the last step that the run has logged before in its folder.
         """
-        session, config = self._session, self._session.config
+        session, config = self._session, self._config
         if saved is None:
             if config.resume:
                 session.log.say(f"resumed  {config.run_dir} has no checkpoint: a new start")
             return Trained()
-        _check_length(saved, config)
-        self._parts.check(saved)
-        step, lost = saved.manifest.step, max(0, logged_steps - saved.manifest.step)
-        before, now = saved.manifest.world_size, process_group.world_size()
+        step, lost = saved.step, max(0, logged_steps - saved.step)
+        before, now = saved.world_size, process_group.world_size()
         session.log.say(
             f"resumed  from {saved.path}  at step {step}"
             + (f"; {lost} logged steps are done again" if lost else "")
@@ -154,12 +139,12 @@ class RunCheckpoints:
             "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "checkpoint": str(saved.path),
         }
-        trained.interruptions = [*saved.common["run"]["interruptions"], entry]
+        trained.interruptions = [*saved.content["run"]["interruptions"], entry]
         return trained
 
     def _load(self, saved: Saved) -> Trained:
         """Bring the session to the checkpoint; return what its training loop had left."""
-        session, run = self._session, saved.common["run"]
+        session, run = self._session, saved.content["run"]
         self._graphs.make_again(saved)
         said = self._parts.load(saved)
         clock = session.clock
@@ -167,10 +152,9 @@ class RunCheckpoints:
         clock.page_faults = run["page_faults"].tolist()
         clock.phases = {name: values.tolist() for name, values in run["phases"].items()}
         session.updates.skipped_before = run["skipped_steps"]
-        session.learning_rates = run["learning_rates"].tolist()
         # The loop reads its own losses since the last line of the log alone.
-        session.losses = [torch.zeros(())] * saved.manifest.step
-        for line in (*saved.refused, *said):
+        session.losses = [torch.zeros(())] * saved.step
+        for line in said:
             session.log.say(f"resumed  {line}")
         return Trained(
             curve=[[step, loss] for step, loss in enumerate(run["losses"].tolist(), 1)],
@@ -193,17 +177,12 @@ class RunCheckpoints:
             "page_faults": torch.tensor(clock.page_faults, dtype=torch.int64),
             "phases": {name: _values(values) for name, values in clock.phases.items()},
             "skipped_steps": session.updates.skipped_steps(),
-            "learning_rates": _values(session.learning_rates),
             "interruptions": trained.interruptions,
         }
-        saved = self._parts.state(run=run)
-        config = dataclasses.asdict(session.config)
-        saved.facts = {"config": config, "torch": str(torch.__version__)}
-        saved.of_rank[_GRAPHS] = self._graphs.positions
-        log = Path(session.config.run_dir) / STEPS_FILE
-        if log.exists():
-            saved.copies = {STEPS_FILE: (log, log.stat().st_size)}
-        self._saver.save(steps, saved)
+        if process_group.rank() == 0:
+            run["log"] = (Path(session.config.run_dir) / STEPS_FILE).read_text(encoding="utf-8")
+        common = {"config": dataclasses.asdict(self._config), "run": run}
+        self._saver.save(steps, common, {_GRAPHS: self._graphs.positions})
 
     def finish(self) -> None:
         """Wait until the last checkpoint is whole."""
@@ -213,25 +192,17 @@ class RunCheckpoints:
     def end_early(self, steps: int) -> GoOnLater | RunFailed:
         """Return the error with which a run ends that was told to, and note it in its folder."""
         assert self._saver is not None
-        config, reason = self._session.config, self._saver.end(steps)
-        if not folders.newest_first(self._folder):
+        run_dir, reason = Path(self._config.run_dir), self._saver.end(steps)
+        if not newest_first(self._folder):
             return RunFailed(f"{reason}, and there is none before it.")
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            with written_if_possible(Path(config.run_dir)):
-                write_json(Path(config.run_dir) / ENDED_FILE, {"step": steps, "reason": reason})
-        return GoOnLater(f"{reason}. Go on with: {_resume_command(config)}")
+            with written_if_possible(run_dir):
+                write_json(run_dir / ENDED_FILE, {"step": steps, "reason": reason})
+        return GoOnLater(f"{reason}. Run it again with --resume=auto.")
 
 
 def _values(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _resume_command(config: ResolvedConfig) -> str:
-    """Return the command line with which a run goes on, without its launcher's options."""
-    names = TrainConfig.__dataclass_fields__
-    given = TrainConfig(**{name: getattr(config, name) for name in names} | {"resume": AUTO})
-    words = [word for word in command_line.words_of(given) if not word.startswith("--model=")]
-    return shlex.join(["python3", "launch_single_task.py", f"--model={config.model}", *words])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -275,8 +246,8 @@ class CompiledGraphs:
         """
         session, world_size = self._session, process_group.world_size()
         own: list[dict[str, Any]] = []
-        if session.config.compiler_opt and saved.manifest.world_size == world_size:
-            own = saved.of_rank().get(_GRAPHS, [])
+        if session.config.compiler_opt and saved.world_size == world_size:
+            own = saved.of_rank()[_GRAPHS]
         passes = max(int(world_size > 2), *process_group.all_ranks(len(own)))
         batch: Any = None
         for number in range(passes):

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import os
 import re
-import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -84,30 +83,15 @@ _NO_MEMORY = {
 _NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-_LIMITS = {
-    rf"Too many open files|exited unexpectedly with exit code {errno.EMFILE}\b": (
-        resource.RLIMIT_NOFILE,
-        "open files",
-        "ulimit -n",
-    ),
-    r"unable to resize file .*File too large": (resource.RLIMIT_FSIZE, "bytes a file", "ulimit -f"),
-}
-
-
 def what_ran_out(error: BaseException) -> str | None:
-    """Return in a sentence what ran out, and what to do, if that is why `error` arose.
+    """Return in a sentence whether memory or disk ran out, if that is why `error` arose.
 
-    It is memory, disk or a limit of the shell. A compiler raises an error of its own around
-    torch's.
+    A compiler raises an error of its own around torch's.
     """
     if isinstance(error, OSError) and error.errno in _NO_DISK:
         return refusal(error)
     for one in filter(None, [error, error.__cause__, error.__context__]):
         text = str(one)
-        for words, (number, what, command) in _LIMITS.items():
-            if re.search(words, text):
-                limit = f"the limit of {resource.getrlimit(number)[0]} {what} was reached"
-                return f"{limit} (`{command}`). Raise it before the start, or use --workers 0"
         where = next((name for name, words in _NO_MEMORY.items() if re.search(words, text)), None)
         if where is None and isinstance(one, MemoryError):
             where = "the host"

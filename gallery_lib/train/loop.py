@@ -13,6 +13,7 @@ also have another library make the model ready (recipe.py).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.errors import Diverged, InputError, RunFailed
+from gallery_lib.errors import Diverged, RunFailed
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import paths
 from gallery_lib.system.machine_load import Watch
@@ -43,7 +44,7 @@ from gallery_lib.train.pretrained import save_weights
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
-from gallery_lib.train.run_log import STEPS_FILE, last_step
+from gallery_lib.train.run_log import last_step
 from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
 
 
@@ -86,7 +87,6 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         ends.callback(process_group.leave)
         process_group.ensure_initialized()
         config = _resolved(config)
-        _check_one_precision(config)
         watch = None
         if process_group.rank() == 0 and not observer.takes_turns:
             # What started several ranks is above all of this host.
@@ -105,14 +105,13 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 phases,
                 observer,
                 recipe,
-                earlier=saved.path / STEPS_FILE if saved else None,
-                after_step=saved.manifest.step if saved else 0,
+                earlier=saved.content["run"]["log"] if saved else None,
             )
         session.log.parameters(options.to_mapping(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
         session.model.train()
-        checkpoints = RunCheckpoints(session, notice)
+        checkpoints = RunCheckpoints(session, config, notice)
         ready_seconds = now() - launched_at
         with shown():
             trained = checkpoints.begin(saved, logged_steps)
@@ -126,7 +125,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             metrics = evaluate(session)
         phases.begin(ENDING)
         if metrics:
-            session.log.metrics(metrics, len(trained.curve))
+            session.log.metrics(metrics)
         results = measurements.results_of(
             session,
             trained,
@@ -141,34 +140,20 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
 
 
 def _resolved(config: TrainConfig) -> ResolvedConfig:
-    """Return the options with nothing left open. Collective where they name no run directory."""
-    if isinstance(config, ResolvedConfig):
-        return config
-    return resolve(
-        config,
-        local_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        run_dir=config.run_dir
-        or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
-    )
-
-
-def _check_one_precision(config: ResolvedConfig) -> None:
-    """Raise InputError where `auto` has chosen another precision on another host of the run."""
-    levels = process_group.all_ranks(config.amp_level)
-    if len(set(levels)) > 1:
-        raise InputError(
-            f"amp_level=auto is O1 on some hosts of this run, and O0 on others (rank "
-            f"{levels.index('O0')}, say, does not compute in half precision). Name one for all.",
-            parameter="amp_level",
+    """Return the options with nothing left open, in rank 0's precision. A collective call."""
+    if not isinstance(config, ResolvedConfig):
+        config = resolve(
+            config,
+            local_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            run_dir=config.run_dir
+            or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
         )
+    # `auto` may be another level on another host.
+    return dataclasses.replace(config, amp_level=process_group.from_rank_0(config.amp_level))
 
 
 def _announce(session: Session, data: dict[str, Any]) -> None:
     """Write what the reader should know before the first step to the log."""
-    if notice := precision.notice(
-        session.autocast_dtype, session.loader.device.type, accelerated=session.config.compiler_opt
-    ):
-        session.log.say(notice)
     if process_group.rank() == 0:
         for line in data_lines(data):
             session.log.say(f"data  {line}")
@@ -208,7 +193,7 @@ def _run_steps(
         clock.step_done()
         save, end = checkpoints.due(step + 1)
         if save or (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
-            _log(session, trained, step + 1, batch)
+            _log(session, trained, step + 1)
             if trained.diverged is not None and config.terminate_on_nan:
                 trained.broken_off = True
                 break
@@ -240,7 +225,7 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
         trained.epoch += 1
 
 
-def _log(session: Session, trained: Trained, steps: int, batch: Any) -> None:
+def _log(session: Session, trained: Trained, steps: int) -> None:
     """Log the steps since the last call, extend the loss curve, and look for divergence."""
     since = len(trained.curve)
     own = session.losses[since:]
@@ -253,14 +238,14 @@ def _log(session: Session, trained: Trained, steps: int, batch: Any) -> None:
         step=steps,
         batch_size=session.config.batch_size,
         loss=losses[-1],
-        learning_rate=session.learning_rates[-1],
+        learning_rate=session.learning_rate,
         step_seconds=session.clock.read()[since:],
         warmup=session.config.warmup_steps,
         world_size=process_group.world_size(),
         peak_memory_bytes=memory["device"] or memory["host"] or 0,
     )
     if trained.diverged is None:
-        trained.diverged = measurements.divergence(losses, own, since + 1, session.plain, batch)
+        trained.diverged = measurements.divergence(losses, own, since + 1)
 
 
 def _write(session: Session, results: Results, trained: Trained) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from gallery_lib import optim, stats
 from gallery_lib.comm import process_group
@@ -22,7 +21,6 @@ from gallery_lib.config import options
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
-from gallery_lib.train import learning_rate
 from gallery_lib.train.results import Results
 from gallery_lib.train.session import Session
 from gallery_lib.tune import choice
@@ -30,51 +28,28 @@ from gallery_lib.tune import choice
 
 @dataclass(frozen=True)
 class Divergence:
-    """Point at which a training diverged.
-
-    `step` counts from 1. `what` names the first thing that is not finite on `rank`: the batch, a
-    parameter, or the loss alone.
-    """
+    """Step, from 1, and rank at which a training's loss was first no finite number."""
 
     step: int
     rank: int
-    what: str
 
     def __str__(self) -> str:
-        return (
-            f"its loss is no finite number from step {self.step} on rank {self.rank} on, where "
-            f"{self.what} is not finite"
-        )
+        return f"its loss is no finite number from step {self.step} on rank {self.rank} on"
 
 
-def divergence(
-    means: Sequence[float], own: Sequence[Tensor], first_step: int, model: nn.Module, batch: Any
-) -> Divergence | None:
+def divergence(means: Sequence[float], own: Sequence[Tensor], first_step: int) -> Divergence | None:
     """Return the divergence among some consecutive steps, or None. Collective if there is one.
 
     Args:
         means: losses, averaged over ranks.
         own: this rank's losses of the same steps, scalars.
         first_step: number of the first of these steps, from 1.
-        model: the trained model, with its weights after the last of these steps.
-        batch: the batch of the last of these steps.
     """
     place = next((place for place, loss in enumerate(means) if not math.isfinite(loss)), None)
     if place is None:
         return None
-    what = None
-    if not own[place].isfinite():
-        tensors = {"the batch": tree_leaves(batch if place == len(means) - 1 else None)}
-        tensors |= {f"the parameter {name}": [p] for name, p in model.named_parameters()}
-        wrong = (name for name, values in tensors.items() if not all(map(_is_finite, values)))
-        what = next(wrong, "the loss")
-    causes = process_group.all_ranks(what)
-    rank = next((rank for rank, what in enumerate(causes) if what is not None), 0)
-    return Divergence(first_step + place, rank, causes[rank] or "the mean of the ranks' losses")
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, Tensor) or bool(torch.isfinite(value.detach()).all())
+    finite = process_group.all_ranks(bool(own[place].isfinite()))
+    return Divergence(first_step + place, finite.index(False) if False in finite else 0)
 
 
 @dataclass
@@ -189,7 +164,6 @@ def results_of(
         skipped_steps=session.updates.skipped_steps(),
         techniques=techniques,
         data=data,
-        learning_rate=learning_rate.facts(config, session.learning_rates, steps),
         started_from=dataclasses.asdict(session.started_from) if session.started_from else {},
         diverged_at=dataclasses.asdict(trained.diverged) if trained.diverged else None,
         interruptions=trained.interruptions,

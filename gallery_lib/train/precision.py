@@ -52,18 +52,6 @@ def described(config: TrainConfig, device_type: str) -> str:
     return f"{words} (auto)" if config.amp_level == "auto" else words
 
 
-def notice(dtype: torch.dtype | None, device_type: str, *, accelerated: bool) -> str | None:
-    """Return a warning for a run that its precision will make slow, or None."""
-    if dtype is not torch.bfloat16 or accelerated or hardware.computes_in_bf16(device_type):
-        return None
-    device = "CPU" if device_type == "cpu" else "GPU"
-    return (
-        f"This {device} has no bfloat16 units, so O1 is emulated: a step may take many times as "
-        "long as at O0. "
-        "Use --amp_level=O0, or --compiler-opt, which computes bfloat16 on the fp32 units of a CPU."
-    )
-
-
 def autocast(
     dtype: torch.dtype | None, device_type: str
 ) -> contextlib.AbstractContextManager[None]:

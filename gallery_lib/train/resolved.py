@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib.checkpoint.folders import AUTO, place_of
+from gallery_lib.checkpoint.folders import AUTO, named
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
@@ -54,16 +54,10 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         InputError: for a value that is wrong, options that do not go together, or an unknown task.
     """
     from gallery_lib import tasks  # imports torch
-    from gallery_lib.train import learning_rate, precision
+    from gallery_lib.train import precision
 
     config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
-    learning_rate.check(config, task)
-    if config.pretrained is not None and config.init_from is not None:
-        raise InputError(
-            "pretrained and init_from both name weights to start from. Give one of them.",
-            parameter="init_from",
-        )
     _check_checkpoints(config)
     default = task.optimizer
     completed = {
@@ -82,10 +76,10 @@ def _check_checkpoints(config: TrainConfig) -> None:
     if config.checkpoint_every is not None:
         interval_of(config.checkpoint_every)
     if config.resume not in (None, AUTO):
-        place_of(Path(str(config.resume)).expanduser())  # the ranks look at what is in it
+        named(Path(str(config.resume)).expanduser())  # the ranks look at what is in it
     if config.resume == AUTO and not config.run_dir:
         raise InputError(
-            "resume=auto needs run_dir: it goes on from the newest whole checkpoint in there.",
+            "resume=auto needs run_dir: it goes on from the newest checkpoint in there.",
             parameter="resume",
         )
 

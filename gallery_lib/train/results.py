@@ -52,11 +52,9 @@ class Results:
     techniques: dict[str, str]
     # Items of train and held_out, input size, notices, classes and outputs of the head.
     data: dict[str, Any] = field(default_factory=dict)
-    # schedule, first, last, changes ([[step, rate], …]) of the learning rate.
-    learning_rate: dict[str, Any] = field(default_factory=dict)
     # What fitted of the file of weights that the run started from; empty: weights were drawn.
     started_from: dict[str, Any] = field(default_factory=dict)
-    # step, rank, what: where the loss was first no finite number; None: nowhere.
+    # step, rank: where the loss was first no finite number; None: nowhere.
     diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
     # What else wanted the machine; None: not looked at, as in a comparison, which looks itself.

@@ -1,4 +1,4 @@
-"""Record of one training run: `config.json`, `steps.jsonl`, a log per rank, TensorBoard when asked.
+"""Record of one training run: `config.json`, `steps.jsonl`, a log per rank.
 
 Rank 0 logs to standard output and to `log-rank0.txt`. The other ranks log only to their own file. A
 line of `steps.jsonl` is complete or absent.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gallery_lib.console.table import rate
 from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import written_if_possible
-from gallery_lib.system.json_files import Misfit, converted, parsed, write_json
+from gallery_lib.system.json_files import write_json
 
 STEPS_FILE = "steps.jsonl"
 
@@ -24,8 +23,7 @@ STEPS_FILE = "steps.jsonl"
 class RunLog:
     """Writer of the record of one rank in a run.
 
-    `earlier` is the log of the steps that a resumed run has done before, and `after_step` the last
-    of them.
+    `earlier` is the text of the log that a resumed run had before.
     """
 
     def __init__(
@@ -33,9 +31,7 @@ class RunLog:
         run_dir: Path,
         *,
         rank: int = 0,
-        tensorboard: bool = False,
-        earlier: Path | None = None,
-        after_step: int = 0,
+        earlier: str = "",
     ) -> None:
         if (run_dir / "results.json").exists():
             raise InputError(
@@ -48,17 +44,8 @@ class RunLog:
         self._text = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
         self._steps = None
         if rank == 0:
-            if earlier is not None and earlier.exists():
-                shutil.copyfile(earlier, run_dir / STEPS_FILE)
-            mode = "w" if earlier is None else "a"
-            self._steps = (run_dir / STEPS_FILE).open(mode, buffering=1)
-        self._board: Any = None
-        if tensorboard and rank == 0:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # What an interrupted run has written of later steps is not shown.
-            purge = after_step + 1 if after_step else None
-            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+            self._steps = (run_dir / STEPS_FILE).open("w", buffering=1)
+            self._steps.write(earlier)
 
     def say(self, message: str, *, of_any_rank: bool = False) -> None:
         """Log a line for people; rank 0 shows it too, and `of_any_rank` every rank.
@@ -121,46 +108,23 @@ class RunLog:
             f"step_time {mean:.4f} s  "
             f"{rate(samples_per_second)}  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
         )
-        board = {name: line[name] for name in ("learning_rate", "step_seconds")}
-        board |= {"loss": loss, "samples_per_second": samples_per_second}
-        self._draw({**board, "peak_memory_gibibytes": peak_memory_bytes / 2**30}, step)
 
-    def _draw(self, values: dict[str, Any], step: int) -> None:
-        if self._board is not None:
-            with written_if_possible(self.run_dir):
-                for name, value in values.items():
-                    self._board.add_scalar(name, value, step)
-
-    def metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Log the held-out metrics after `step`."""
+    def metrics(self, metrics: dict[str, float]) -> None:
+        """Log the held-out metrics."""
         self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-        self._draw({f"held_out/{name}": value for name, value in metrics.items()}, step)
 
     def close(self) -> None:
         """Close all files, so that everything is on disk."""
-        for file in filter(None, (self._text, self._steps, self._board)):
+        for file in filter(None, (self._text, self._steps)):
             with written_if_possible(self.run_dir):
                 file.close()
 
 
 def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
-    """Return the complete lines of `steps.jsonl`, also of a run that is still going on.
-
-    Raises:
-        InputError: for a line that is no step.
-    """
-    path, steps = Path(run_dir) / STEPS_FILE, []
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        try:
-            steps += [converted(parsed(line), dict[str, Any])] if line.endswith("\n") else []
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}, line {number}, is damaged: {error}. Run it again.", parameter=str(path)
-            ) from None
-    return steps
+    """Return the complete lines of `steps.jsonl`, also of a run that is still going on."""
+    path = Path(run_dir) / STEPS_FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def last_step(run_dir: Path | str) -> int:
@@ -189,17 +153,7 @@ def each_step_seconds(run_dir: Path) -> list[float]:
     Raises:
         InputError: without any.
     """
-    try:
-        lines = [
-            converted(line.get("each_step_seconds"), list[float], "each_step_seconds")
-            for line in read_steps(run_dir)
-        ]
-    except Misfit as error:
-        raise InputError(
-            f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.",
-            parameter=error.place,
-        ) from None
-    durations = [seconds for line in lines for seconds in line]
+    durations = [time for line in read_steps(run_dir) for time in line["each_step_seconds"]]
     if not durations:
         raise InputError(
             f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is "

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from gallery_lib import optim, tasks
 from gallery_lib.comm import process_group
@@ -27,10 +28,11 @@ from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
+from gallery_lib.optim import schedules
 from gallery_lib.optim.updates import Updates
 from gallery_lib.system.sockets import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
-from gallery_lib.train import learning_rate, precision, pretrained
+from gallery_lib.train import precision, pretrained
 from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.run_log import RunLog
@@ -56,8 +58,8 @@ class Session:
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
     started_from: pretrained.Fit | None = None  # weights of a file; None: drawn ones
-    learning_rates: list[float] = field(default_factory=list)  # of each step, as the host knows it
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar per step
+    learning_rate: float = 0.0  # of the latest step
 
     def forward(self, batch: Any) -> Tensor:
         """Return the loss of one batch, computed under the run's autocast."""
@@ -76,7 +78,7 @@ class Session:
         self.backward(loss)
         self.clock.phase_done("backward")
         self.losses.append(loss.detach())
-        self.learning_rates.append(self.updates.learning_rate())
+        self.learning_rate = self.updates.learning_rate()
         self.updates.take()
         self.clock.phase_done("optimizer")
 
@@ -118,12 +120,11 @@ def open_session(
     observer: Observer,
     recipe: Recipe,
     *,
-    earlier: Path | None = None,
-    after_step: int = 0,
+    earlier: str | None = None,
 ) -> Session:
     """Build everything that a run needs before its first step, and return it as a `Session`.
 
-    A resumed run has the log of the steps before, `earlier`, of which `after_step` is the last.
+    A resumed run has the text of the log before, `earlier`.
     """
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
@@ -131,7 +132,7 @@ def open_session(
     splits = task.data(config)
     loader = _loader(config, task, splits)
     # Several processes get loaders of their own; a resumed run's first batches are not known yet.
-    if recipe.keeps_loader and process_group.world_size() == 1 and not after_step:
+    if recipe.keeps_loader and process_group.world_size() == 1 and earlier is None:
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
         # Prefault while one core imports, draws weights and traces.
@@ -140,7 +141,7 @@ def open_session(
     torch.manual_seed(config.seed)
     model = task.build_model()
     # A checkpoint has the weights of a run that is resumed.
-    started_from = None if after_step else pretrained.start_from(config, model)
+    started_from = None if earlier is not None else pretrained.start_from(config, model)
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     build = functools.partial(
@@ -154,11 +155,9 @@ def open_session(
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
     samples = len(cast(Any, splits.train)) * task.samples_per_item
     total_steps = _total_steps(config, len(ready.loader), samples)
-    schedule = learning_rate.scheduler(config, task, ready.optimizer, total_steps=total_steps)
+    schedule = _schedule(config, task, ready.optimizer, total_steps)
     run_dir, rank = Path(config.run_dir), process_group.rank()
-    log = RunLog(
-        run_dir, rank=rank, tensorboard=config.tensorboard, earlier=earlier, after_step=after_step
-    )
+    log = RunLog(run_dir, rank=rank, earlier=earlier or "")
     return Session(
         config=dataclasses.replace(config, max_steps=total_steps),
         task=task,
@@ -231,6 +230,34 @@ def _total_steps(config: ResolvedConfig, steps_of_pass: int, samples: int) -> in
     if config.max_steps is None:
         return of_epochs
     return min(config.max_steps, of_epochs) if config.epochs else config.max_steps
+
+
+def _schedule(
+    config: ResolvedConfig, task: Task, optimizer: torch.optim.Optimizer, total_steps: int
+) -> LRScheduler | None:
+    """Return the schedule of the learning rate; None where it is constant.
+
+    Raises:
+        InputError: for options that do not go together, or do not fit `total_steps`.
+    """
+    name, warmup, given = config.lr_schedule, config.lr_warmup_steps, config.lr_schedule_steps
+    own, steps = task.optimizer.schedule, given or total_steps
+    has_length = name in schedules.WITH_LENGTH
+    parameter, problem = "lr_schedule_steps", ""
+    if given and not has_length:
+        problem = f"is for lr_schedule={', '.join(schedules.WITH_LENGTH)}, and it is {name}"
+    elif steps < total_steps:
+        problem = f"ends before the run, which has {total_steps} steps"
+    elif warmup and name == "task" and own:
+        parameter, problem = "lr_warmup_steps", f"needs another lr_schedule than {task.name}'s own"
+    elif has_length and warmup > steps - 2:
+        parameter, problem = "lr_warmup_steps", f"of {steps} steps leaves fewer than two"
+    if problem:
+        value = getattr(config, parameter)
+        raise InputError(f"{parameter}={value} {problem}.", parameter=parameter)
+    if name == "task" and own:
+        return LambdaLR(optimizer, own)
+    return schedules.scheduler(name, optimizer, steps=steps, warmup_steps=warmup)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def check_start(baseline: Probe, candidate: Probe, exact: Probe) -> Check:
 def check_finite(diverged: Mapping[str, dict[str, Any] | None]) -> Check:
     """Return the check for finite losses; the value is the number of variants that diverged."""
     places = [
-        f"{name} from step {place['step']} on rank {place['rank']} on: {place['what']}"
+        f"{name} from step {place['step']} on rank {place['rank']} on"
         for name, place in diverged.items()
         if place is not None
     ]

@@ -44,7 +44,7 @@ from gallery_lib.train.results import read_results
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
     *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
-    *("log_interval", "tensorboard", "terminate_on_nan", "rank_timeout"),
+    *("log_interval", "terminate_on_nan", "rank_timeout"),
     *("checkpoint_every", "keep", "resume"),
 )
 _TRAINS_EAGER = (
