@@ -5,8 +5,8 @@
 One training per task goes on in one process. In the order without, with, with, without, … it takes
 blocks of 20 steps. In a block with a checkpoint the state is copied after the first step and
 written in the background during the others; the block lasts until the checkpoint is whole, so all
-of its cost is counted. The figures are seconds of a step with and without, of the copy that one
-step waits for, and of the writing in the background.
+of its cost is counted. The figures are seconds of a step with and without, and of the copy that one
+step waits for.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _batches(session: Any) -> Iterator[Any]:
 
 def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any]:
     """Return the seconds of each block's steps, by form, and of each copy and writing."""
+    from gallery_lib.checkpoint.folders import newest_first
     from gallery_lib.checkpoint.notice import Notice
-    from gallery_lib.checkpoint.saver import Outcome, Saver
+    from gallery_lib.checkpoint.saver import Saver
     from gallery_lib.train.checkpoints import parts_of
 
     with TemporaryDirectory() as folder:
         session = open_training(dataclasses.replace(config, run_dir=f"{folder}/run"))
-        outcomes: list[Outcome] = []
-        saver = Saver(Path(folder) / "checkpoints", Interval(steps=1), 2, print, Notice())
-        batches, parts, steps = _batches(session), parts_of(session), 0
+        checkpoints, batches, steps = Path(folder) / "checkpoints", _batches(session), 0
+        saver = Saver(checkpoints, parts_of(session), Interval(steps=1), 2, print, Notice())
         times: dict[str, list[float]] = {form: [] for form in FORMS}
         copies: list[float] = []
         for number in range(-1, rounds):  # the first compiles, and does not count
@@ -61,43 +61,40 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
                     session.step(next(batches))
                     steps += 1
                     if form == "with" and place == 0:
-                        saver.save(steps, parts.state())
-                        copies.append(saver.copy_seconds)
+                        before = time.perf_counter()
+                        saver.save(steps, {}, {})
+                        copies.append(time.perf_counter() - before)
                 saver.wait()
-                if form == "with":
-                    assert saver.outcome is not None
-                    outcomes.append(saver.outcome)
+                if saver.failure:
+                    raise InputError(f"a checkpoint could not be written: {saver.failure}")
                 step_seconds = (time.perf_counter() - began) / block_steps
                 if number >= 0:
                     times[form].append(step_seconds)
                 print(f"{config.model}, {form}: {1e3 * step_seconds:.1f} ms a step", flush=True)
-        if failures := [outcome.failure for outcome in outcomes if outcome.failure]:
-            raise InputError(f"a checkpoint could not be written: {failures[0]}")
-    written = outcomes[1:]
+        checkpoint_bytes = newest_first(checkpoints)[0].stat().st_size
     ratio = ratio_of_medians(*([[step] for step in times[form]] for form in FORMS))
     return {
         "options": {name: getattr(session.config, name) for name in TASKS[config.model]},
         "step_seconds": times,
         "overhead": [1 / limit - 1 for limit in (ratio.high, ratio.ratio, ratio.low)],
         "copy_seconds": copies[1:],
-        "writing_seconds": [outcome.seconds for outcome in written],
-        "checkpoint_bytes": written[-1].bytes,
+        "checkpoint_bytes": checkpoint_bytes,
     }
 
 
 def rows_of(found: dict[str, Any]) -> list[list[str]]:
     """Return the table of steps with checkpoints and without."""
-    header = ["task", "batch", "step without", "with", "overhead", "copy", "written in", "size"]
+    header = ["task", "batch", "step without", "with", "overhead", "copy", "size"]
     table = [header]
     for name, one in found.items():
         low, ratio, high = (100 * limit for limit in one["overhead"])
         steps = [one["step_seconds"][form] for form in FORMS]
-        durations = [*steps, one["copy_seconds"], one["writing_seconds"]]
-        without, with_one, copy, written = (seconds(statistics.median(d)) for d in durations)
+        durations = [*steps, one["copy_seconds"]]
+        without, with_one, copy = (seconds(statistics.median(d)) for d in durations)
         overhead = f"{ratio:+.1f} % ({low:+.1f} to {high:+.1f} %)"
         size = f"{one['checkpoint_bytes'] / 2**20:.0f} MiB"
         batch = str(one["options"]["batch_size"])
-        table.append([name, batch, without, with_one, overhead, copy, written, size])
+        table.append([name, batch, without, with_one, overhead, copy, size])
     return table
 
 

@@ -7,7 +7,6 @@ loader's next pass leaves out what the interrupted one has had.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +20,18 @@ from gallery_lib.checkpoint import folders
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
-from gallery_lib.checkpoint.state import Parts, choose
+from gallery_lib.checkpoint.state import Parts, choose, graphs_made
 from gallery_lib.comm import process_group
 from gallery_lib.config.intervals import interval_of
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import GO_ON_LATER, tell
 
+_SEVERAL_GRAPHS = (
+    "the compiler has made graphs for batches of several shapes. A new process sees another shape "
+    "first, so losses may differ in the last bit. torch._dynamo.maybe_mark_dynamic makes one graph "
+    "serve all shapes"
+)
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
 
@@ -116,6 +120,7 @@ class Checkpoint:
         """Number of steps done, those before a resume included."""
         self.resumed_from: Path | None = None
         """The checkpoint that this training goes on from, or None."""
+        self._several_graphs, self._graphs = False, -1
         self._go_on(resume)
         self._ends, self._notice = contextlib.ExitStack(), Notice()
         self._ends.enter_context(self._notice.listening())
@@ -136,6 +141,9 @@ class Checkpoint:
             SystemExit: with code 75, after a signal has asked the script to end.
         """
         self.steps += 1
+        graphs = graphs_made()  # those of the first step are those of a process that goes on, too
+        self._several_graphs |= 0 <= self._graphs < graphs
+        self._graphs = graphs
         save, end = self._saver.due(self.steps)
         if save:
             self.save()
@@ -147,7 +155,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Save a checkpoint now, in the background. Every rank calls it, between two steps."""
-        self._saver.save(self.steps, {"script": Path(sys.argv[0]).name}, {})
+        self._saver.save(self.steps, {"several_graphs": self._several_graphs}, {})
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
@@ -169,6 +177,8 @@ class Checkpoint:
         if saved is not None:
             said = self._parts.load(saved)
             self.steps, self.resumed_from = saved.step, saved.path
+            self._several_graphs = bool(saved.content.get("several_graphs"))
+            said += [_SEVERAL_GRAPHS] if self._several_graphs else []
             for line in (f"going on from {saved.path}, step {self.steps}", *said):
                 say(f"checkpoint  {line}")
 

@@ -8,6 +8,7 @@ on from the checkpoint of another.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +207,9 @@ def copied(value: Any) -> Any:
         return leaf.item() if isinstance(leaf, np.generic) else leaf
 
     return tree_map(copy, value)
+
+
+def graphs_made() -> int:
+    """Return the number of graphs that Dynamo has made in this process so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])

@@ -46,7 +46,8 @@ def scheduler(
         steps: updates that the schedule goes over, the warm-up included.
         warmup_steps: updates of the warm-up, at most `steps` − 2.
     """
-    length, after = steps - warmup_steps, None
+    length = steps - warmup_steps
+    after: LRScheduler | None = None
     if name == "linear":
         after = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=length)
     elif name == "cosine":

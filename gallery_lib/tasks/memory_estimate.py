@@ -6,9 +6,9 @@ declares per sample at its own size, in fp32: the bytes that autograd keeps betw
 backward, and the largest of them once more. The gradient of the largest comes while most is still
 there (a language model's logits).
 
-A process that is being compared keeps a copy of its weights for a while. A run that saves
-checkpoints keeps a copy of weights and optimizer states, of which each process has its part. GPUs
-are not asked about their memory: that would initialise CUDA in the wrong process.
+A process that is being compared keeps a copy of its weights for a while. Rank 0 of a run that saves
+checkpoints keeps a copy of weights and optimizer states. GPUs are not asked about their memory:
+that would initialise CUDA in the wrong process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from gallery_lib.checkpoint import state
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import ENDED_FILE, Notice
 from gallery_lib.checkpoint.saver import Saver
-from gallery_lib.checkpoint.state import Parts, Saved
+from gallery_lib.checkpoint.state import Parts, Saved, graphs_made
 from gallery_lib.comm import process_group
 from gallery_lib.config import options
 from gallery_lib.config.intervals import interval_of
@@ -214,22 +213,16 @@ def _values(numbers: list[float]) -> Tensor:
 # batches through the model once more, in that order, before it goes on.
 
 
-def _graphs_made() -> int:
-    """Return the number of graphs that Dynamo has made in this process so far."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
-
-
 class CompiledGraphs:
     """Positions in the data of a run at which the compiler made graphs, on this rank."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._made = session, _graphs_made()
+        self._session, self._made = session, graphs_made()
         self.positions: list[dict[str, Any]] = []
 
     def step_done(self) -> None:
         """Note the position of the batch of this step, if the compiler made a graph for it."""
-        made = _graphs_made()
+        made = graphs_made()
         if made > self._made and self._session.config.compiler_opt:
             position = self._session.loader.state_dict()
             self.positions.append({**position, "taken": position["taken"] - 1})
@@ -257,4 +250,4 @@ class CompiledGraphs:
                 batch = next(iter(session.loader))
             session.backward(session.forward(batch))
             session.optimizer.zero_grad(set_to_none=True)
-        self.positions, self._made = [*own], _graphs_made()
+        self.positions, self._made = [*own], graphs_made()

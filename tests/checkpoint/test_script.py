@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from gallery_lib import accelerate
-from gallery_lib.checkpoint import Checkpoint, state
+from gallery_lib.checkpoint import Checkpoint, folders, state
 from gallery_lib.config import Config
 from gallery_lib.system.processes import search_path
 
@@ -104,21 +104,65 @@ def test_a_training_goes_on_where_it_was_broken_off(
     checkpoint.close()
 
 
-def test_a_checkpoint_of_another_training_is_refused_by_what_differs(tmp_path: Path) -> None:
+def saved_in(folder: Path) -> list[Path]:
+    """Return the checkpoints after steps 2 and 3 of a training of every step, the newest first."""
     training = Training()
-    checkpoint = Checkpoint(tmp_path, **training.parts(), every=2)
-    training.run(checkpoint, 2)
+    checkpoint = Checkpoint(folder, **training.parts(), every=1)
+    training.run(checkpoint, 3)
     checkpoint.close()
+    return folders.newest_first(folder)
+
+
+def test_the_newest_are_kept_and_a_checkpoint_of_another_training_is_refused(
+    tmp_path: Path,
+) -> None:
+    assert [path.name for path in saved_in(tmp_path)] == ["step-00000003.pt", "step-00000002.pt"]
     parts = Training().parts()
-    with refused("resume", "another model", "it lacks bias"):
-        Checkpoint(tmp_path, **{**parts, "model": nn.Linear(4, 16)}, every=2)
+    with refused("resume", "another model", "bias"):
+        model = nn.Linear(4, 16)
+        optimizer = torch.optim.AdamW(model.parameters())
+        Checkpoint(tmp_path, **{**parts, "model": model, "optimizer": optimizer}, every=2)
+    with refused("resume", "another model", "torch.float64"):
+        Checkpoint(tmp_path, **{**parts, "model": Training().model.double()}, every=2)
     sgd = torch.optim.SGD(parts["model"].parameters(), lr=0.1)
-    with refused("resume", "another optimizer", "AdamW", "SGD"):
+    with refused("resume", "another training", "AdamW", "SGD"):
         Checkpoint(tmp_path, **{**parts, "optimizer": sgd}, every=2)
-    with refused("resume", "scheduler"):
+    with refused("resume", "OneCycleLR"):
         Checkpoint(tmp_path, **{**parts, "scheduler": None}, every=2)
     with refused("folder", "resume='auto'"):
         Checkpoint(tmp_path, **parts, every=2, resume=None)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("open('executed', 'w')",)
+
+
+def test_what_is_no_checkpoint_is_refused_by_name_and_executes_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    newest, before = saved_in(tmp_path / "saved")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "junk").write_bytes(b"junk, and more junk")
+    (tmp_path / "cut").write_bytes(newest.read_bytes()[:-200])
+    torch.save({"model": Evil()}, tmp_path / "evil")
+    torch.save({**torch.load(newest, weights_only=True), "format": 99}, tmp_path / "of another")
+    for name in ("nowhere", "empty", "junk", "cut", "evil", "of another"):
+        with refused("resume", str(tmp_path / name)):
+            Checkpoint(tmp_path / "new", model=Training().model, every=1, resume=tmp_path / name)
+    assert not Path("executed").exists()
+    parts = Training().parts()
+    other = Checkpoint(tmp_path / "other", **parts, every=9, resume=tmp_path / "saved")
+    assert other.steps == 3
+    other.close()
+    newest.write_bytes(b"")
+    with refused("resume", newest.name, "go on from the one before"):
+        Checkpoint(tmp_path / "saved", **parts, every=1)
+    newest.unlink()
+    checkpoint = Checkpoint(tmp_path / "saved", **parts, every=1)
+    assert (checkpoint.steps, checkpoint.resumed_from) == (2, before)
+    checkpoint.close()
 
 
 def test_a_second_one_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
@@ -175,9 +219,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
             Checkpoint(tmp_path, **parts, every=every)
     with refused("loader", "list"):
         Checkpoint(tmp_path, **{**parts, "loader": [torch.ones(4)]}, every=1)
-    (tmp_path / "file").write_text("")
-    with refused("folder", "file"):
-        Checkpoint(tmp_path / "file", **parts, every=1)
+    with refused("keep", 0):
+        Checkpoint(tmp_path, **parts, every=1, keep=0)
 
 
 SCRIPT = """
@@ -217,7 +260,7 @@ def test_a_signal_ends_a_script_after_its_step_with_a_checkpoint(tmp_path: Path)
     assert done.returncode == 75, done.stderr
     assert "SIGTERM: ended after step 10 with a checkpoint" in done.stderr
     again = _script(tmp_path)
-    assert "going on from saved/step-00000010, step 10" in again.stderr
+    assert "going on from saved/step-00000010.pt, step 10" in again.stderr
     assert again.stdout == "steps 64\n"
 
 
@@ -229,10 +272,10 @@ def test_a_save_that_fails_is_announced_and_the_training_goes_on(tmp_path: Path)
     failures = [line for line in done.stderr.splitlines() if "could not be saved" in line]
     assert len(failures) == 14 and "File too large" in failures[0]
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
-        "step-00000004",
-        "step-00000008",
+        "step-00000004.pt",
+        "step-00000008.pt",
     ]
-    assert "going on from saved/step-00000008" in _script(tmp_path).stderr
+    assert "going on from saved/step-00000008.pt" in _script(tmp_path).stderr
 
 
 def test_by_time_a_checkpoint_is_saved_when_it_has_passed(tmp_path: Path) -> None:
@@ -242,7 +285,7 @@ def test_by_time_a_checkpoint_is_saved_when_it_has_passed(tmp_path: Path) -> Non
     checkpoint.step()
     checkpoint.step()
     checkpoint.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.pt"]
 
 
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 6, 5)])
@@ -260,9 +303,6 @@ def test_a_resume_says_so_where_the_compiler_has_made_graphs_for_several_shapes(
     for length in lengths:
         model(torch.ones(length, 4)).mean().backward()
         checkpoint.step()
-    with torch.no_grad():  # a graph of the evaluation decides nothing of the training
-        model(torch.ones(9, 4))
-    checkpoint.step()
     checkpoint.close()
     capsys.readouterr()
     Checkpoint(tmp_path, model=nn.Linear(4, 1), every=1).close()

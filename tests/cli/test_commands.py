@@ -29,7 +29,7 @@ VALUES = {
     **{"amp_dtype": "bf16", "deadline": "10m", "lr_schedule_steps": "1000"},
 }
 """Values of the options that do not take any number or word."""
-TOGETHER_WITH = {"lr_step_size": "--lr_schedule=step", "lr_schedule_steps": "--lr_schedule=cosine"}
+TOGETHER_WITH = {"lr_schedule_steps": "--lr_schedule=cosine"}
 """Words without which an option is refused."""
 COMPARE = COMMANDS["compare"].line
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from gallery_lib.checkpoint import folders
+from gallery_lib.checkpoint import folders, state
+from gallery_lib.errors import InputError
 
 from . import causes
 from .causes import Prepare, damaged, results, send, to_loader, to_rank, with_file
@@ -332,7 +332,7 @@ def _values() -> Iterator[Row]:
 # Checkpoints: what cannot be written, what is damaged, and a kill in a write.
 
 
-_FIRST, _SECOND = "step-00000010", "step-00000020"
+_FIRST, _SECOND = "step-00000010.pt", "step-00000020.pt"
 
 
 def _saving(*more: str, steps: int = 30) -> Words:
@@ -349,8 +349,8 @@ def _whole(folder: Path, *names: str) -> str:
         return f"{left} is left"
     try:
         for name in names:
-            folders.read_whole(folder / name)
-    except folders.Unusable as error:
+            state.read(folder / name)
+    except (InputError, OSError) as error:
         return str(error)
     return ""
 
@@ -363,7 +363,7 @@ def _on_small_disk(words: Words) -> Words:
     """
     script = (
         "mkdir -p run/checkpoints && mount -t tmpfs -o size=4m faults run/checkpoints || exit 99\n"
-        f"(until [ -d run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
+        f"(until [ -f run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
         " head -c 100M /dev/zero > run/checkpoints/filled 2> /dev/null) &\n"
         '"$@"; code=$?; wait; cp -a run/checkpoints seen; exit $code'
     )
@@ -381,7 +381,7 @@ def _interrupted(workspace: Workspace) -> None:
 def _damaged_newest(workspace: Workspace) -> None:
     _interrupted(workspace)
     path = _checkpoints(workspace) / _SECOND
-    shutil.copy(path / "rank-00000.pt", path / "training.pt")
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def _killed_in_a_write(workspace: Workspace) -> None:
@@ -430,9 +430,11 @@ def _checkpoint_rows() -> Iterator[Row]:
     yield Row(
         *(kind, "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
         prepare=_damaged_newest,
-        says="training.pt has",
-        there=(f"damaged-{_SECOND}", "results.json"),
-        check=_gone_on,
+        codes=(2,),
+        says="Delete it to go on from the one before.",
+        lines=1,
+        absent=("results.json",),
+        check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST),
         quick=True,
     )
     other = train("PRINTS", "--checkpoint_every", "10", "--resume", "auto", steps=30)

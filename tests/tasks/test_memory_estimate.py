@@ -67,11 +67,10 @@ def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    state = Parts(model, [optimizer]).state()
-    copied = {**state.weights, **state.optimizers}
-    copy_bytes = sum(tensor.nbytes for tensor in copied.values())
+    leaves = torch.utils._pytree.tree_leaves(Parts(model, [optimizer]).state())
+    copy_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
     without, saving = TrainConfig(name), TrainConfig(name, checkpoint_every="10")
-    for processes in (1, 2):  # which divide the copy
+    for processes in (1, 2):  # of which one has the copy
         more = memory_estimate.needed_bytes(saving, processes) - memory_estimate.needed_bytes(
             without, processes
         )

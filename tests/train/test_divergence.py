@@ -45,8 +45,7 @@ def test_it_ends_with_what_was_measured_until_then(
 ) -> None:
     with pytest.raises(
         Diverged,
-        match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan "
-        r"trains on",
+        match=r"no finite number from step 6 on rank 0 on, so .* --no-terminate-on-nan trains on",
     ):
         train(config(log_interval=log_interval))
     results = read_results(tmp_path / "run")
@@ -68,17 +67,7 @@ def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None
     assert json.loads((tmp_path / "run" / "results.json").read_text())["diverged_at"]["step"] == 6
 
 
-def test_what_was_not_finite_first_is_named() -> None:
-    model = nn.Linear(2, 1)
+def test_the_first_step_and_rank_without_a_finite_loss_are_told() -> None:
     good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
-    found = divergence(
-        [1.0, float("nan")], [good, bad], 11, model, [torch.ones(2), torch.tensor([1, 2])]
-    )
-    assert found == Divergence(12, 0, "the loss")
-    found = divergence([float("nan")], [bad], 1, model, {"x": torch.tensor([float("inf")])})
-    assert found is not None and found.what == "the batch"
-    with torch.no_grad():
-        model.bias.fill_(float("nan"))
-    found = divergence([float("nan")], [bad], 1, model, torch.ones(2))
-    assert found is not None and found.what == "the parameter bias"
-    assert divergence([1.0], [good], 1, model, None) is None
+    assert divergence([1.0, float("nan")], [good, bad], 11) == Divergence(12, 0)
+    assert divergence([1.0], [good], 1) is None

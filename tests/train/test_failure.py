@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from pathlib import Path
 
@@ -120,20 +119,6 @@ def test_memory_that_ran_out_is_told_with_what_to_do(error: BaseException, words
         told_by = failure.what_ran_out(one)
         assert told_by is not None and told_by.startswith(words) and "--batch_size" in told_by
     assert failure.what_ran_out(RuntimeError("an index is out of range")) is None
-
-
-def test_a_limit_of_the_shell_is_told_with_its_command() -> None:
-    for error, number, words in (
-        (OSError(24, "Too many open files"), resource.RLIMIT_NOFILE, "open files{} (`ulimit -n`)"),
-        (
-            RuntimeError("unable to resize file </torch_1> to the right size: File too large (27)"),
-            resource.RLIMIT_FSIZE,
-            "bytes a file{} (`ulimit -f`)",
-        ),
-    ):
-        limit = f"the limit of {resource.getrlimit(number)[0]} "
-        said = failure.what_ran_out(error)
-        assert said is not None and said.startswith(limit + words.format(" was reached"))
 
 
 def test_a_rank_without_memory_is_told_before_the_ranks_that_miss_it(tmp_path: Path) -> None:

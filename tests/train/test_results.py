@@ -10,7 +10,7 @@ import pytest
 from refusal import refused
 
 from gallery_lib.train.results import Results, read_results, write_results
-from gallery_lib.train.run_log import RunLog, each_step_seconds, read_steps
+from gallery_lib.train.run_log import RunLog, read_steps
 
 
 def results() -> Results:
@@ -92,20 +92,6 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     write_results(tmp_path, results())
     with refused("run_dir", tmp_path):
         RunLog(tmp_path)
-
-
-def test_a_log_with_a_line_that_is_no_step_is_named_with_the_line(tmp_path: Path) -> None:
-    for content, values in {
-        "[1]\n": ["line 1", "`object`"],
-        '{"step": 1}\n{\n': ["line 2"],
-        '{"step": NaN}\n': ["line 1", "NaN"],
-    }.items():
-        (tmp_path / "steps.jsonl").write_text(content)
-        with refused(tmp_path / "steps.jsonl", *values):
-            read_steps(tmp_path)
-    (tmp_path / "steps.jsonl").write_text('{"step": 1}\n')
-    with refused("each_step_seconds", "`array`"):
-        each_step_seconds(tmp_path)
 
 
 def test_only_complete_lines_of_a_running_log_are_read(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.config import Config, Loader
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.train.failure import what_ran_out
 
 
 def niceness(loader: DataLoader) -> set[int]:
@@ -80,15 +79,6 @@ def handing_over(collate: Any, *, files: int | None = None) -> DataLoader[Any]:
 def test_a_batch_that_cannot_be_pickled_raises_its_error() -> None:
     with pytest.raises((AttributeError, TypeError), match=r"lambda|pickle"):
         next(iter(handing_over(lambda items: lambda: items)))
-
-
-@pytest.mark.parametrize("files", [0, 2])
-def test_a_loading_process_that_can_open_no_more_files_names_the_limit(files: int) -> None:
-    batches = iter(handing_over(lambda items: [torch.ones(4) for _ in range(8)], files=files))
-    with pytest.raises((RuntimeError, OSError)) as raised:
-        next(batches)
-    said = what_ran_out(raised.value)
-    assert said is not None and "`ulimit -n`" in said
 
 
 def test_a_long_temporary_folder_is_no_obstacle(

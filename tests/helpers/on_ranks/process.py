@@ -20,14 +20,13 @@ from on_ranks import (
     loaders,
     odd_models,
     replays,
-    starting,
     twins,
     users,
 )
 
 SUBJECTS = {
     module.__name__.rpartition(".")[2]: module
-    for module in (averages, choices, early, loaders, odd_models, replays, starting, twins, users)
+    for module in (averages, choices, early, loaders, odd_models, replays, twins, users)
 }
 
 

@@ -20,6 +20,7 @@ from gallery_lib.measure.comparison.interleaved import Turns, rounds_of
 from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
 from gallery_lib.report.tables import comparison_text, folder_text
 from gallery_lib.train.results import Results, read_results
+from gallery_lib.train.run_log import read_steps
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
 
@@ -106,6 +107,7 @@ def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_refer
         lr_schedule="cosine",
         lr_warmup_steps=2,
         label_smoothing=0.2,
+        log_interval=1,
     )
     outcome = compare(
         {"baseline": options, "candidate": dataclasses.replace(options, compiler_opt=True)},
@@ -118,8 +120,11 @@ def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_refer
     baseline, candidate = outcome.variants.values()
     assert baseline.started_from == candidate.started_from
     assert baseline.started_from["fitted"] == 6
-    rates = [rate for _, rate in baseline.learning_rate["changes"]]
-    assert baseline.learning_rate == candidate.learning_rate
+    rates, others = (
+        [line["learning_rate"] for line in read_steps(tmp_path / "comparison" / name)]
+        for name in outcome.variants
+    )
+    assert rates == others
     # 3 steps of warm-up, and 4 turns of 2.
     falling = [1e-2 * (1 + math.cos(math.pi * step / 9)) / 2 for step in range(9)]
     assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, *falling])

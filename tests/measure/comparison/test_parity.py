@@ -234,7 +234,7 @@ def test_losses_of_exactly_0_are_nothing_to_divide_by() -> None:
 
 
 def test_a_variant_that_diverged_is_named_with_its_step() -> None:
-    at = {"step": 30, "rank": 1, "what": "the parameter fc.weight"}
+    at = {"step": 30, "rank": 1}
     check = check_finite({"the baseline": None, "the candidate": at})
     assert (check.passed, check.where) == (
         False,
