@@ -396,19 +396,16 @@ def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: O
             f"{operands.folder}.",
             parameter="folder",
         )
-    from gallery_lib.console.progress import Progress, busy
+    from gallery_lib.console.progress import Progress
 
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.measure.profile.roofline.measure import measure
-            from gallery_lib.report import style
-            from gallery_lib.report.roofline import chart, text
+            from gallery_lib.report.roofline import text
         config = dataclasses.replace(config, model=asked.roofline)
         folder, roofline = measure(config, asked, progress=progress)
-    with busy("picture"):
-        style.save(chart(roofline).draw(), folder / "roofline.png")
     print(text(roofline))
-    print(f"results: {folder}/roofline.json, picture: roofline.png")
+    print(f"results: {folder}/roofline.json")
 
 
 @_command(_TAKE, "the tasks of the gallery", "Name the tasks of the gallery.")

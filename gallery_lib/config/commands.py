@@ -33,7 +33,7 @@ class RooflineConfig:
     rounds: int = option(8, unit="turns")
     """Turns of the limits, a step, and a profiled step. More are steadier, and take longer."""
     out: str | None = None
-    """Folder of roofline.json and its picture. Default: a new one below runs/."""
+    """Folder of roofline.json. Default: a new one below runs/."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,9 @@
-"""Tables, text and chart of a roofline: how near each group of operators is to the limits."""
+"""Tables and text of a roofline: how near each group of operators is to the limits."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from typing import Any
-
-from matplotlib.figure import Figure
-
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
-from gallery_lib.measure.bench.result import OURS
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
     PRODUCTS,
@@ -20,8 +13,6 @@ from gallery_lib.measure.profile.roofline.result import (
     summed,
 )
 from gallery_lib.measure.profile.step_profile import FUSED
-from gallery_lib.report import style
-from gallery_lib.report.style import Chart
 from gallery_lib.system.machine_load import of_others
 
 REST = "rest"
@@ -30,8 +21,6 @@ _OPERATIONS_SHOWN = 10
 _COLUMNS, _END = 25, 13  # of names and shapes, and of their end where they are longer
 _TERA, _GIGA, _MEGA = 1e12, 1e9, 1e6
 _HEADER = ["ms", "at limits", "share", "to gain"]
-_MARKERS = "osD^vP*X"
-_MARGIN = 4.0  # of the axes, as a factor
 
 
 def shown_groups(roofline: Roofline) -> list[Part]:
@@ -141,15 +130,6 @@ def _spread(spread: Spread, unit: float, name: str) -> str:
     return f"{number(spread.median / unit)} {name} ({low} to {high})"
 
 
-def summary(roofline: Roofline) -> str:
-    """Return the share of the limits that ours reaches, in a sentence."""
-    return (
-        f"{OURS} reaches {roofline.limit_seconds / roofline.seconds:.0%} of this machine's limits: "
-        f"{seconds_text(roofline.seconds)} under the profiler, "
-        f"{seconds_text(roofline.limit_seconds)} at the limits."
-    )
-
-
 def _answer(roofline: Roofline) -> str:
     """Return where the next factor is: the group with the most seconds to gain."""
     first = shown_groups(roofline)[0]
@@ -179,89 +159,3 @@ def text(roofline: Roofline) -> str:
         "\n".join(notes),
     ]
     return "\n\n".join(parts)
-
-
-def chart(roofline: Roofline) -> Chart:
-    """Return the chart of a roofline.
-
-    On the left, groups with floating-point operations as points below the two limits. On the right,
-    the seconds of every group, and those at the limits.
-    """
-    reached = roofline.limit_seconds / roofline.seconds
-    title = f"{headline(roofline)}: {reached:.0%} of the machine's limits"
-    groups = shown_groups(roofline)
-
-    def draw() -> Figure:
-        size = (12.0, max(4.2, 1.4 + 0.42 * len(groups)))
-        plot = Figure(figsize=size, layout="constrained")
-        left, right = plot.subplots(1, 2)
-        _draw_roof(left, roofline, [part for part in groups if part.flops and part.seconds])
-        _draw_seconds(right, groups)
-        plot.suptitle(title)
-        return plot
-
-    return Chart(title, group_rows(roofline), draw)
-
-
-def _draw_roof(axes: Any, roofline: Roofline, parts: list[Part]) -> None:
-    copies = roofline.limits.copy_bytes_per_second.median
-    rates = {dtype: s.median for dtype, s in roofline.limits.flops_per_second.items()}
-    ridges = [rate / copies for rate in rates.values()]
-    intensities = [part.flops / part.bytes for part in parts if part.bytes]
-    spots = [*ridges, *intensities] or [1.0]
-    low, high = min(spots) / _MARGIN, max(spots) * _MARGIN
-    for (dtype, rate), dashes in zip(rates.items(), ("-", "--", ":"), strict=False):
-        axes.plot(  # copies below the ridge, products above it
-            [low, rate / copies, high],
-            [low * copies / _GIGA, rate / _GIGA, rate / _GIGA],
-            color="black",
-            linestyle=dashes,
-            linewidth=1.2,
-            label=f"limits: {rate / _GIGA:,.0f} GFLOP/s in {dtype}, {copies / _GIGA:.1f} GB/s",
-        )
-    for part, marker in zip(parts, itertools.cycle(_MARKERS), strict=False):
-        axes.plot(
-            part.flops / part.bytes,
-            part.flops / part.seconds / _GIGA,
-            marker=marker,
-            markersize=9,
-            linestyle="",
-            color=style.OURS,
-            label=part.name,
-        )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="intensity, FLOP per byte of compulsory traffic",
-        ylabel="rate, GFLOP/s",
-        title="Groups with products, and the limits",
-    )
-    axes.grid(which="both", alpha=0.2)
-    heights = [y for line in axes.get_lines() for y in line.get_ydata()] or [1.0]
-    axes.set_ylim(10 ** math.floor(math.log10(min(heights))), _MARGIN * max(heights))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-    if axes.get_legend_handles_labels()[0]:
-        axes.figure.legend(loc="outside lower left", fontsize="small", frameon=False, ncols=4)
-
-
-def _draw_seconds(axes: Any, parts: list[Part]) -> None:
-    for place, part in enumerate(parts):
-        axes.barh(place, 1000 * part.seconds, height=0.7, color=style.OURS, alpha=0.35)
-        axes.barh(place, 1000 * part.limit_seconds, height=0.35, color=style.OURS)
-        axes.text(
-            1000 * max(part.seconds, part.limit_seconds),
-            place,
-            f" {_share(part)}, {_reached(part)}",
-            va="center",
-            fontsize="small",
-        )
-    axes.set_yticks(range(len(parts)), [part.name for part in parts])
-    axes.set_ylim(len(parts) - 0.5, -0.5)  # the most to gain at the top
-    axes.set_xlim(0, 1350 * max(max(part.seconds, part.limit_seconds) for part in parts))
-    axes.set(
-        xlabel="milliseconds of a step: measured (light), at the limits (dark)",
-        title="Seconds, the most to gain first",
-    )
-    axes.grid(axis="x", alpha=0.3)

@@ -24,7 +24,6 @@ from gallery_lib.measure.profile.roofline.measure import (
     middle_of,
     operations,
     seconds_of_step,
-    settled,
 )
 from gallery_lib.measure.profile.roofline.result import (
     BETWEEN,
@@ -353,15 +352,11 @@ def test_the_slower_of_both_limits_holds_operator_by_operator() -> None:
     assert between.seconds + products.seconds + rest.seconds == sum(seconds.values())
 
 
-def test_disturbed_steps_and_those_that_touch_new_memory_are_left_out() -> None:
+def test_disturbed_steps_are_left_out() -> None:
     mm, add = Operation("aten::mm"), Operation("aten::add")
     disturbed = [{mm: 1.0, add: 1.0}, {mm: 90.0}, {mm: 2.0, add: 1.0}, {mm: 0.5}]
     assert middle_of(disturbed) == {mm: 1.5, add: 1.0}
     assert middle_of(disturbed[:1]) == disturbed[0]
-    steps = [{mm: seconds} for seconds in (1.0, 2.0, 3.0, 4.0)]
-    assert settled(steps, [250, 3, 3, 90]) == steps[1:3]
-    assert settled(steps, [3, 3, 3, 90]) == steps[:3]
-    assert settled(steps[:1], [250]) == steps[:1]
 
 
 @pytest.mark.slow  # starts a process, which compiles
@@ -388,7 +383,6 @@ def test_a_compiled_step_is_measured_group_by_group(
     assert roofline.limits.copy_bytes_per_second.median > 1e8
     printed = capsys.readouterr().out
     assert "Most to gain: " in printed and str(out / "roofline.json") in printed
-    assert (out / "roofline.png").read_bytes().startswith(b"\x89PNG")
     assert main(["doctor", "--roofline", TASK, "--out", str(out)]) == 2  # holds another's results
 
 

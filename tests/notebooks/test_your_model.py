@@ -73,32 +73,32 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     # what is wrong: the cell, what the message says, the line that it shows
     "a loss that is a vector": (
         changed(RETURN_LOSS, 'return F.cross_entropy(logits, y, reduction="none")'),
-        "The loss has the shape [4]; it must be one number. Return its `.mean()`.",
+        "The loss must be a tensor of one finite number, and is of shape [4].",
         "def loss(model, batch):",
     ),
     "a loss that is a number": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y).item()"),
-        "The loss must be a tensor, and is a float. Leave `.item()` out.",
+        "The loss must be a tensor of one finite number, and is a float.",
         "def loss(model, batch):",
     ),
     "a loss that is not returned": (
         changed(RETURN_LOSS, "F.cross_entropy(logits, y)"),
-        "The loss must be a tensor, and is nothing (None): is a `return` missing?",
+        "The loss must be a tensor of one finite number, and is a NoneType.",
         "def loss(model, batch):",
     ),
     "a loss that is detached": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y).detach()"),
-        "The loss does not depend on the model's parameters. Leave out `.detach()`",
+        "element 0 of tensors does not require grad",
         "def loss(model, batch):",
     ),
     "a loss that is not finite at once": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).log()"),
-        "The loss of the first batch is -inf.",
+        "The loss must be a tensor of one finite number, and is -inf.",
         "def loss(model, batch):",
     ),
     "a gradient that is NaN at once": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).sqrt()"),
-        "The gradient of `first.weight` is not finite in the first step. Look for `sqrt(0)`",
+        "The gradient of `first.weight` is not finite in the first step.",
         "def loss(model, batch):",
     ),
     "an object from the model, in the loss": (
@@ -161,17 +161,17 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)",
             "self.layers = [nn.Linear(8, 16), nn.Linear(16, 3)]",
         ),
-        "The model has no parameters to train. Make its layers attributes of the module",
+        "that has parameters to train, and returns a Model.",
         "def build_model():",
     ),
     "no model": (
         changed("return Model()", "Model()"),
-        "must return a `torch.nn.Module`, and returns nothing (None): is a `return` missing?",
+        "must return a `torch.nn.Module` that has parameters to train, and returns a NoneType.",
         "def build_model():",
     ),
     "a class for a model": (
         changed("return Model()", "return Model"),
-        "Build_model returns the class Model; call it: `Model()`.",
+        "that has parameters to train, and returns Model.",
         "def build_model():",
     ),
     "a name of another cell": (

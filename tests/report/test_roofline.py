@@ -17,7 +17,7 @@ from gallery_lib.measure.profile.roofline.result import (
     write_roofline,
 )
 from gallery_lib.measure.profile.step_profile import FUSED, OPTIMIZER
-from gallery_lib.report.roofline import REST, chart, group_rows, shown_groups, text
+from gallery_lib.report.roofline import REST, group_rows, shown_groups, text
 
 
 @pytest.fixture
@@ -58,20 +58,3 @@ def test_a_kept_roofline_is_shown_again(
     assert read_roofline(tmp_path / FILE) == roofline
     assert main(["show", str(tmp_path)]) == 0
     assert capsys.readouterr().out == text(roofline) + "\n"
-
-
-def test_the_picture_has_both_limits_a_point_with_products_and_a_bar_each(
-    roofline: Roofline,
-) -> None:
-    plot = chart(roofline).draw()
-    left, right = plot.axes
-    roof, point = left.get_lines()
-    assert list(roof.get_ydata())[1:] == [2000.0, 2000.0]
-    assert roof.get_xdata()[1] == pytest.approx(2e12 / 25e9)  # where both limits meet
-    assert (point.get_xdata()[0], point.get_ydata()[0]) == pytest.approx((260.0, 260 / 0.3))
-    assert [label.get_text() for label in right.get_yticklabels()] == [
-        part.name for part in shown_groups(roofline)
-    ]
-    assert "FLOP per byte" in left.get_xlabel() and "GFLOP/s" in left.get_ylabel()
-    assert "45%" in plot.get_suptitle()
-    assert f"{FUSED}: 450.0, 200.0, 44%" in chart(roofline).alternative_text

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +25,6 @@ from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison.gradient_probe import widen
 from gallery_lib.tasks.task import Task
 from gallery_lib.train import precision
-
-_NO_GRADIENT = (
-    "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, "
-    "`no_grad` and `argmax` on the way to it."
-)
 
 
 @contextlib.contextmanager
@@ -49,26 +43,20 @@ def _as_input_error(
         raise InputError(user_errors.message(error, otherwise), parameter=parameter) from error
 
 
-def _kind(value: Any) -> str:
-    nothing = "nothing (None): is a `return` missing?"
-    return nothing if value is None else f"a {type(value).__name__}."
-
-
 def _build(task: Task) -> nn.Module:
     with _as_input_error(user_errors.line_of_definition(task.build_model), "build_model"):
         model: Any = task.build_model()
-    if isinstance(model, type):
-        problem = f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`."
-    elif not isinstance(model, nn.Module):
-        problem = f"build_model must return a `torch.nn.Module`, and returns {_kind(model)}"
-    elif not any(p.requires_grad for p in model.parameters()):
-        problem = (
-            "the model has no parameters to train. Make its layers attributes of the module, and "
-            "freeze not all of them."
-        )
-    else:
+    if isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters()):
         return model
-    raise user_errors.at_definition(task.build_model, problem)
+    raise user_errors.at_definition(
+        task.build_model,
+        "build_model must return a `torch.nn.Module` that has parameters to train, and returns "
+        f"{_shown(model)}.",
+    )
+
+
+def _shown(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
@@ -82,38 +70,6 @@ def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
         return next(iter(DeviceLoader(loader, device, torch.contiguous_format, shard=False)))
 
 
-def _problem_of(loss: Any) -> str | None:
-    """Return why training cannot begin with this loss; None for a finite one of the model."""
-    if not isinstance(loss, Tensor):
-        hint = " Leave `.item()` out." if isinstance(loss, float) else ""
-        hint = " Take its `.loss`." if hasattr(loss, "loss") else hint
-        return f"the loss must be a tensor, and is {_kind(loss)}{hint}"
-    if loss.dim():
-        shape = list(loss.shape)
-        return f"the loss has the shape {shape}; it must be one number. Return its `.mean()`."
-    if not loss.requires_grad:
-        return _NO_GRADIENT
-    if math.isfinite(value := float(loss.detach())):
-        return None
-    return (
-        f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or values of "
-        "great size."
-    )
-
-
-def _problem_of_gradients(model: nn.Module, *, may_overflow: bool) -> str | None:
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    if not gradients:
-        return _NO_GRADIENT
-    for name, gradient in gradients.items():
-        if not (may_overflow or bool(gradient.isfinite().all())):
-            return (
-                f"the gradient of `{name}` is not finite in the first step. Look for `sqrt(0)`, "
-                "`log(0)` or `norm` of zeros."
-            )
-    return None
-
-
 def _pass(
     task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device
 ) -> float:
@@ -121,13 +77,26 @@ def _pass(
     with precision.autocast(dtype, device.type):
         with _as_input_error(user_errors.line_of_definition(task.loss), "loss"):
             loss: Any = task.loss(model, batch)
-        if problem := _problem_of(loss):
-            raise user_errors.at_definition(task.loss, problem)
+        if not (isinstance(loss, Tensor) and loss.dim() == 0 and loss.isfinite()):
+            shown = _shown(loss)
+            if isinstance(loss, Tensor):
+                shown = f"of shape {list(loss.shape)}" if loss.dim() else str(loss.item())
+            raise user_errors.at_definition(
+                task.loss, f"the loss must be a tensor of one finite number, and is {shown}."
+            )
     with _as_input_error(user_errors.line_of_definition(task.loss), "loss"):
         loss.backward()
-    # float16 overflows without its scaler.
-    if problem := _problem_of_gradients(model, may_overflow=dtype is torch.float16):
-        raise user_errors.at_definition(task.loss, problem)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if not gradients:
+        raise user_errors.at_definition(
+            task.loss, "the loss does not depend on the model's parameters."
+        )
+    for name, gradient in gradients.items():
+        # float16 overflows without its scaler.
+        if dtype is not torch.float16 and not gradient.isfinite().all():
+            raise user_errors.at_definition(
+                task.loss, f"the gradient of `{name}` is not finite in the first step."
+            )
     model.zero_grad(set_to_none=True)
     return float(loss.detach())
 

@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import resource
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -122,11 +120,6 @@ def measure(
 # The process
 
 
-def _pages_touched() -> int:
-    """Return how many pages of memory this process has touched for the first time so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 class Measuring(Observer):
     """Observer that measures the roofline after the last step of a run."""
 
@@ -150,18 +143,15 @@ class Measuring(Observer):
         rates: dict[str, list[float]] = {name: [] for name in prepared}
         seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
         steps, profiled, looks = [], [], [machine_load.look()]
-        new_pages: list[int] = []
         for _ in range(self.rounds):
             for name, (run, work_of_run) in prepared.items():
                 rates[name].append(work_of_run / best_seconds(run, _REPEATS))
             steps.append(self.step(session))
-            before = _pages_touched()
             profiled.append(seconds_of_step(lambda: self.step(session), names))
-            new_pages.append(_pages_touched() - before)
             looks.append(machine_load.look())
         spreads = {name: Spread.of(measured) for name, measured in rates.items()}
         limits = Limits(copy_bytes_per_second=spreads.pop(_COPY), flops_per_second=spreads)
-        parts = operations(work, middle_of(settled(profiled, new_pages)), limits)
+        parts = operations(work, middle_of(profiled), limits)
         roofline = Roofline(
             task=session.config.model,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -336,23 +326,11 @@ def group_of_operation(name: str) -> str:
     return _MERGED.get(group, group)
 
 
-def settled(
-    steps: Sequence[Mapping[Operation, float]], new_pages: Sequence[int]
-) -> list[Mapping[Operation, float]]:
-    """Return the steps that touched as few pages of memory for the first time as half of them do.
-
-    The profiler's own memory makes some steps touch new pages. That takes milliseconds for each
-    huge page, which whichever operator meets it seems to need; training by itself touches none.
-    """
-    usual = statistics.median_low(new_pages)
-    return [step for step, pages in zip(steps, new_pages, strict=True) if pages <= usual]
-
-
 def middle_of(steps: Sequence[Mapping[Operation, float]]) -> dict[Operation, float]:
     """Return the mean seconds of each operation over the middle half of the steps.
 
-    The steps are ordered by their whole time, so that the few that something disturbed are left
-    out and the rest still adds up to a step.
+    The steps are ordered by their whole time, so that the few that something disturbed, such as the
+    profiler's own new memory, are left out and the rest still adds up to a step.
     """
     ordered = sorted(steps, key=lambda step: sum(step.values()))
     cut = len(ordered) // 4
