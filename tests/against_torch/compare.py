@@ -52,6 +52,10 @@ def reasons(case: Case) -> list[str]:
         found.append(
             "the mean of the first backward pass is added to what is averaged in the second"
         )
+    if case.loop in ("two_calls", "same_graph_twice", "output_by_output"):
+        found.append("each backward pass is averaged by itself")
+    if LAUNCHES[case.launch].world > 2:
+        found.append("the ranks' gradients are added in another order")
     if case.config == "inductor":
         found.append("Inductor fuses operations and orders sums anew")
     return found

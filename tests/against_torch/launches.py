@@ -64,6 +64,7 @@ LAUNCHES: dict[str, Launch] = {
     "two_group_without_variables": Launch(world=2, group="before"),
     "torchrun": Launch(world=2, variables=True, command="torchrun", share=1),
     "spawn": Launch(world=2, group="before", command="spawn", share=1),
+    "four_group_before": Launch(world=4, group="before", share=0),
 }
 
 
@@ -71,8 +72,12 @@ def before(name: str, side: str, rank: int, meeting: Path) -> None:
     """Create the process groups that exist before accelerate().
 
     These are the user's group, where the launch has one by then, and the group of the oracle's
-    ranks.
+    ranks. Processes that run case after case have one already.
     """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return
     if LAUNCHES[name].group == "before" or (side != "product" and LAUNCHES[name].world > 1):
         _join(name, rank, meeting)
 

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from .case import Case
 from .loaders import Replay, describe, unpack
-from .models import CALLS, MODELS, loss
+from .models import CALLS, MODELS, loss, tensors
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Run:
     reseeds: bool
     record: dict[str, Any] = field(default_factory=dict)
     step: int = 0
+    early: Callable[[], Any] = contextlib.nullcontext
+    """Context of a backward pass in which the optimizer's step is taken."""
 
     def batches(self, name: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield x and target of each batch of one pass, and record what came."""
@@ -70,7 +72,8 @@ class Run:
 
     def update(self, value: Tensor) -> None:
         """Run the backward pass, the averaging, the optimizer's step and the scheduler's."""
-        value.backward()
+        with self.early():
+            value.backward()
         self.ready(self.model)
         self.optimizer.step()
         self.log(value)
@@ -88,11 +91,19 @@ class Run:
 
 
 LOOPS: dict[str, Callable[[Run], None]] = {}
+RARE: dict[str, Callable[[Run], None]] = {}
+"""Loops that are not drawn: not every model, configuration and way to call can take them."""
 
 
 def loop(function: Callable[[Run], None]) -> Callable[[Run], None]:
     """Add a loop to the table."""
     LOOPS[function.__name__] = function
+    return function
+
+
+def rare(function: Callable[[Run], None]) -> Callable[[Run], None]:
+    """Add a loop to the table of those that are not drawn."""
+    RARE[function.__name__] = function
     return function
 
 
@@ -372,3 +383,82 @@ def group_added(run: Run) -> None:
             run.optimizer.add_param_group({"params": [offset], "lr": 0.01})
         _steps(run, epoch, more=lambda: (offset * 0.5).square())
     run.record["extra"].append(offset.detach().clone())
+
+
+@rare
+def two_calls(run: Run) -> None:
+    """Make two forward passes, then the backward pass of each."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            first, second = loss(run.model(x), y), loss(run.model(x), -y)
+            first.backward()
+            run.update(second)
+
+
+@rare
+def same_graph_twice(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            value = loss(run.model(x), y)
+            value.backward(retain_graph=True)
+            run.update(value)
+
+
+@rare
+def output_by_output(run: Run) -> None:
+    """Run a backward pass for each output; each may reach parameters of its own."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            *first, last = tensors(run.model(x))
+            for output in first:
+                loss(output, y).backward(retain_graph=True)
+            run.update(loss(last, y))
+
+
+@rare
+def gradient_penalty(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            outputs = run.model(x.requires_grad_())
+            (slope,) = torch.autograd.grad(loss(outputs, y), x, create_graph=True)
+            run.update(slope.square().sum() + loss(outputs, y))
+
+
+@rare
+def laid_out_anew(run: Run) -> None:
+    """Change dtype and strides of the parameters after an epoch."""
+    for number, epoch in enumerate(_epochs(run)):
+        if number == 1:
+            run.optimizer.zero_grad()
+            run.model.to(torch.float64)
+            with torch.no_grad():
+                for p in run.model.parameters():
+                    p.set_(p.T.contiguous().T)
+        _steps(run, ((x.to(next(run.model.parameters()).dtype), y) for x, y in epoch))
+
+
+@rare
+def rank_0_runs_more(run: Run) -> None:
+    """Make forward passes that lead to nothing: on rank 0 alone, and one that fails on rank 1."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            if run.rank == 0:
+                run.model(x)
+            else:
+                with contextlib.suppress(RuntimeError):
+                    run.model(x[:, :-1])
+            run.update(loss(run.model(x), y))
+
+
+@rare
+def frozen_for_a_moment(run: Run) -> None:
+    for epoch in _epochs(run):
+        for p in run.model.parameters():
+            p.requires_grad_(False)
+            p.requires_grad_(True)
+        _steps(run, epoch)

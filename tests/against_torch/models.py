@@ -260,6 +260,9 @@ def _normed(norm: Callable[[], nn.Module], **more: Any) -> Model:
 MODELS: dict[str, Model] = {
     "mlp": Model(_mlp),
     "convolution": _images(lambda: (nn.Conv2d(3, 4, 3), nn.ReLU()), 144),
+    "channels_last": _images(
+        lambda: (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.ReLU()), 144
+    ),
     "batch_norm": _normed(lambda: nn.BatchNorm2d(8)),
     "group_norm": _normed(lambda: nn.GroupNorm(2, 8)),
     "instance_norm": _normed(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),

@@ -11,6 +11,7 @@ from torch import nn
 
 from gallery_lib.acceleration import one_call
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm, Compiler, Config, Memory
 
 from .case import Case
@@ -39,10 +40,37 @@ COMMS: dict[str, dict[str, Any]] = {
     "tune": {"tune": True},
     "find_unused": {"find_unused_parameters": True},
 }
+TOGETHER = {"hierarchical": True, "streams": 2, "bucket_mb": 0.001, "bucket_views": True}
+RARE_COMMS: dict[str, dict[str, Any]] = {"together": TOGETHER, "turns": {}}
+"""Ways of averaging that are not drawn; `turns` are those of TURNS, for the user's own DDP."""
+TURNS = {
+    "ddp": Comm(),
+    "views": Comm(bucket_views=True),
+    "streams": Comm(streams=2, bucket_mb=0.001),
+    "together": Comm(**TOGETHER),
+}
+TURN_STEPS = 4 * len(TURNS) * (2 + 2)
+WRAPPED: dict[str, dict[str, Any]] = {
+    "static_graph": {"static_graph": True},
+    "find_unused": {"find_unused_parameters": True},
+    "own_views": {"gradient_as_bucket_view": True},
+    "own_buckets": {"bucket_cap_mb": 0.0002},
+    "early": {},  # the optimizer's step is taken in the backward pass
+}
+"""Arguments of the user's DistributedDataParallel, by ways to call that are not drawn."""
 CALLS = ("older", "optimizer_before", "one_pass", "parts", "parts", "parts")
 """Ways to call accelerate(), repeated by the share in which they are drawn."""
 CALLS_OF_RANKS = ("auto", "accelerate_ddp")
 """Further ways to call it, for a model that the user wraps in DistributedDataParallel."""
+
+
+def by_user(case: Case) -> bool:
+    """Return whether the user wraps the model in DistributedDataParallel."""
+    return case.call in (*CALLS_OF_RANKS, *WRAPPED)
+
+
+def _comm(case: Case) -> dict[str, Any]:
+    return {**COMMS, **RARE_COMMS}[case.comm]
 
 
 def config_of(case: Case) -> Config:
@@ -50,7 +78,7 @@ def config_of(case: Case) -> Config:
     config = CONFIGS[case.config]()
     if case.loop == "autocast":
         config.compute.bf16 = True
-    for name, value in COMMS[case.comm].items():
+    for name, value in _comm(case).items():
         setattr(config.comm, name, value)
     return config
 
@@ -61,9 +89,11 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     The first five are as the case's way of calling has them. The objections name what accelerate()
     should have kept.
     """
-    if case.call in CALLS_OF_RANKS:
+    if by_user(case):
         model = _in_ddp(case, model)
         optimizer = optimizer_of(case.optimizer, model)
+        if case.call == "early":
+            accelerate_ddp(model, Comm(**_comm(case)), optimizer=optimizer)
         return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
     if case.call == "parts":
         return _parts(case, model, loader, validation)
@@ -106,11 +136,13 @@ def _in_ddp(case: Case, model: nn.Module) -> nn.Module:
     """Return the model in DistributedDataParallel, as the user wraps it."""
     if case.call == "auto":
         auto = importlib.import_module("gallery_lib.comm.auto")
-        for name, value in COMMS[case.comm].items():
+        for name, value in _comm(case).items():
             setattr(auto.options, name, value)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    if case.call == "accelerate_ddp":
-        accelerate_ddp(wrapped, Comm(**COMMS[case.comm]))
+    wrapped = nn.parallel.DistributedDataParallel(model, **WRAPPED.get(case.call, {}))
+    if case.comm == "turns":
+        Tuner(wrapped, TURNS, rounds=4, block_steps=2)
+    elif case.call != "auto":
+        accelerate_ddp(wrapped, Comm(**_comm(case)))
     return wrapped
 
 
@@ -118,7 +150,7 @@ def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
     """Return a function that makes a second network and its optimizer ready, in the case's way."""
 
     def more(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-        if case.call in CALLS_OF_RANKS:
+        if by_user(case):
             return _in_ddp(case, model), optimizer
         if case.call == "parts":
             return one_call.accelerate(model, optimizer, config=config_of(case))

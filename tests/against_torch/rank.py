@@ -7,6 +7,7 @@ imports this file: it has all that a case needs, and starts no thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -25,11 +26,12 @@ import torch.nn.parallel
 import torch.optim.swa_utils
 from torch import nn
 
+from gallery_lib.comm.accelerate_ddp import step_in_backward
 from gallery_lib.errors import InputError
 
 from . import by_hand, launches, loaders, planted, product
 from .case import Case
-from .loops import LOOPS, Run
+from .loops import LOOPS, RARE, Run
 from .models import CALLS, MODELS
 from .optimizers import SCHEDULERS, optimizer_of
 
@@ -60,10 +62,11 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
     launches.after(case.launch, rank)
     parts = (model, loader, validation, optimizer, scheduler)
     run = Run(case, rank, world, *parts, ready, more, world > 1, record)
+    if case.call == "early" and side == "product":
+        run.early = functools.partial(step_in_backward, model)
     with planted.planted(case.planted if side == "product" else "", run):
-        LOOPS[case.loop](run)
-        wrapped = case.call in product.CALLS_OF_RANKS and side == "product"
-        _close(run, model.module if wrapped else model)
+        {**LOOPS, **RARE}[case.loop](run)
+        _close(run, model.module if product.by_user(case) and side == "product" else model)
     record["outcome"] = "ran"
 
 
@@ -122,8 +125,8 @@ def read(folder: Path, side: str, rank: int) -> dict[str, Any]:
     return torch.load(folder / f"{side}-{rank}.pt", weights_only=False)
 
 
-def main(text: str, side: str, rank: int, folder_name: str) -> None:
-    """Run one rank and write its record; an exception becomes a record, too."""
+def write(text: str, side: str, rank: int, folder_name: str) -> dict[str, Any]:
+    """Run one rank, and write and return its record; an exception becomes a record, too."""
     case, folder = Case.of(text), Path(folder_name)
     record: dict[str, Any] = {name: {} for name in ("samples", "complete", "length")}
     record |= {name: [] for name in ("batches", "losses", "rates", "extra", "objections")}
@@ -139,6 +142,12 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
         record |= {"outcome": "raised", "message": message, "trace": traceback.format_exc()}
     torch.save(record, folder / f"{side}-{rank}.part")
     (folder / f"{side}-{rank}.part").replace(folder / f"{side}-{rank}.pt")
+    return record
+
+
+def main(text: str, side: str, rank: int, folder_name: str) -> None:
+    """Run one rank in a process of its own, and end that."""
+    record = write(text, side, rank, folder_name)
     if dist.is_initialized() and record["outcome"] == "ran":
         with contextlib.suppress(Exception):
             dist.barrier()

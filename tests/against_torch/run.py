@@ -50,6 +50,8 @@ def refusal(case: Case) -> str:
     model = (
         "" if case.comm == "find_unused" and case.model == "unused" else MODELS[case.model].refusal
     )
+    if case.model == "sparse" and case.comm in ("hierarchical", "streams", "tune"):
+        model = "sparse gradients are averaged by DDP itself"
     return model or LOADERS[case.loader].refusal
 
 

@@ -87,7 +87,7 @@ def _sections() -> list[Section]:
         Section("Batches", "batch", list(BATCHES), both),
         Section("Loops", "loop", list(LOOPS), COLUMNS),
         Section("Optimizers", "optimizer", list(OPTIMIZERS), both),
-        Section("Launches", "launch", list(LAUNCHES), any_launch),
+        Section("Launches", "launch", [n for n, k in LAUNCHES.items() if k.share], any_launch),
         Section("Ways of averaging gradients", "comm", list(product.COMMS), two),
     ]
 

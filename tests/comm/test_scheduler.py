@@ -8,20 +8,16 @@ import pytest
 from refusal import refused
 
 from gallery_lib.comm import scheduler
-from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config import LaunchConfig
 
 STEP = {
     "SLURM_JOB_ID": "17",
     "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_STEP_NUM_NODES": "3",
     "SLURM_STEP_NODELIST": "localhost,n[1-2]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
 }
-ONE_A_NODE = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
 POD = {
     "PET_NNODES": "2",
     "PET_NPROC_PER_NODE": "4",
@@ -36,15 +32,14 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PET_")) or name == "RANK":
             monkeypatch.delenv(name)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
 
 
 def placed(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], **given: object
-) -> tuple[TrainConfig, LaunchConfig]:
+) -> LaunchConfig:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return scheduler.placed(TrainConfig(), LaunchConfig(**given))  # type: ignore[arg-type]
+    return scheduler.placed(LaunchConfig(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -61,34 +56,17 @@ def test_the_first_host_of_a_list(nodelist: str, first: str) -> None:
     assert scheduler.first_host(nodelist) == first
 
 
-@pytest.mark.parametrize(("node", "tasks"), [(0, 2), (1, 2), (2, 1)])
-def test_the_tasks_of_each_node(node: int, tasks: int) -> None:
-    assert scheduler.tasks_on_node("2(x2),1", node) == tasks
-
-
-def test_a_task_of_srun_is_a_host_with_one_process_and_one_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config, launch = placed(monkeypatch, STEP)
-    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == ("5", 3, 1)
-    assert (launch.master_addr, launch.master_port) == ("localhost", 20_000 + 17 + 2 * 97)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
-    assert config.threads is not None
-
-
 def test_the_only_task_of_a_node_starts_the_processes_of_its_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    variables = {**STEP, **ONE_A_NODE, "SLURM_PROCID": "1"}
-    config, launch = placed(monkeypatch, variables, nproc_per_node=2, master_port=5)
-    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == ("3", 1, 2)
-    assert (launch.master_port, config.threads) == (5, None)  # what was given stays
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+    launch = placed(monkeypatch, STEP, nproc_per_node=2)
+    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == (3, 1, 2)
+    assert (launch.master_addr, launch.master_port) == ("localhost", 20_000 + 17 + 2 * 97)
+    assert placed(monkeypatch, STEP, master_port=5).master_port == 5  # what was given stays
 
 
 def test_a_pod_of_a_train_job_is_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, launch = placed(monkeypatch, POD)
-    assert launch == LaunchConfig(
+    assert placed(monkeypatch, POD) == LaunchConfig(
         nproc_per_node=4, nnodes=2, node_rank=1, master_addr="localhost", master_port=29500
     )
 
@@ -106,15 +84,20 @@ def test_a_pod_of_a_train_job_is_a_host(monkeypatch: pytest.MonkeyPatch) -> None
 def test_outside_a_step_of_several_tasks_nothing_changes(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
-    assert placed(monkeypatch, variables) == (TrainConfig(), LaunchConfig())
+    assert placed(monkeypatch, variables) == LaunchConfig()
 
 
 @pytest.mark.parametrize(
     ("variables", "given", "parameter", "values"),
     [
-        (STEP, {"nnodes": 2, "nproc_per_node": 1}, "nnodes", ["nnodes=2", "5 tasks"]),
-        (STEP, {"nproc_per_node": 4}, "nproc_per_node", ["=4", "2 tasks", "--ntasks-per-node=1"]),
-        ({**STEP, "SLURM_LOCALID": "x"}, {}, "SLURM_LOCALID", ["'x'"]),
+        (STEP, {"nnodes": 2}, "nnodes", ["nnodes=2", "3 hosts"]),
+        (
+            {**STEP, "SLURM_STEP_NUM_TASKS": "5"},
+            {},
+            "nproc_per_node",
+            ["5 tasks on 3 nodes", "--ntasks-per-node=1"],
+        ),
+        ({**STEP, "SLURM_PROCID": "x"}, {}, "SLURM_PROCID", ["'x'"]),
         (
             {**STEP, "SLURM_STEP_NODELIST": "nowhere.invalid"},
             {},
@@ -123,7 +106,7 @@ def test_outside_a_step_of_several_tasks_nothing_changes(
         ),
         # Debian's /etc/hosts has the host's own name as an address of the loopback interface.
         ({**STEP, "SLURM_PROCID": "0"}, {}, "master_addr", ["localhost is 127.0.0.1"]),
-        (POD, {"nnodes": 3}, "nnodes", ["nnodes=3", "2 nodes (PET_NNODES)"]),
+        (POD, {"nnodes": 3}, "nnodes", ["nnodes=3", "2 hosts"]),
     ],
 )
 def test_what_contradicts_the_scheduler_is_refused(

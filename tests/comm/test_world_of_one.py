@@ -13,7 +13,7 @@ from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 
 WAYS = [
-    *(Comm(wire=wire) for wire in ("bf16", "int8", "powersgd")),
+    *(Comm(wire=wire) for wire in ("bf16", "int8")),
     Comm(streams=2, hierarchical=True, bucket_views=True),
 ]
 

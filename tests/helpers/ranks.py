@@ -5,6 +5,7 @@ They pretend to be on several hosts.
     with Ranks(processes=4, hosts=2) as ranks:
         # Answers of every rank; functions are those of on_ranks/.
         answers = ranks.call("averages.gradients", widths, options)
+        verdict = run(Case(launch="four_group_before"), ranks)  # of against_torch
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Ranks:
         self._folder = TemporaryDirectory()
         self._key = secrets.token_bytes(16)
         listener = Listener(str(Path(self._folder.name) / "socket"), authkey=self._key)
-        paths = [search_path(), str(Path(__file__).parent)]
+        paths = [search_path(), *map(str, Path(__file__).parents[:2])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
         command = [
@@ -59,6 +60,11 @@ class Ranks:
             if isinstance(result, BaseException):
                 raise result
         return results
+
+    def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
+        """Run one side of a case of against_torch, as its Server does in new processes."""
+        self.call("case.side", text, side, str(folder))
+        return ""
 
     def __enter__(self) -> Ranks:
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,13 +14,17 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, comm_state_dict, load_comm_state_dict
+from gallery_lib.comm.accelerate_ddp import (
+    accelerate_ddp,
+    comm_state_dict,
+    load_comm_state_dict,
+    step_in_backward,
+)
 from gallery_lib.comm.channel import SharedSlots
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
 from on_ranks.models import (
     DDP,
-    Branches,
     apart,
     batch,
     equal,
@@ -117,62 +120,22 @@ def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) ->
     return found
 
 
-def unused_parameters(values: dict[str, Any]) -> float:
-    torch.manual_seed(0)
-    net = Branches()
-    models = [DDP(each, find_unused_parameters=True) for each in (net, copy.deepcopy(net))]
-    accelerate_ddp(models[1], options_of(values))
-    for step in range(3):
-        for model in models:
-            model.zero_grad(set_to_none=False)
-            model(batch(step, 7)).pow(2).sum().backward()
-    return apart(*models, gradients=True)
-
-
-def accumulation(values: dict[str, Any]) -> float:
-    """Two backward passes run under no_sync, a third with communication."""
-    models = [DDP(stack([6, 9, 4])), accelerate_ddp(DDP(stack([6, 9, 4])), options_of(values))]
-    for model in models:
-        for step in range(3):
-            with model.no_sync() if step < 2 else contextlib.nullcontext():
-                model(batch(step, 6)).pow(2).sum().backward()
-    return apart(*models, gradients=True)
-
-
-def uneven_batches(values: dict[str, Any]) -> float:
+def uneven_batches(values: dict[str, Any], early: bool) -> float:
     """Rank r has r + 2 batches; `join` lets the ranks that are done stand by."""
-    models = [DDP(stack([6, 9, 4])), accelerate_ddp(DDP(stack([6, 9, 4])), options_of(values))]
+    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     for model in models:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if model is models[1]:
+            accelerate_ddp(model, options_of(values), optimizer=optimizer if early else None)
+        block = early and model is models[1]
         with model.join():
             for step in range(2 + dist.get_rank()):
                 optimizer.zero_grad()
-                model(batch(step, 6)).pow(2).sum().backward()
+                loss = model(batch(step, 6)).pow(2).sum()
+                with step_in_backward(model) if block else contextlib.nullcontext():
+                    loss.backward()
                 optimizer.step()
     return apart(*models)
-
-
-def two_models_one_frozen_midway(values: dict[str, Any]) -> float:
-    """Two models train in one step; from the third step on a layer of the first is frozen.
-
-    That model is wrapped anew.
-    """
-    trained = []
-    for accelerated in (False, True):
-        models = nn.ModuleList([stack([6, 9, 4]), stack([4, 8, 2])])
-
-        def wrap(model: nn.Module, accelerated: bool = accelerated) -> nn.Module:
-            return accelerate_ddp(DDP(model), options_of(values)) if accelerated else DDP(model)
-
-        first, second = (wrap(model) for model in models)
-        for step in range(4):
-            if step == 2:
-                models[0][0].requires_grad_(False)
-                first = wrap(models[0])
-            both = nn.Sequential(first, second)
-            train_step([both], step, rate=0.01)
-        trained.append(models)
-    return apart(*trained)
 
 
 def compiled(widths: list[int]) -> dict[str, Any]:
@@ -256,48 +219,6 @@ def shared_memory(failing_rank: int | None) -> dict[str, Any]:
 # Gradients that are not finite, and options that cannot be met.
 
 
-def not_finite(values: dict[str, Any], bad_rank: int) -> str:
-    """Return what is raised when the gradient of one layer is NaN on one rank."""
-    model = accelerate_ddp(DDP(stack([60, 90, 40])), options_of({**values, "non_finite": "stop"}))
-    model.module[2].weight.register_hook(
-        lambda g: g * torch.nan if dist.get_rank() == bad_rank else g
-    )
-    return message_of(lambda: model(batch(0, 60)).pow(2).sum().backward())
-
-
-def skipped(values: dict[str, Any], bad_rank: int, stand_by: bool) -> dict[str, Any]:
-    """Train six steps, of which one has a NaN on one rank and must not change anything.
-
-    Weights, momentum and what is kept for later stay as they are in that step. With `stand_by`,
-    rank 0 has no batch any more in the last two steps.
-    """
-    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "skip"}))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
-    seen = []
-    steps = range(4 if stand_by and dist.get_rank() == 0 else 6)
-    with model.join() if stand_by else contextlib.nullcontext():
-        for step in steps:
-            bad = step == 4 and dist.get_rank() == bad_rank
-            handle = model.module[2].weight.register_hook(
-                lambda g, bad=bad: g * torch.nan if bad else g
-            )
-            optimizer.zero_grad()
-            model(batch(step, 6)).pow(2).sum().backward()
-            handle.remove()
-            optimizer.step()
-            seen.append([p.detach().clone() for p in model.parameters()])
-    moved = [
-        any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
-        for one, other in itertools.pairwise(seen[2:])
-    ]
-    kept = [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())]
-    return {
-        "moved": moved,
-        "finite": all(bool(value.isfinite().all()) for value in kept),
-        "sum": sum(p.double().sum().item() for p in model.parameters()),
-    }
-
-
 def refused(values: dict[str, Any], what: str) -> str:
     """Return the message for options that cannot be met."""
     model: Any = DDP(stack([4, 3]))
@@ -306,14 +227,15 @@ def refused(values: dict[str, Any], what: str) -> str:
         model = model.module
     elif what == "own hook":
         model.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif what == "complex":
-        model = DDP(nn.Linear(4, 3, dtype=torch.complex64))
+    elif what == "sparse":
+        model = DDP(nn.Embedding(4, 3, sparse=True))
     elif what == "LBFGS":
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
     elif what == "own optimizer":
         optimizer = type("Own", (torch.optim.SGD,), {"__module__": "mine"})(model.parameters())
-    elif what in ("SGD", "unused"):
-        model = DDP(model.module, find_unused_parameters=what == "unused")
+    elif what in ("static", "unused"):
+        names = {"static": "static_graph", "unused": "find_unused_parameters"}
+        model = DDP(model.module, **{names[what]: True})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return message_of(lambda: accelerate_ddp(model, options_of(values), optimizer=optimizer))
 

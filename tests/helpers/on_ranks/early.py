@@ -3,150 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
 from gallery_lib.config import Comm
-from on_ranks.models import DDP, apart, batch, equal, message_of, options_of, stack
+from on_ranks.models import DDP, batch, message_of, stack
 
 
-def block(model: nn.Module, early: bool) -> Any:
-    return step_in_backward(model) if early else contextlib.nullcontext()
-
-
-def steps(
-    optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False
-) -> dict[str, Any]:
-    """Compare training with optimizer-in-backward with plain DDP.
-
-    There are two parameter groups, a schedule, and gradient accumulation. With `uneven`, ranks have
-    different numbers of batches instead of the accumulation.
-    """
-    models, moved = [DDP(stack([6, 90, 40])), DDP(stack([6, 90, 40]))], []
-    for early, model in enumerate(models):
-        parameters = list(model.parameters())
-        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.003}]
-        update = getattr(torch.optim, optimizer)(groups, lr=0.01, **arguments)
-        if early:
-            accelerate_ddp(model, options_of(values), optimizer=update)
-        schedule = torch.optim.lr_scheduler.StepLR(update, 2, gamma=0.5)
-        with model.join(enable=uneven):
-            for step in range(4 + (dist.get_rank() if uneven else 0)):
-                update.zero_grad()
-                before = [parameter.detach().clone() for parameter in parameters]
-                if not uneven:
-                    with model.no_sync():
-                        model(batch(100 + step, 6)).pow(2).sum().backward()
-                loss = model(batch(step, 6)).pow(2).sum()
-                with block(model, bool(early)):
-                    loss.backward()
-                if early:
-                    moved += [
-                        not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)
-                    ]
-                update.step()
-                schedule.step()
-                assert all(parameter.grad is not None for parameter in parameters)
-    error = apart(*models)
-    accelerate_ddp(models[1], Comm())  # takes the optimizer back, too
-    update.zero_grad()
-    before = parameters[0].detach().clone()
-    models[1](batch(0, 6)).pow(2).sum().backward()
-    late = torch.equal(before, parameters[0])
-    update.step()
-    return {
-        "error": error,
-        "moved": all(moved),
-        "late": late and not torch.equal(before, parameters[0]),
-    }
-
-
-def strided() -> float:
-    """Return the largest difference from plain DDP's weights, of channels_last and complex ones."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-            self.turned = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64).t())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.convolution(x).pow(2).mean((2, 3)).to(torch.complex64)
-            return (hidden @ self.turned.t()).abs().pow(2).sum()
-
-    models = [DDP(Net()), DDP(Net())]
-    for early, model in enumerate(models):
-        optimizer = torch.optim.SGD(model.parameters(), 0.001)
-        if early:
-            accelerate_ddp(model, Comm(), optimizer=optimizer)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = model(batch(step, 3 * 25).view(3, 3, 5, 5))
-            with block(model, bool(early)):
-                loss.backward()
-            optimizer.step()
-    return apart(*models)
-
-
-def gan() -> bool:
-    """Return whether both networks of a GAN get the weights that plain DDP gives.
-
-    Each network takes its steps in its own backward pass.
-    """
-    torch.manual_seed(0)
-    plain, trained = (nn.Linear(6, 5), nn.Linear(5, 1)), []
-    for early in (False, True):
-        G, D = (DDP(copy.deepcopy(each)) for each in plain)
-        of_g, of_d = (
-            torch.optim.SGD(each.parameters(), 0.1, momentum=0.9, foreach=False) for each in (G, D)
-        )
-        if early:
-            accelerate_ddp(G, Comm(), optimizer=of_g)
-            accelerate_ddp(D, Comm(), optimizer=of_d)
-        for step in range(4):
-            of_d.zero_grad()
-            loss = D(G(batch(step, 6)).detach()).mean() - D(batch(step, 5)).pow(2).mean()
-            with block(D, early):
-                loss.backward()
-            of_d.step()
-            of_g.zero_grad()
-            loss = -D(G(batch(step, 6))).mean()
-            with block(G, early):
-                loss.backward()
-            of_g.step()
-        trained.append(nn.ModuleList([G, D]))
-    return equal(*trained)
-
-
-def closure() -> bool:
-    """Return whether `step(closure)` gives plain DDP's weights.
-
-    The model could take steps in the backward pass.
-    """
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    for early, model in enumerate(models):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        if early:
-            accelerate_ddp(model, Comm(), optimizer=optimizer)
-        for step in range(3):
-
-            def again(
-                step: int = step, model: nn.Module = model, optimizer: Any = optimizer
-            ) -> Any:
-                optimizer.zero_grad()
-                loss = model(batch(step, 6)).pow(2).sum()
-                loss.backward()
-                return loss
-
-            optimizer.step(again)
-    return equal(*models)
+def moved() -> list[bool]:
+    """Return whether weights moved in the block, in the step after it, and with other options."""
+    model = DDP(stack([6, 90, 40]))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)
+    found = []
+    for early in (True, False):
+        optimizer.zero_grad()
+        loss = model(batch(0, 6)).pow(2).sum()
+        for change in (loss.backward, optimizer.step):
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            with step_in_backward(model) if early and not found else contextlib.nullcontext():
+                change()
+            pairs = list(zip(before, model.parameters(), strict=True))
+            found.append(not any(torch.equal(*pair) for pair in pairs))
+            assert all(parameter.grad is not None for parameter in model.parameters())
+        accelerate_ddp(model, Comm())  # takes the optimizer back, too
+    return found
 
 
 def refused(what: str) -> str:
@@ -166,10 +51,6 @@ def refused(what: str) -> str:
         with step_in_backward(model):
             value.backward()
 
-    def closure() -> Any:
-        early()
-        return loss()
-
     def misuse() -> None:
         weight = model.module[0].weight
         if what == "other optimizer":
@@ -178,9 +59,6 @@ def refused(what: str) -> str:
             early()
             with step_in_backward(model):
                 pass
-        elif what == "a forward pass":
-            early()
-            loss()
         elif what == "accelerate_ddp again":
             early()
             accelerate_ddp(model, Comm())
@@ -201,8 +79,8 @@ def refused(what: str) -> str:
         elif what == "nested":
             with step_in_backward(model), step_in_backward(model):
                 pass
-        elif what == "within a closure":
-            optimizer.step(closure)
+        elif what == "closure":
+            optimizer.step(loss)
         else:
             value = nn.functional.linear(torch.ones(1, 6), weight).sum()
             early()
@@ -217,10 +95,10 @@ def refused(what: str) -> str:
             elif what == "weights":
                 with torch.no_grad():
                     weight.clamp_(-1, 1)
-            optimizer.step(closure) if what == "closure" else optimizer.step()
+            optimizer.step()
 
     message = message_of(misuse)
-    if what in ("no backward pass", "no_sync", "nested", "within a closure", "clipping"):
+    if what in ("no backward pass", "no_sync", "nested", "closure", "clipping"):
         # the training can go on without
         accelerate_ddp(model, Comm())
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Small models, batches that differ by rank and step, and trainings in which ways take turns."""
+"""Small models, and batches that differ by rank and step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 
 DDP = nn.parallel.DistributedDataParallel
-WAYS = {
-    "ddp": Comm(),
-    "views": Comm(bucket_views=True),
-    "streams": Comm(streams=2, bucket_mb=0.001),
-}
-STEPS = len(WAYS) * 4 * (2 + 2)
 """Number of steps of all turns."""
 
 
@@ -101,39 +94,3 @@ def train_step(
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter -= rate * parameter.grad
-
-
-def tuned(model: DDP) -> Tuner:
-    return Tuner(model, WAYS, rounds=4, block_steps=2, keep=False)
-
-
-def pair(tune: bool = True) -> tuple[list[DDP], Tuner | None]:
-    """Return plain DDP, and the same in which ways of averaging take turns."""
-    models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
-    return models, tuned(models[1]) if tune else None
-
-
-def both_outcomes(
-    change: Callable[[DDP], Any],
-    seen: Callable[[DDP], Any] = lambda model: None,
-    steps: int = STEPS + 4,
-) -> dict[str, Any]:
-    """Compare trainings with plain DDP, and with ways that take turns.
-
-    `change` is given the model before the first step. It may return a function for each step.
-    """
-    models, turns = pair()
-    for model in models:
-        each_step = change(model) or (lambda _: None)
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for step in range(steps):
-            each_step(step)
-            optimizer.zero_grad()
-            model(batch(step, 6)).pow(2).sum().backward()
-            optimizer.step()
-    assert turns is not None
-    return {
-        "exact": equal(*models),
-        "seen": [seen(model) for model in models],
-        "chosen": turns.choice,
-    }

@@ -13,20 +13,11 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
-from on_ranks import (
-    averages,
-    choices,
-    early,
-    loaders,
-    odd_models,
-    replays,
-    twins,
-    users,
-)
+from on_ranks import averages, case, early, loaders, replays, twins, ways
 
 SUBJECTS = {
     module.__name__.rpartition(".")[2]: module
-    for module in (averages, choices, early, loaders, odd_models, replays, twins, users)
+    for module in (averages, case, early, loaders, replays, twins, ways)
 }
 
 

@@ -1,14 +1,10 @@
-"""Models that accelerate() returns on several processes: names, gradients, copies, refusals.
-
-Gradients come by every road (ROADS).
-"""
+"""Models that accelerate() returns on several processes: names, copies, refusals."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,89 +34,13 @@ def net_of_two_heads() -> Net:
     return Net()
 
 
-def inputs(rank: int | None = None, call: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(
-        10 * call + (dist.get_rank() if rank is None else rank)
-    )
-    return torch.randn(5, 3, generator=generator)
+def inputs() -> Tensor:
+    return torch.randn(5, 3, generator=torch.Generator().manual_seed(dist.get_rank()))
 
 
-def one_loss(model: Any, rank: int | None) -> None:
-    head, probe = model(inputs(rank))
+def one_loss(model: Any) -> None:
+    head, probe = model(inputs())
     (head.sum() + probe.square().sum()).backward()
-
-
-def two_backward_passes(model: Any, rank: int | None) -> None:
-    head, probe = model(inputs(rank))
-    head.sum().backward()  # encoder and head
-    probe.square().sum().backward()  # the probe alone
-
-
-def two_calls_two_losses(model: Any, rank: int | None) -> None:
-    losses = [sum(out.square().sum() for out in model(inputs(rank, call))) for call in range(2)]
-    for loss in losses:
-        loss.backward()
-
-
-def the_same_graph_twice(model: Any, rank: int | None) -> None:
-    loss = sum(out.square().sum() for out in model(inputs(rank)))
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-def accumulated(model: Any, rank: int | None) -> None:
-    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
-        one_loss(model, rank)
-    one_loss(model, rank)
-
-
-def unfrozen_later(model: Any, rank: int | None) -> None:
-    model.encoder.requires_grad_(False)
-    one_loss(model, rank)
-    model.encoder.requires_grad_(True)
-    model.zero_grad()
-    one_loss(model, rank)
-
-
-def frozen_later(model: Any, rank: int | None) -> None:
-    one_loss(model, rank)
-    model.zero_grad()
-    model.encoder.requires_grad_(False)
-    one_loss(model, rank)
-
-
-def gradient_penalty(model: Any, rank: int | None) -> None:
-    x = inputs(rank).requires_grad_()
-    head, probe = model(x)
-    (slope,) = torch.autograd.grad(head.square().sum(), x, create_graph=True)
-    (slope.square().sum() + head.sum() + probe.sum()).backward()
-
-
-def laid_out_anew(model: Any, rank: int | None) -> None:
-    model.to(torch.float64 if model.head.weight.dtype is torch.float32 else torch.float32)
-    with torch.no_grad():
-        model.encoder.weight.set_(model.encoder.weight.T.contiguous().T)
-    x = inputs(rank).to(model.head.weight.dtype)
-    sum(out.square().sum() for out in model(x)).backward()
-    for parameter in model.parameters():
-        parameter.grad = None
-    sum(out.square().sum() for out in model(x)).backward()
-
-
-ROADS = {
-    road.__name__: road
-    for road in (
-        one_loss,
-        two_backward_passes,
-        two_calls_two_losses,
-        the_same_graph_twice,
-        accumulated,
-        unfrozen_later,
-        frozen_later,
-        gradient_penalty,
-        laid_out_anew,
-    )
-}
 
 
 def _twin(net: nn.Module, **comm: Any) -> Any:
@@ -128,47 +48,6 @@ def _twin(net: nn.Module, **comm: Any) -> Any:
     for name, value in comm.items():
         setattr(config.comm, name, value)
     return accelerate(net, None, config)[0]
-
-
-def _worst(step: Callable[[Any, int | None], None]) -> float:
-    """Return the largest difference of the twin's gradients from the mean over ranks.
-
-    The mean is of what each rank's gradients would be alone.
-    """
-    twin = _twin(net_of_two_heads())
-    alone = [net_of_two_heads() for _ in range(dist.get_world_size())]
-    for _ in range(3):
-        twin.zero_grad()
-        step(twin, None)
-    for rank, model in enumerate(alone):
-        step(model, rank)
-    worst = 0.0
-    for name, parameter in twin.named_parameters():
-        zeros = torch.zeros_like(parameter)
-        own = [dict(model.named_parameters())[name].grad for model in alone]
-        mean = torch.stack([zeros if g is None else g for g in own]).mean(0)
-        got = zeros if parameter.grad is None else parameter.grad
-        worst = max(worst, (got - mean).abs().max().item())
-    return worst
-
-
-def gradients(road: str) -> float:
-    """Return the largest difference of gradients that come by `road` (see `_worst`)."""
-    return _worst(ROADS[road])
-
-
-def replaced_head() -> float:
-    """Return the largest difference of gradients for a head that is put in after accelerate().
-
-    The head has other values on each rank.
-    """
-
-    def step(model: Any, rank: int | None) -> None:
-        torch.manual_seed(7 + (0 if rank is not None else dist.get_rank()))
-        model.head = nn.Linear(4, 1)
-        one_loss(model, rank)
-
-    return _worst(step)
 
 
 def refusals() -> list[str]:
@@ -201,7 +80,7 @@ def heads_in_turn() -> list[bool]:
     for number in range(6):
         torch.manual_seed(100 * dist.get_rank() + number)
         twin.head = nn.Linear(4, 1)
-        one_loss(twin, None)
+        one_loss(twin)
         twin.zero_grad()
         values = [torch.zeros_like(twin.head.weight) for _ in range(dist.get_world_size())]
         dist.all_gather(values, twin.head.weight.detach())
@@ -221,7 +100,7 @@ def after_an_error() -> str:
     with contextlib.suppress(KeyError):
         (head.sum() + probe.sum()).backward()
     handle.remove()
-    return message_of(lambda: one_loss(twin, None))
+    return message_of(lambda: one_loss(twin))
 
 
 class Unused(nn.Module):
@@ -276,24 +155,13 @@ def unused(how: str, find: bool) -> tuple[str, bool]:
     )
 
 
-def two_losses_before_a_step() -> bool:
-    """Return whether a step is taken after two backward passes that reach all parameters."""
-    twin = _twin(net_of_two_heads())
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    first, second = twin(inputs())
-    first.sum().backward(retain_graph=True)
-    second.sum().backward()
-    optimizer.step()
-    return True
-
-
 def facts() -> dict[str, Any]:
     """Return what a twin looks like from outside."""
     net = net_of_two_heads()
     twin = _twin(net)
     calls: list[int] = []
     twin.register_forward_hook(lambda *_: calls.append(1))
-    one_loss(twin, None)
+    one_loss(twin)
     copied = copy.deepcopy(twin)
     stored = io.BytesIO()
     torch.save(twin.state_dict(), stored)
