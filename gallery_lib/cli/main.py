@@ -15,7 +15,6 @@ from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.system import paths
 from gallery_lib.system.processes import began_at
 from gallery_lib.system.version import version_text
 
@@ -79,7 +78,6 @@ def launch_single_task(arguments: Sequence[str]) -> int:
 
             print(dry_run(config, launch_config))
             return
-        paths.print_notice()
         from gallery_lib.console.progress import Progress
 
         with Progress() as progress:
@@ -126,7 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"Known: {', '.join(COMMANDS)}.",
                 parameter="command",
             )
-        paths.print_notice()
         return COMMANDS[name].run(rest, *COMMANDS[name].line.parse(rest))
 
     return _guarded(body)

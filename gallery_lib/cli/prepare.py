@@ -114,7 +114,6 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
             from gallery_lib.notebooks.batch import notebook_file
 
             notebook_file.check(notebook, dict(options.p))
-    paths.print_notice(sys.stdout)
     total, numbers = 3 + (notebook is not None) + 2 * options.test, itertools.count(1)
 
     def begin(title: str) -> None:
@@ -126,7 +125,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
         begin("Checking this machine")
         check_machine(for_tests=options.test)
         extra = DEVELOPMENT if options.test else PLAIN
-        environment = find_environment(extra)
+        environment = ROOT / ".venv"
         begin(f"The environment, {environment}")
         if is_ready(environment, extra):
             detail("already there")
@@ -255,13 +254,6 @@ def is_ready(environment: Path, extra: str) -> bool:
     return complete and starts(environment / "bin" / "python", "-P", "-c", IS_COMPLETE)
 
 
-def find_environment(extra: str) -> Path:
-    """Return the folder to prepare; in a checkout of another user, a ready one of the owner."""
-    found = paths.environment_dir(ROOT)
-    is_own = paths.ours(ROOT) or is_ready(found, extra)
-    return found if is_own else paths.own_environment_dir(ROOT)
-
-
 def make(environment: Path, extra: str) -> None:
     """Make the environment for this Python, or bring it up to date, and write the stamp last.
 
@@ -312,7 +304,7 @@ def _install(*command: str | Path) -> None:
 def find_uv() -> str:
     """Return the command of uv: that on PATH, or else one that pip gets, as it is configured."""
     os.environ["UV_HTTP_TIMEOUT"] = os.environ.get("UV_HTTP_TIMEOUT") or "180"
-    if paths.home() != Path(os.environ.get("HOME", "")):  # uv would keep its cache in the checkout
+    if not os.access(os.environ.get("HOME", ""), os.W_OK):
         os.environ.setdefault("UV_CACHE_DIR", str(paths.cache_dir() / "uv"))
     if starts("uv", "--version"):
         return "uv"

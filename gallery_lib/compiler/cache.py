@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gallery_lib.errors import RunFailed
 from gallery_lib.system.json_files import set_aside
-from gallery_lib.system.paths import cache_dir, code_folder, home
+from gallery_lib.system.paths import cache_dir, code_folder
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def folder() -> Path:
     if not any(letter.isspace() for letter in str(path)):
         return path
     name = f"inductor-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
-    own = home() / ".cache" / "gallery_lib"
+    own = Path.home() / ".cache" / "gallery_lib"
     if not any(letter.isspace() for letter in str(own)):
         return own / name
     return code_folder(Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}") / name

@@ -30,7 +30,6 @@ from pathlib import Path
 from jupyter_server.auth.identity import PasswordIdentityProvider
 from traitlets import Bunch, default, validate
 
-from gallery_lib.system import paths
 from gallery_lib.system.processes import PYTHON
 
 FOLDER = "my_notebooks"
@@ -79,24 +78,6 @@ def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
     return [*PYTHON, "-m", "jupyterlab", *words]
 
 
-def root_for(checkout: Path) -> Path:
-    """Return the root folder for JupyterLab: the checkout, or a folder of links into it.
-
-    The folder of links, `~/gallery`, is used where the checkout belongs to another user or is
-    read-only.
-    """
-    if paths.ours(checkout):
-        return checkout
-    own = paths.home() / "gallery"
-    own.mkdir(exist_ok=True)
-    for entry in checkout.glob("[!.]*"):
-        link = own / entry.name
-        if entry.name not in (FOLDER, "runs") and not link.exists():
-            link.unlink(missing_ok=True)  # a broken link: the checkout has moved
-            link.symlink_to(entry)
-    return own
-
-
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -127,7 +108,7 @@ def refresh(root: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    root = root_for(Path(sys.argv[1]).resolve())
+    root = Path(sys.argv[1]).resolve()
     lines = [f"The notebooks open as copies, in {FOLDER}/: edits and outputs are saved there."]
     print(*lines, *refresh(root), sep="\n", flush=True)
     started = command(root, sys.argv[2:])

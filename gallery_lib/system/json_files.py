@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
@@ -48,7 +47,6 @@ def read_json(
     *,
     again: str,
     schema: int | None = None,
-    check: Callable[[T], object] = lambda content: None,
 ) -> T:
     """Return the file's content as `shape`: a dataclass, a container, or a type with alternatives.
 
@@ -57,7 +55,6 @@ def read_json(
         shape: the declared shape.
         again: what to do about a file that cannot be used, as a sentence.
         schema: the number that the file must have under `schema`; None: it has none.
-        check: raises Misfit for what a shape cannot say.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -69,9 +66,7 @@ def read_json(
         if schema is not None and (number := converted(value, dict).get("schema")) != schema:
             place, problem = "schema", f"has schema {number!r}, and this version reads {schema}"
         else:
-            content = converted(value, shape)
-            check(content)
-            return content
+            return converted(value, shape)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -112,22 +107,8 @@ def _number(text: str) -> float:
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-def having(fields: Mapping[str, Any]) -> Any:
-    """Return the shape of an object with these fields among others.
-
-    A field may be such a mapping itself, or a list with the shape of its entries.
-    """
-
-    def kind(of: Any) -> Any:
-        if isinstance(of, list):
-            return list.__class_getitem__(kind(of[0]))
-        return having(of) if isinstance(of, dict) else of
-
-    return TypedDict("having", {name: kind(of) for name, of in fields.items()})  # type: ignore
-
-
 def converted(value: Any, shape: type[T], place: str = "") -> T:
-    """Return `value`, of plain JSON, as `shape`: what msgspec knows, or what `having` returns.
+    """Return `value`, of plain JSON, as `shape`: what msgspec knows.
 
     Raises:
         Misfit: with the place, where the value has another shape.

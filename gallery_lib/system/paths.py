@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from gallery_lib.errors import InputError
 
@@ -26,89 +24,25 @@ def checkout() -> Path | None:
     return root if is_one else None
 
 
-def ours(folder: Path) -> bool:
-    """Return whether the folder, which exists, is this user's and writable."""
-    owner_is_no_other = os.geteuid() == 0 or folder.stat().st_uid == os.geteuid()
-    return owner_is_no_other and os.access(folder, os.W_OK | os.X_OK)
-
-
-def _own_checkout(inside: str) -> Path | None:
-    """Return the folder of that name in the checkout; None where this user keeps nothing there."""
-    if (root := checkout()) is None:
-        return None
-    folder = root / inside
-    return folder if ours(folder if folder.exists() else root) else None
-
-
-def home() -> Path:
-    """Return the user's home; for a user who has none (`docker --user`) a folder for temporary use.
-
-    HOME may name a folder that is not there, and a user's number may have no name.
-    """
-    with contextlib.suppress(RuntimeError, OSError):
-        folder = Path.home()
-        if ours(folder):
-            return folder
-    return Path(tempfile.gettempdir()) / f"gallery-user-{os.geteuid()}"
-
-
 def cache_dir() -> Path:
     """Return the folder of compiler caches, mock data and tuning results."""
     if setting := os.environ.get("GALLERY_CACHE_DIR"):
         return Path(setting).expanduser().resolve()
-    if inside := _own_checkout(".cache"):
-        return inside
-    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "gallery_lib"
-
-
-def own_environment_dir(root: Path) -> Path:
-    """Return the folder of this user's own environment for the checkout at `root`."""
-    if ours(root):
-        return root / ".venv"
-    return cache_dir() / "environments" / str(root).replace(os.sep, "-")
-
-
-def environment_dir(root: Path) -> Path:
-    """Return the environment to use for the checkout at `root`: this user's own, or its owner's."""
-    own = own_environment_dir(root)
-    return own if own.is_dir() else root / ".venv"
+    if root := checkout():
+        return root / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gallery_lib"
 
 
 def data_dir(name: str) -> Path:
-    """Return the default folder of the data set `name` (`imagenet-small`, say).
-
-    In a checkout of another user, that user's data are read where there are none of one's own.
-    """
-    own, root = cache_dir() / "data" / name, checkout()
-    is_set = os.environ.get("GALLERY_CACHE_DIR")
-    if root is None or is_set or _own_checkout(".cache") or own.exists():
-        return own
-    theirs = root / ".cache" / "data" / name
-    return theirs if theirs.is_dir() else own
+    """Return the default folder of the data set `name` (`imagenet-small`, say)."""
+    return cache_dir() / "data" / name
 
 
 def runs_dir() -> Path:
     """Return the folder in which new run directories are made."""
     if setting := os.environ.get("GALLERY_RUNS_DIR"):
         return Path(setting).expanduser().resolve()
-    if checkout() is None:
-        return Path.cwd() / "runs"
-    return _own_checkout("runs") or home() / "gallery-runs"
-
-
-def print_notice(file: TextIO | None = None) -> None:
-    """Say where things are kept when this user cannot or should not write in the checkout.
-
-    The line goes to `file`, by default standard error.
-    """
-    root = checkout()
-    if root is not None and not (_own_checkout(".cache") and _own_checkout("runs")):
-        print(
-            f"{root} is not yours to write in, so runs are kept in {runs_dir()}, "
-            f"compiled code and data in {cache_dir()}.",
-            file=file or sys.stderr,
-            flush=True,
-        )
+    return (checkout() or Path.cwd()) / "runs"
 
 
 def code_folder(path: Path) -> Path:

@@ -16,12 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gallery_lib.system import paths, processes
+from gallery_lib.system import processes
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
-    PYTHON,
     end_supervised,
-    search_path,
     start_supervised,
 )
 from gallery_lib.system.sockets import PrivateFolder
@@ -125,23 +123,6 @@ def test_a_run_in_a_folder_with_modules_of_such_names_trains(
         env={**os.environ, "GALLERY_RUNS_DIR": str(shadows / "runs")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
-@pytest.mark.parametrize("home", [None, "/", "/nonexistent"])
-def test_a_user_without_name_and_home_has_folders_for_temporary_use(
-    home: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GALLERY_CACHE_DIR", raising=False)
-    code = "from gallery_lib.system import paths; print(paths.cache_dir(), paths.runs_dir())"
-    words = [*("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"), *PYTHON, "-c", code]
-    environment = {"PYTHONPATH": search_path(), "PATH": os.defpath}
-    environment |= {} if home is None else {"HOME": home}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
-    if paths.checkout() is not None:
-        cache, runs = done.stdout.split()
-        assert cache.endswith("/gallery-user-54321/.cache/gallery_lib"), done.stderr
-        assert runs.endswith("/gallery-user-54321/gallery-runs")
 
 
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
