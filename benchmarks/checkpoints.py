@@ -24,7 +24,6 @@ import figures_file
 from one_option import open_training
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.config.intervals import Interval
 from gallery_lib.console.table import seconds
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians, turn_order
@@ -43,7 +42,7 @@ def _batches(session: Any) -> Iterator[Any]:
 
 def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any]:
     """Return the seconds of each block's steps, by form, and of each copy and writing."""
-    from gallery_lib.checkpoint.folders import newest_first
+    from gallery_lib.checkpoint.folders import Interval, newest_first
     from gallery_lib.checkpoint.notice import Notice
     from gallery_lib.checkpoint.saver import Saver
     from gallery_lib.train.checkpoints import parts_of

@@ -31,16 +31,8 @@ import network_ranks as ranks
 from gallery_lib import tasks
 from gallery_lib.cluster import Lab, link_rate
 from gallery_lib.cluster.run import run as run_on_hosts
-from gallery_lib.config import (
-    Comm,
-    LabConfig,
-    LabRunConfig,
-    RecordConfig,
-    ReplayConfig,
-    TrainConfig,
-)
+from gallery_lib.config import Comm, LabConfig, LabRunConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, words_of
-from gallery_lib.config.options import option
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
 from gallery_lib.measure.replay.timeline import Timeline, read_timeline, write_timeline
@@ -63,7 +55,7 @@ _SHARED_PIECES_BYTES = 40 * 2**20
 class Processes:
     """Processes of a replay on a lab."""
 
-    ranks: int = option(1, unit="processes", minimum=1)
+    ranks: int = 1
     """Processes of each host; several can average hierarchically."""
 
 
@@ -102,15 +94,15 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
     return f"{timeline.task} needs {sizes}. Use fewer hosts or processes." if needed > there else ""
 
 
-def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
-    timeline = record(tasks.with_sizes(train, "quick"), config.steps)
+def _record(train: TrainConfig, words: argparse.Namespace) -> int:
+    timeline = record(tasks.with_sizes(train, "quick"))
     write_timeline(words.out, timeline)
     print(f"{words.out}: {timeline.described()}")
     return 0
 
 
 def _run(
-    config: ReplayConfig, lab: LabConfig, processes: Processes, words: argparse.Namespace
+    config: ranks.ReplayConfig, lab: LabConfig, processes: Processes, words: argparse.Namespace
 ) -> int:
     timeline = read_timeline(words.timeline)
     if reason := too_large(timeline, config.wires, lab.hosts, processes.ranks):
@@ -145,29 +137,25 @@ def main() -> int:
     file: dict[str, Any] = {"type": figures_file.out_file}
     figures = {**file, "help": "JSON file for the figures (default: printed only)"}
     timeline = {**file, "help": "JSON file for the timeline", "required": True}
-    lab = (ReplayConfig, LabConfig, Processes)
-    of_train, of_record = (ranks.NetworkConfig, Comm), (TrainConfig, RecordConfig)
+    lab = (ranks.ReplayConfig, LabConfig, Processes)
+    of_train, of_record = (ranks.NetworkConfig, Comm), (TrainConfig,)
     needed = {"type": Path, "required": True, "help": "file for the figures"}
     actions: dict[str, tuple[tuple[type, ...], Any, Callable[..., int]]] = {
         "train": (of_train, {"--out": figures}, ranks.train_in_turns),
         "record": (of_record, {"--out": timeline}, _record),
         "run": (lab, {**_TIMELINE, "--out": figures}, _run),
-        "replay": ((ReplayConfig,), {**_TIMELINE, "--out": needed}, ranks.replay),
+        "replay": ((ranks.ReplayConfig,), {**_TIMELINE, "--out": needed}, ranks.replay),
     }
-    lines = {
-        name: CommandLine(
-            f"network.py {name}",
-            __doc__ or "",
-            classes,
-            operands,
-            {"name": "labs of the benchmark have names of their own"},
-        )
-        for name, (classes, operands, _) in actions.items()
-    }
-    action = sys.argv[1] if len(sys.argv) > 1 else ""
-    if action not in lines:
-        CommandLine("network.py", __doc__ or "", actions=lines).parse(sys.argv[1:])
-    return actions[action][-1](*lines[action].parse(sys.argv[2:]))
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if name not in actions:
+        raise InputError(f"`{name}` must be {' or '.join(actions)}.", parameter="action")
+    classes, operands, body = actions[name]
+    # Labs of the benchmark have names of their own.
+    line = CommandLine(f"network.py {name}", __doc__ or "", classes, operands, without=("name",))
+    return body(*line.parse(sys.argv[2:]))
 
 
 if __name__ == "__main__":

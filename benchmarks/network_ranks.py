@@ -25,7 +25,7 @@ from gallery_lib import stats, tasks
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, candidates
-from gallery_lib.config import Comm, ReplayConfig, TrainConfig
+from gallery_lib.config import Comm, TrainConfig
 from gallery_lib.config.options import check_value, option
 from gallery_lib.console.table import seconds, short_rate
 from gallery_lib.errors import InputError, did_you_mean
@@ -106,13 +106,13 @@ class NetworkConfig:
     """Task to train, or FILE.py:NAME."""
     precision: Literal["fp32", "amp"] = "amp"
     """fp32, or amp for autocast (bf16 on a CPU)."""
-    batch_size: int | None = option(None, unit="samples", minimum=1)
+    batch_size: int | None = None
     """Samples per process. Default: the task's quick size."""
     compiler_opt: bool = False
     """Train with the accelerated backend in every strategy."""
-    rounds: int = option(8, unit="turns", minimum=4)
+    rounds: int = option(8, minimum=4)
     """Turns of each strategy; more narrow intervals."""
-    block_steps: int = option(5, unit="steps", minimum=1)
+    block_steps: int = 5
     """Counted steps of a settled turn."""
     early_steps: bool = False
     """In all but DDP's own: update a bucket's parameters while others are averaged."""
@@ -212,6 +212,22 @@ def train_in_turns(config: NetworkConfig, options: Comm, words: argparse.Namespa
 
 # --------------------------------------------------------------------------------------------------
 # Replay
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Options of replaying timelines, and the strategies of averaging gradients that take part."""
+
+    stretch: float = option(1.0, minimum=1, maximum=1000)
+    """Multiply waits by it and divide rates and step times, where this machine is too slow."""
+    wires: str = "exact"
+    """Wire formats, with commas between, each tried in all strategies."""
+    only: str | None = None
+    """Only these strategies, with semicolons between, beside DDP's own. Default: all."""
+    rounds: int = option(6, minimum=4)
+    """Turns of each strategy. More turns take longer."""
+    block_steps: int = 4
+    """Counted steps in a turn."""
 
 
 def ways_of_replay(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:

@@ -29,13 +29,6 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 
-OPTIONS = {
-    "classes": "number of classes, 2 to 1000",
-    "train_per_class": "training images per class",
-    "val_per_class": "validation images per class",
-    "seed": "seed of all images",
-}
-
 if __name__ == "__main__":
     description = "Make mock ImageNet, or verify what was made."
-    sys.exit(make(description, "imagenet", PRESETS, OPTIONS, generate))
+    sys.exit(make(description, "imagenet", PRESETS, generate))

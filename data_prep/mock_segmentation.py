@@ -26,8 +26,7 @@ from gallery_lib.data.commands import make
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 
 PRESETS = {"small": SegmentationSpec()}
-OPTIONS = {"train": "training images", "val": "held-out images", "seed": "seed of all images"}
 
 if __name__ == "__main__":
     description = "Make a mock segmentation data set."
-    sys.exit(make(description, "segmentation", PRESETS, OPTIONS, generate))
+    sys.exit(make(description, "segmentation", PRESETS, generate))

@@ -27,13 +27,7 @@ from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 
 PRESETS = {"small": SpeakerSpec()}
-OPTIONS = {
-    "train": "speakers to train on",
-    "val": "other speakers, held out",
-    "utterances": "of each speaker",
-    "seed": "seed of everything",
-}
 
 if __name__ == "__main__":
     description = "Make mock features for speaker verification."
-    sys.exit(make(description, "speakers", PRESETS, OPTIONS, generate))
+    sys.exit(make(description, "speakers", PRESETS, generate))

@@ -27,13 +27,6 @@ from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 
 PRESETS = {"small": SpeechSpec()}
-OPTIONS = {
-    "characters": "characters of the language, 2 to 4230",
-    "words": "words of the language",
-    "train": "training utterances",
-    "val": "held-out utterances",
-    "seed": "seed of language and utterances",
-}
 
 if __name__ == "__main__":
-    sys.exit(make("Make mock speech.", "speech", PRESETS, OPTIONS, generate))
+    sys.exit(make("Make mock speech.", "speech", PRESETS, generate))

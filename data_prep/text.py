@@ -28,14 +28,20 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+from gallery_lib.config.command_line import Parser
 from gallery_lib.console.progress import busy
 from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 
+
+def _prepare(given: argparse.Namespace) -> object:
+    with busy("reading the text and making its vocabulary"):
+        return prepare(given.data_dir, given.out)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make tokenised text for the language models.")
+    parser = Parser(None, "Make tokenised text for the language models.")
     parser.add_argument(
-        "--data_dir",
         "--data-dir",
         type=Path,
         help="folder of .txt files; default: English of Python's standard library",
@@ -43,10 +49,4 @@ if __name__ == "__main__":
     parser.add_argument(
         "--out", type=Path, help="folder to write; default: where the gallery looks for this text"
     )
-    args = parser.parse_args()
-
-    def _body() -> object:
-        with busy("reading the text and making its vocabulary"):
-            return prepare(args.data_dir, args.out)
-
-    sys.exit(run(_body, "interrupted; run it again to go on"))
+    sys.exit(run(parser, _prepare))

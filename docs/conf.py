@@ -86,12 +86,22 @@ def keep_links_of_the_site(app: Any, page: str, source: list[str]) -> None:
     source[0] = LINK.sub(link, source[0])
 
 
+def options_table(cls: type) -> str:
+    """Return the options of `cls` as a Markdown table: name, default, values, meaning."""
+    from gallery_lib.config.options import options_of
+
+    rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
+    for name, declared in options_of(cls).items():
+        default = "" if declared.default is None else f"`{declared.default}`"
+        rows.append(f"| `{name}` | {default} | {declared.must_be} | {declared.help} |")
+    return "\n".join(rows)
+
+
 def add_options(app: Any, page: str, source: list[str]) -> None:
     """Add the tables of options to the reference."""
     if page != "docs/reference":
         return
     from gallery_lib import config
-    from gallery_lib.config.options import options_table
 
     for cls in (config.TrainConfig, config.LaunchConfig, config.CompareConfig):
         source[0] += f"\n## Options: `{cls.__name__}`\n\n{options_table(cls)}\n"

@@ -29,6 +29,8 @@ Positive = Annotated[float, bounded(gt=0.0)]
 """Type of a number above 0, in files that are read against their declared shape."""
 
 
+CONFIDENCE = 0.99
+"""Level of the intervals."""
 LEAST_SPREAD = 0.004
 """Relative standard deviation of a ratio of step times that always remains.
 
@@ -85,7 +87,7 @@ def ratio_of_medians(
     baseline_rounds: Sequence[Sequence[float]],
     candidate_rounds: Sequence[Sequence[float]],
     *,
-    confidence: float = 0.99,
+    confidence: float = CONFIDENCE,
     resamples: int = 4000,
     process_spread: float = LEAST_SPREAD,
     seed: int = 0,

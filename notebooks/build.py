@@ -38,9 +38,9 @@ except ImportError:
     )
     sys.exit(2)
 import task_cells
+from parameters_cell import parameters_source
 
 from gallery_lib import config, tasks
-from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.cells.your_code import LOOP
 

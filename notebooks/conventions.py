@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 # A checkout works without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+from parameters_cell import parameters_source
+
 from gallery_lib import config, tasks
-from gallery_lib.config.options import parameters_source
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
 

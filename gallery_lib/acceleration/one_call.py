@@ -31,6 +31,7 @@ from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
+from gallery_lib.config.options import checked
 from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.console.progress import note
 from gallery_lib.data.loading.device_loader import DeviceLoader
@@ -92,7 +93,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
         ...     optimizer.step()
     """
     parts = arguments.sort(given, named)
-    config, optimizers = parts.config, parts.of_kind("optimizer")
+    config, optimizers = checked(parts.config), parts.of_kind("optimizer")
     precision.check(config)
     model = _plain_module(parts.model)
     arguments.check_optimizers(model, optimizers)
@@ -167,7 +168,7 @@ def _let_cudnn_measure(state: _State) -> dict[str, str]:
     """Let cuDNN measure its algorithms, for the whole process, unless they are to be fixed ones."""
     cudnn = torch.backends.cudnn
     fixed = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    if not state.config.compute.cudnn_benchmark or state.device.type != "cuda" or fixed:
+    if not state.config.compiler.enabled or state.device.type != "cuda" or fixed:
         return {}
     cudnn.benchmark = True
     return {"cuDNN": "measures its algorithms (torch.backends.cudnn.benchmark)"}

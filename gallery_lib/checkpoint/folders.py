@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.errors import InputError
@@ -11,6 +12,26 @@ CHECKPOINTS = "checkpoints"
 AUTO = "auto"
 """Word of `--resume` for the newest checkpoint."""
 _NAME = re.compile(r"step-(\d{8,})\.pt")
+_INTERVAL = re.compile(r"([1-9]\d{0,8})(min)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Interval between two checkpoints: a number of steps, or seconds. The other is None."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def interval_of(text: str | int, parameter: str = "checkpoint_every") -> Interval:
+    """Return the interval that `20` (steps) or `10min` means; raise InputError for other text."""
+    if written := _INTERVAL.fullmatch(str(text)):
+        number, is_time = int(written[1]), written[2]
+        return Interval(seconds=60.0 * number) if is_time else Interval(steps=number)
+    raise InputError(
+        f"{parameter}={text!r} must be a number of steps such as 20, or of minutes such as 10min.",
+        parameter=parameter,
+    )
 
 
 def of_step(folder: Path, step: int) -> Path:

@@ -20,11 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gallery_lib.checkpoint import state
-from gallery_lib.checkpoint.folders import newest_first, of_step, reason_of
+from gallery_lib.checkpoint.folders import Interval, newest_first, of_step, reason_of
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Parts
 from gallery_lib.comm import process_group
-from gallery_lib.config.intervals import Interval
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.system.files import atomic_write
 

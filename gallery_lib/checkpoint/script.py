@@ -17,12 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gallery_lib.checkpoint import folders
-from gallery_lib.checkpoint.folders import AUTO
+from gallery_lib.checkpoint.folders import AUTO, interval_of
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, choose, graphs_made
 from gallery_lib.comm import process_group
-from gallery_lib.config.intervals import interval_of
 from gallery_lib.data.loading.progress import follow
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import GO_ON_LATER, tell

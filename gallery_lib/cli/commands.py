@@ -1,4 +1,4 @@
-"""Commands behind `gallery`, a function each: what it takes, its place in the help, and its work.
+"""Commands behind `gallery`, a function each: what it takes, what the help says, and its work.
 
 A function gets the words behind the command, then what its line makes of them. It imports what it
 needs when it runs, so help stays quick.
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,42 +39,26 @@ Operands = argparse.Namespace
 
 
 class Command(NamedTuple):
-    """Word after `gallery`: its line, its group in the help, what it does, and its function."""
+    """What stands behind `gallery`: a line of options and operands, and a function."""
 
     line: CommandLine
-    group: str
-    does: str
     run: Callable[..., int | None]
 
 
 COMMANDS: dict[str, Command] = {}
-_MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around and take away"
+"""Commands by their words, in the order of the help."""
 
 
 def _command(
-    group: str,
-    does: str,
-    description: str,
-    *classes: type,
-    operands: Mapping[str, Mapping[str, Any]] = {},
-    fixed: Mapping[str, str] = {},
-    actions: Mapping[str, CommandLine] = {},
+    name: str, does: str, *classes: type, **line: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Return a decorator that adds a function to COMMANDS, under its name without a final `_`."""
+    """Return a decorator that adds a function to COMMANDS; `line` is for its CommandLine."""
 
     def add(function: Callable[..., int | None]) -> Callable[..., int | None]:
-        name = function.__name__.rstrip("_")
-        line = CommandLine(
-            f"gallery {name}", description, classes, operands, fixed, actions=actions
-        )
-        COMMANDS[name] = Command(line, group, does, function)
+        COMMANDS[name] = Command(CommandLine(f"gallery {name}", does, classes, **line), function)
         return function
 
     return add
-
-
-def _operand(metavar: Any, text: str, **more: Any) -> dict[str, Any]:
-    return {"metavar": metavar, "help": text, **more}
 
 
 @contextlib.contextmanager
@@ -92,22 +76,18 @@ def _reading(place: str) -> Iterator[None]:
         ) from error
 
 
-_NAMES = "notebooks of the gallery, or paths of others (default: all)"
-_GIVEN = "a parameter, for the notebooks that have it; may be repeated"
+_NAMES = {"nargs": "*", "metavar": "NAME", "help": "notebooks, or their paths (default: all)"}
+_GIVEN = {
+    **{"nargs": 2, "action": "append", "default": [], "dest": "given"},
+    **{"metavar": ("PARAMETER", "VALUE"), "help": "a parameter of the notebooks; may be repeated"},
+}
 
 
 @_command(
-    _MEASURE,
-    "notebooks, headless, and which of them really ran",
-    "Run notebooks headless and say which of them really ran. Exit code 0: all passed; "
-    "1: not all; 130: interrupted.",
+    "run",
+    "Run notebooks headless; exit code 1: not all passed.",
     BatchConfig,
-    operands={
-        "names": _operand("NAME", _NAMES, nargs="*"),
-        "-p": _operand(
-            ("PARAMETER", "VALUE"), _GIVEN, nargs=2, action="append", default=[], dest="given"
-        ),
-    },
+    operands={"names": _NAMES, "-p": _GIVEN},
 )
 def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     """Run notebooks, and print which of them passed."""
@@ -126,33 +106,26 @@ def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     return 0 if report.passed else 1
 
 
-_LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
-_ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
-_UNDISTURBED = "it compares undisturbed steps; launch_single_task.py has it"
-_HOSTS = ("nnodes", "node_rank", "master_addr", "master_port")
+_OF_COMPARE = (
+    *("compiler_opt", "dry_run", "run_dir", "log_interval", "max_steps", "epochs"),
+    *("checkpoint_every", "keep", "resume", "max_restarts"),
+    *("nnodes", "node_rank", "master_addr", "master_port"),
+)
+"""Options that a comparison decides itself: its length, its folder, and its one host."""
 
 
 @_command(
-    _MEASURE,
-    "baseline against accelerated backend, in turns; or two batches",
-    "Train a task as baseline and with the accelerated backend, in turns, and say what the "
-    "difference is.\n"
-    "`gallery compare BEFORE AFTER` compares two folders of `gallery run` or `prepare.sh --run`.",
+    "compare",
+    "Compare the baseline with the accelerated backend, in turns, or two batches: BEFORE AFTER.",
     *(TrainConfig, LaunchConfig, CompareConfig),
     operands={
-        "batches": _operand(
-            "BATCH", "none, or two: before and after, instead of any option", nargs="*"
-        )
+        "batches": {
+            **{"nargs": "*", "metavar": "BATCH"},
+            "help": "none, or two folders of `gallery run` or `prepare.sh --run`, or two files in "
+            "benchmarks/results/; exit code 1: a regression",
+        }
     },
-    fixed={
-        "compiler_opt": "it trains with and without",
-        "dry_run": "launch_single_task.py has it",
-        "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
-        "log_interval": "it logs every step",
-        **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
-        **dict.fromkeys(("checkpoint_every", "keep", "resume", "max_restarts"), _UNDISTURBED),
-        **dict.fromkeys(_HOSTS, _ONE_HOST),
-    },
+    without=_OF_COMPARE,
 )
 def compare(
     words: Words,
@@ -196,15 +169,11 @@ def compare(
 
 
 @_command(
-    _MEASURE,
-    "tasks × variants, with other libraries, or one technique after another",
-    "Train tasks eagerly, with torch.compile, with other libraries and with this backend, in "
-    "turns.\n"
-    "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; "
-    "1: not in all.",
+    "bench",
+    "Measure tasks in variants: eager, compiled, other libraries, ours, each technique.",
     BenchConfig,
     operands={
-        "tasks": _operand("TASK", "tasks of the gallery, or FILE.py:NAME (default: all)", nargs="*")
+        "tasks": {"nargs": "*", "metavar": "TASK", "help": "or FILE.py:NAME (default: all)"},
     },
 )
 def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
@@ -233,76 +202,58 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     return 0 if complete(result) else 1
 
 
-_LAB = {
-    "up": CommandLine(
-        "gallery lab up",
-        "Make hosts on this machine: network namespaces joined by a bridge, with shaped links and "
-        "CPU shares of their own.\n"
-        "They stay until `gallery lab down`. Needs root or user namespaces; exit code 2, with what "
-        "is needed, where it has neither.",
-        (LabConfig,),
-    ),
-    "run": CommandLine(
-        "gallery lab run",
-        "Run a Python script over torchrun, or any command, on every host of a lab.\n"
-        "Each gets NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. Exit code "
-        "0: it ended with 0 on all;\n"
-        "1: it failed on one, and the others were ended.",
-        (LabRunConfig,),
-        behind_dashes="SCRIPT.py or COMMAND …",
-    ),
-    "status": CommandLine(
-        "gallery lab status",
-        "Show the labs that are up: hosts, addresses, rates, CPU shares, processes.",
-    ),
-    "down": CommandLine(
-        "gallery lab down",
-        "End a lab and all its processes, and clear what killed commands have left of others.",
-        (LabNameConfig,),
-    ),
-}
+@_command("lab up", "Make hosts on this machine, with emulated links and CPU shares.", LabConfig)
+def lab_up(words: Words, config: LabConfig) -> None:
+    """Make a lab, which stays until `gallery lab down`."""
+    from gallery_lib.cluster import Lab
+
+    made = Lab(config.hosts, config.rate, config.cpus, config.name).up()
+    made.detach()
+    print(made.described())
 
 
 @_command(
-    _MEASURE,
-    "several hosts on this machine, with emulated links, to train on",
-    "Several hosts on one machine, with emulated links: gallery lab up, run, status, down.",
-    actions=_LAB,
+    "lab run",
+    "Run a Python script over torchrun, or any command, on every host of a lab.",
+    LabRunConfig,
+    behind_dashes="SCRIPT.py or COMMAND …",
 )
-def lab(words: Words, config: Any = None, command: Words = ()) -> None:
-    """Make, use, show or take down a lab; `config` is that of the action."""
-    from gallery_lib.cluster import Lab, keeper
+def lab_run(words: Words, config: LabRunConfig, command: Words) -> None:
+    """Run a command on every host; where it fails on one, the others are ended."""
+    from gallery_lib.cluster import Lab
     from gallery_lib.cluster import run as on_hosts
 
-    action = words[0]
-    if action == "up":
-        made = Lab(config.hosts, config.rate, config.cpus, config.name).up()
-        made.detach()
-        print(made.described())
-    elif action == "run":
-        on_hosts.run(Lab.named(config.name), command, config)
-    elif action == "status":
-        texts = [Lab.named(name).described() for name in keeper.names_up()]
-        print("\n\n".join(texts) or "no lab is up.")
-    else:
-        gone, name = keeper.take_down(config.name), config.name
-        for one in gone:
-            print(f"the lab `{one}` is gone.")
-        if name not in gone:
-            print(f"there is no lab `{name}`.{did_you_mean(name, keeper.names_up())}")
+    on_hosts.run(Lab.named(config.name), command, config)
+
+
+@_command("lab status", "Show the labs that are up.")
+def lab_status(words: Words) -> None:
+    """Show hosts, addresses, rates, CPU shares and processes of each lab."""
+    from gallery_lib.cluster import Lab, keeper
+
+    texts = [Lab.named(name).described() for name in keeper.names_up()]
+    print("\n\n".join(texts) or "no lab is up.")
+
+
+@_command("lab down", "End a lab and all its processes.", LabNameConfig)
+def lab_down(words: Words, config: LabNameConfig) -> None:
+    """Take a lab down, and clear what killed commands have left of others."""
+    from gallery_lib.cluster import keeper
+
+    gone = keeper.take_down(config.name)
+    for one in gone:
+        print(f"the lab `{one}` is gone.")
+    if config.name not in gone:
+        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, keeper.names_up())}")
+
+
+_FOLDER = "a run, a comparison, a batch, a bench, a roofline, or a folder of runs and comparisons"
 
 
 @_command(
-    _READ,
-    "the tables of a run, a comparison, a batch or a bench",
+    "show",
     "Print the tables of what a folder holds.",
-    operands={
-        "folder": _operand(
-            "FOLDER",
-            "a run, a comparison, a batch, a bench, a roofline, or a folder that holds runs and "
-            "comparisons",
-        )
-    },
+    operands={"folder": {"metavar": "FOLDER", "help": _FOLDER}},
 )
 def show(words: Words, operands: Operands) -> None:
     """Print the tables of the run, comparison, batch, bench or roofline in a folder."""
@@ -332,48 +283,19 @@ def _text_of(folder: Path) -> str:
     return tables.folder_text(folder)
 
 
-@_command(
-    _READ,
-    "a comparison's throughput since launch, as a picture",
-    "Draw a comparison's throughput since launch.",
-    operands={
-        "folder": _operand("COMPARISON", "the folder of a comparison"),
-        "picture": _operand("PICTURE.png", "the file to write"),
-    },
-)
-def plot(words: Words, operands: Operands) -> None:
-    """Draw a comparison's throughput as a picture."""
-    if not operands.picture.endswith(".png"):
-        raise InputError(f"{operands.picture} must end with .png.", parameter="picture")
-    from gallery_lib.measure.comparison.result import read_comparison
-    from gallery_lib.report import plots, style
-
-    with _reading(operands.folder):
-        chart = plots.throughput(read_comparison(operands.folder))
-        style.save(chart.draw(), operands.picture)
-    print(chart.alternative_text)
-
-
 _NOT_OF_A_FEW_STEPS = (
-    *("max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
-    *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout"),
-    *("lr_schedule", "lr_warmup_steps", "lr_schedule_steps", "pretrained"),
+    *("model", "run_dir", "max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
+    *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout", "pretrained"),
+    *("lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
 )
 
 
 @_command(
-    _READ,
-    "what this machine offers; where a step went, and how near its limits it is",
-    "What this machine offers; where a run's step went, and what to change.\n"
-    "With --roofline TASK: how near a training step is to this machine's limits, group by group of "
-    "operators.",
+    "doctor",
+    "Say what this machine offers, where a run's step went, or how near its limits a step is.",
     *(RooflineConfig, TrainConfig),
-    operands={"folder": _operand("RUN", "a run, a comparison or a notebook's folder", nargs="?")},
-    fixed={
-        "model": "--roofline names the task",
-        "run_dir": "--out names the folder",
-        **dict.fromkeys(_NOT_OF_A_FEW_STEPS, "it trains a few steps on one batch"),
-    },
+    operands={"folder": {"nargs": "?", "metavar": "RUN", "help": "a run, a comparison or a batch"}},
+    without=_NOT_OF_A_FEW_STEPS,
 )
 def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
     """Say what a machine offers or where a step went, or measure a roofline."""
@@ -408,7 +330,7 @@ def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: O
     print(f"results: {folder}/roofline.json")
 
 
-@_command(_TAKE, "the tasks of the gallery", "Name the tasks of the gallery.")
+@_command("list", "Name the tasks of the gallery.")
 def list_(words: Words) -> None:
     """Print a line for each task: name, title and domain."""
     with importing():
@@ -420,14 +342,11 @@ def list_(words: Words) -> None:
 
 
 @_command(
-    _TAKE,
-    "one task as an archive that runs by itself on another machine",
+    "pack",
     "Write one task as an archive that runs by itself on another machine.",
     operands={
-        "task": _operand("TASK", "a name from `gallery list`"),
-        "--out": _operand(
-            "FILE.tar.gz", "the archive (default: gallery-TASK.tar.gz in this folder)"
-        ),
+        "task": {"metavar": "TASK", "help": "a name from `gallery list`"},
+        "--out": {"metavar": "FILE", "help": "the archive (default: gallery-TASK.tar.gz)"},
     },
 )
 def pack(words: Words, operands: Operands) -> None:

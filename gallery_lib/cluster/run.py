@@ -25,6 +25,8 @@ from gallery_lib.config import LabRunConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system.processes import PYTHON, Relay, end_supervised
 
+_PORT = 29400
+"""Port on host 0, where the processes meet. Each lab has a network of its own."""
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
 
@@ -54,7 +56,7 @@ def _variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
         "NODE_RANK": str(host.number),
         "NNODES": str(len(lab.hosts)),
         "MASTER_ADDR": lab.hosts[0].address,
-        "MASTER_PORT": str(config.master_port),
+        "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "TP_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
@@ -70,7 +72,7 @@ def _torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str
         *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
         *(f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}"),
         *(f"--nproc-per-node={config.nproc_per_node}", f"--master-addr={lab.hosts[0].address}"),
-        *(f"--master-port={config.master_port}", f"--log-dir={logs}/{host.name}"),
+        *(f"--master-port={_PORT}", f"--log-dir={logs}/{host.name}"),
     ]
 
 

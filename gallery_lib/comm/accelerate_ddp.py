@@ -20,6 +20,7 @@ from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.comm.torch_ddp import DDP, DISTRIBUTION, inside
 from gallery_lib.config import Comm
+from gallery_lib.config.options import checked
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import tell
 
@@ -62,7 +63,7 @@ def accelerate_ddp(
         >>> model = accelerate_ddp(model, Comm(wire="bf16", streams=2))
         >>> model(torch.ones(8, 4)).mean().backward()
     """
-    options = options or Comm()
+    options = checked(options or Comm())
     ddp = inside(model)
     if not isinstance(ddp, DDP):
         raise InputError(

@@ -7,6 +7,7 @@ so the same command can be given to all hosts. Options that were given are kept.
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import os
 import re
@@ -137,8 +138,8 @@ def placed(launch: LaunchConfig) -> LaunchConfig:
             "Leave --nnodes away: it follows from that.",
             parameter="nnodes",
         )
-    kept = options.to_mapping(launch)
-    left = {n: str(v) for n, v in told.items() if kept[n] == options.to_mapping(default)[n]}
+    kept = dataclasses.asdict(launch)
+    left = {n: str(v) for n, v in told.items() if kept[n] == dataclasses.asdict(default)[n]}
     launch = options.from_mapping(LaunchConfig, {**kept, **left})
     if step is not None:
         check_host(launch.master_addr, own=step.rank == 0)

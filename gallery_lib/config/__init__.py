@@ -24,8 +24,6 @@ from gallery_lib.config.commands import (
     LabConfig,
     LabNameConfig,
     LabRunConfig,
-    RecordConfig,
-    ReplayConfig,
     RooflineConfig,
     StrategiesConfig,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gallery_lib.config.notebooks import NotebookConfig
-from gallery_lib.config.options import option, same_as
+from gallery_lib.config.options import option
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,8 @@ class BatchConfig:
 
     profile: Literal["quick", "full"] | None = None
     """Parameters from notebooks/profiles/. Default: the notebooks' own."""
-    deadline: float | None = option(None, unit="seconds", minimum=1)
-    """End a notebook that takes longer. Default: wait."""
+    deadline: float | None = option(None, minimum=1)
+    """Seconds after which a notebook is ended. Default: wait."""
     resume: bool = False
     """Go on with the batch in --out; keep what passed with the same notebook and versions."""
     out: str | None = None
@@ -30,7 +29,7 @@ class RooflineConfig:
     roofline: str | None = None
     """Measure this task's step against the machine's limits. Takes the options of training, and a
     minute or more."""
-    rounds: int = option(8, unit="turns")
+    rounds: int = 8
     """Turns of the limits, a step, and a profiled step. More are steadier, and take longer."""
     out: str | None = None
     """Folder of roofline.json. Default: a new one below runs/."""
@@ -40,15 +39,14 @@ class RooflineConfig:
 class CompareConfig:
     """Options of comparing two variants (see measure/comparison/compare.py)."""
 
-    rounds: int = option(16, unit="turns", minimum=4)
+    rounds: int = option(16, minimum=4)
     """Turns of each variant. More narrow the interval, and take longer."""
-    starts: int = same_as(NotebookConfig, "starts")
-    block_steps: int = option(4, unit="steps", minimum=2)
+    starts: int = option(1, maximum=100)
+    """Times that both start anew, for so many turns each. Averages what processes differ by."""
+    block_steps: int = option(4, minimum=2)
     """Steps in one turn. The first of each does not count."""
-    parity_steps: int = option(3, unit="steps")
+    parity_steps: int = 3
     """First steps checked against a float64 run, which is slow."""
-    confidence: float = option(0.99, minimum=0.5, maximum=0.9999)
-    """Confidence level of the speed-up's interval."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +62,25 @@ class BenchConfig:
     profile: Literal["auto", "quick", "large", "full"] = "auto"
     """Sizes of the tasks. quick is for a few cores; large has quick's batches with images of 224²
     and sequences of 128. auto is full on a GPU, else quick."""
-    batch_size: int | None = same_as(NotebookConfig, "batch_size")
-    image_size: int | None = same_as(NotebookConfig, "image_size")
-    sequence_length: int | None = same_as(NotebookConfig, "sequence_length")
-    workers: int | None = option(None, unit="processes", minimum=0)
+    batch_size: int | None = None
+    """Samples per process and step. Default: the profile's."""
+    image_size: int | None = option(None, minimum=32)
+    """Height and width of input images in pixels. Default: the profile's."""
+    sequence_length: int | None = option(None, minimum=8)
+    """Tokens or frames per sample. Default: the profile's."""
+    workers: int | None = option(None, minimum=0)
     """Data-loading processes per training process. Default: 1; on a GPU one per core, at most 16.
     """
-    threads: int | None = option(None, unit="threads")
+    threads: int | None = None
     """CPU threads per process. Default: all cores."""
-    rounds: int | None = same_as(NotebookConfig, "rounds")
-    starts: int = same_as(NotebookConfig, "starts")
-    block_steps: int | None = same_as(NotebookConfig, "block_steps")
-    parity_steps: int | None = option(None, unit="steps")
-    """First steps checked against a float64 run. Default: the profile's."""
-    confidence: float = same_as(CompareConfig, "confidence")
+    rounds: int | None = option(None, minimum=4)
+    """Turns of each variant. More narrow the interval, and take longer. Default: the profile's."""
+    starts: int = option(1, maximum=100)
+    """Times that all start anew, for so many turns each. Averages what processes differ by."""
+    block_steps: int | None = option(None, minimum=2)
+    """Steps in one turn. Default: the profile's."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes."""
-    seed: int = same_as(NotebookConfig, "seed")
     resume: bool = False
     """Go on with the bench in --out; keep tasks measured with the same options and versions."""
     out: str | None = None
@@ -88,50 +88,45 @@ class BenchConfig:
 
 
 @dataclass(frozen=True)
-class LabConfig:
-    """Options of `gallery lab up`: hosts on this machine with emulated links (see cluster/)."""
+class LabNameConfig:
+    """Options of `gallery lab down`: the lab to take down."""
 
-    hosts: int = option(2, unit="hosts", maximum=64)
-    """Hosts of the lab."""
-    rate: str = "1gbit"
-    """Rate of each host's link, in either direction: 100mbit, 2.5gbit."""
-    cpus: float | None = option(None, unit="cores", minimum=0.05)
-    """Cores' worth of time for each host. Default: an equal part of all."""
     name: str = "lab"
     """Name of the lab. Give one to have several labs up."""
 
 
 @dataclass(frozen=True)
-class LabRunConfig:
-    """Options of `gallery lab run`, which starts a command on every host of a lab."""
+class LabConfig(LabNameConfig):
+    """Options of `gallery lab up`: hosts on this machine with emulated links (see cluster/)."""
 
-    nproc_per_node: int = option(1, unit="processes")
-    """Processes that torchrun starts on each host."""
-    torchrun: bool = True
-    """Start a Python script over torchrun; --no-torchrun starts any command, once on each host."""
-    master_port: int = option(29400, minimum=1, maximum=65535)
-    """Port on host 0, where the processes meet."""
-    name: str = same_as(LabConfig, "name")
+    hosts: int = option(2, maximum=64)
+    """Hosts of the lab."""
+    rate: str = "1gbit"
+    """Rate of each host's link, in either direction: 100mbit, 2.5gbit."""
+    cpus: float | None = option(None, minimum=0.05)
+    """Cores' worth of time for each host. Default: an equal part of all."""
 
 
 @dataclass(frozen=True)
-class LabNameConfig:
-    """Options of `gallery lab down`: the lab to take down."""
+class LabRunConfig(LabNameConfig):
+    """Options of `gallery lab run`, which starts a command on every host of a lab."""
 
-    name: str = same_as(LabConfig, "name")
+    nproc_per_node: int = 1
+    """Processes that torchrun starts on each host."""
+    torchrun: bool = True
+    """Start a Python script over torchrun; --no-torchrun starts any command, once on each host."""
 
 
 @dataclass(frozen=True)
 class StrategiesConfig:
     """Options of a measurement in which strategies of averaging gradients take turns."""
 
-    width: int = option(512, unit="units", minimum=16)
+    width: int = option(512, minimum=16)
     """Width of the four layers that are trained."""
-    rounds: int = option(4, unit="turns", minimum=4)
+    rounds: int = option(4, minimum=4)
     """Turns of each strategy. More narrow the intervals, and take longer."""
-    block_steps: int = option(3, unit="steps")
+    block_steps: int = 3
     """Counted steps in one turn."""
-    confidence: float = same_as(CompareConfig, "confidence")
     out: str | None = None
     """File for the figures, as JSON."""
 
@@ -140,32 +135,9 @@ class StrategiesConfig:
 class ConvergenceConfig:
     """Options of the convergence check, which learns digits with every wire format."""
 
-    epochs: int = option(8, unit="epochs")
+    epochs: int = 8
     """Passes over the digits."""
-    seeds: int = option(4, unit="seeds", minimum=2)
+    seeds: int = option(4, minimum=2)
     """How often, each time from other weights. More tell smaller differences apart."""
-    out: str | None = same_as(StrategiesConfig, "out")
-
-
-@dataclass(frozen=True)
-class RecordConfig:
-    """Options of recording a timeline (see measure/replay/)."""
-
-    steps: int = option(5, unit="steps", minimum=3)
-    """Steps that are recorded after a warm-up; times are medians over them."""
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """Options of replaying timelines, and the strategies of averaging gradients that take part."""
-
-    stretch: float = option(1.0, minimum=1.0, maximum=1000.0)
-    """Multiply waits by it and divide rates and step times, where this machine is too slow."""
-    wires: str = "exact"
-    """Wire formats, with commas between, each tried in all strategies."""
-    only: str | None = None
-    """Only these strategies, with semicolons between, beside DDP's own. Default: all."""
-    rounds: int = option(6, unit="turns", minimum=4)
-    """Turns of each strategy. More turns take longer."""
-    block_steps: int = option(4, unit="steps")
-    """Counted steps in a turn."""
+    out: str | None = None
+    """File for the scores, as JSON."""

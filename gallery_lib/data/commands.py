@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.config.command_line import Parser
+from gallery_lib.config.options import check_value
 from gallery_lib.console import exit_code
 from gallery_lib.data import mock_folder
 from gallery_lib.errors import RunFailed
 from gallery_lib.system import paths
 
 
-def run(body: Callable[[], object], interrupted: str = "interrupted") -> int:
-    """Print what `body` returns and return the exit code; messages begin with the script's name."""
+def run(parser: Parser, body: Callable[[argparse.Namespace], object]) -> int:
+    """Print what `body` makes of the command's options; return the exit code."""
     name = Path(sys.argv[0]).stem
     return exit_code.exit_code_of(
-        lambda: print(body()), error_prefix=name, interrupted=f"{name}: {interrupted}"
+        lambda: print(body(parser.parse(sys.argv[1:]))),
+        error_prefix=name,
+        interrupted=f"{name}: interrupted; run it again to go on",
     )
 
 
@@ -32,61 +36,50 @@ def check(
 
     Besides the folder and --full, the command takes `options`: names with argparse's arguments.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(None, description)
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     for name, arguments in options:
         parser.add_argument(name, **arguments)
     parser.add_argument("--full", action="store_true", help="read everything instead of some of it")
-    args = parser.parse_args()
-    return run(lambda: summary(args))
+    return run(parser, summary)
 
 
 def make(
     description: str,
     kind: str,
     presets: Mapping[str, Any],
-    texts: Mapping[str, str],
     generate: Callable[..., mock_folder.Made],
 ) -> int:
-    """Make mock data of a spec whose fields are options, and return the exit code.
+    """Make mock data of a spec, whose fields are options, and return the exit code.
 
     `kind` names the folder in the gallery's cache. `presets` are specs by name, `small` being the
     default. Data with several may take hours, so the command also takes --workers and --verify.
-    `texts` has the help for each field of the spec that is an option.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser, cls = Parser(None, description), type(presets["small"])
     parser.add_argument(
         "--out", type=Path, help="folder; default: where the gallery looks for these data"
     )
-    for name, text in texts.items():
-        default = "the preset's" if len(presets) > 1 else getattr(presets["small"], name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, help=f"{text} (default: {default})"
-        )
+    parser.add_options(cls)
     if len(presets) > 1:
-        parser.add_argument(
-            "--preset", choices=list(presets), help="sizes, all together (default: small)"
-        )
+        text = "sizes, all together, instead of the defaults (default: small)"
+        parser.add_argument("--preset", choices=list(presets), help=text)
         parser.add_argument("--workers", type=int, help="processes (default: one per core)")
-        parser.add_argument(
-            "--verify",
-            action="store_true",
-            help="read everything and report what is missing or changed; makes nothing",
-        )
+        text = "read everything and report what is missing or changed; makes nothing"
+        parser.add_argument("--verify", action="store_true", help=text)
     parser.set_defaults(preset="small", workers=None, verify=False)
-    args = parser.parse_args()
-    root = args.out or paths.data_dir(f"{kind}-small" if args.preset == "small" else args.preset)
 
-    def body() -> object:
-        if args.verify:
+    def body(given: argparse.Namespace) -> object:
+        preset = f"{kind}-small" if given.preset == "small" else given.preset
+        root = given.out or paths.data_dir(preset)
+        if given.verify:
             return _verified(root)
-        values = {name: getattr(args, name) for name in texts}
-        given = {name: value for name, value in values.items() if value is not None}
-        spec = dataclasses.replace(presets[args.preset], **given)
-        workers = {} if args.workers is None else {"workers": args.workers}
+        names = {f.name for f in dataclasses.fields(cls)} & vars(given).keys()
+        values = {name: check_value(cls, name, getattr(given, name)) for name in names}
+        spec = dataclasses.replace(presets[given.preset], **values)
+        workers = {} if given.workers is None else {"workers": given.workers}
         return generate(root, spec, **workers)
 
-    return run(body, f"interrupted; run it again to go on. Folder: {root}")
+    return run(parser, body)
 
 
 def _verified(root: Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.config import TrainConfig
-from gallery_lib.config.command_line import parse_command_line
+from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, OutOfMemory, RunFailed
@@ -37,12 +37,7 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
         if run.restarts and newest_first(run.run_dir / CHECKPOINTS):
             return dataclasses.replace(run.config, resume=AUTO)
         return run.config
-    (config,) = parse_command_line(
-        arguments,
-        TrainConfig,
-        prog="gallery_lib.launcher.worker",
-        description="One training process.",
-    )
+    (config,) = CommandLine("worker", "One training process.", (TrainConfig,)).parse(arguments)
     return config
 
 

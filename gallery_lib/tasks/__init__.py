@@ -45,15 +45,15 @@ def get(name: str) -> Task:
 
 
 def of(config: TrainConfig) -> Task:
-    """Return the task of `config`, with as many outputs as its data has classes, and its loss.
+    """Return the task of `config`, with as many outputs as its data has classes.
 
     The gallery's own mock data has samples of some of ImageNet's 1000 classes, and counts as 1000.
     A folder given as data_dir has those classes that are in it.
 
     Raises:
-        InputError: for a folder that is no such data, and for labels that cannot be smoothed.
+        InputError: for a folder that is no such data.
     """
-    task = get(config.model).with_label_smoothing(config.label_smoothing)
+    task = get(config.model)
     return task.with_outputs(task.head.wanted(config)) if task.head else task
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.errors import InputError
 from gallery_lib.optim import OptimizerSpec
 
 QUICK: dict[str, Any] = {"rounds": 6, "block_steps": 4, "parity_steps": 2}
@@ -97,8 +96,7 @@ class Task:
       `head` it takes the number of classes as `classes`, and `tasks.of(config)` is the task with as
       many outputs as the data has.
     - `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs
-      under autocast. A cross-entropy over classes may take `label_smoothing`, the share of each
-      label that all classes get alike.
+      under autocast.
     - `metrics` takes the plain model and a batch. For each quantity it returns the sum over the
       batch and the number of terms. The means of these are the metrics.
     - `summary`, where there is one, makes the metrics of these means: perplexity, say, or the equal
@@ -160,22 +158,3 @@ class Task:
             activation_bytes_per_sample=self.activation_bytes_per_sample + more * _LOGIT_BYTES,
             head=dataclasses.replace(head, outputs=outputs),
         )
-
-    def with_label_smoothing(self, share: float | None) -> Task:
-        """Return the task with another label smoothing; None: the task itself.
-
-        Raises:
-            InputError: for a share above 0 where the loss is no cross-entropy over classes.
-        """
-        loss = self.loss
-        smooths = "label_smoothing" in inspect.signature(loss).parameters
-        if share is None or (share == 0 and not smooths):
-            return self
-        if not smooths:
-            raise InputError(
-                f"label_smoothing={share}: the loss of {self.name} is no cross-entropy over "
-                "classes, so there are no labels to smooth. Leave it out.",
-                parameter="label_smoothing",
-            )
-        smoothed = partial(loss, label_smoothing=share)
-        return dataclasses.replace(self, loss=lambda model, batch: smoothed(model, batch))

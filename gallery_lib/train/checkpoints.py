@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from gallery_lib.checkpoint import state
-from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
+from gallery_lib.checkpoint.folders import CHECKPOINTS, interval_of, newest_first
 from gallery_lib.checkpoint.notice import ENDED_FILE, Notice
 from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, Saved, graphs_made
 from gallery_lib.comm import process_group
-from gallery_lib.config import options
-from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
 from gallery_lib.system.files import written_if_possible
@@ -38,7 +36,7 @@ from gallery_lib.train.session import Session
 _OF_THE_TRAINING = (
     *("model", "amp_level", "amp_dtype", "batch_size", "image_size", "sequence_length"),
     *("lr", "lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
-    *("label_smoothing", "weight_decay", "max_grad_norm", "data_dir", "seed"),
+    *("weight_decay", "max_grad_norm", "data_dir", "seed"),
 )
 """Options that are the training's own. A run that goes on with others would be another one."""
 _GRAPHS = "compiled_graphs"
@@ -71,7 +69,7 @@ def choose(config: ResolvedConfig) -> Saved | None:
         raise InputError(
             f"{saved.path} is a checkpoint of a script, and not of a run.", parameter="resume"
         )
-    before, present = saved.content["config"], options.to_mapping(config)
+    before, present = saved.content["config"], dataclasses.asdict(config)
     names: tuple[str, ...] = _OF_THE_TRAINING
     if config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None:
         names += ("max_steps", "epochs")

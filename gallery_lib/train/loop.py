@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from gallery_lib.comm import process_group
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import notices
-from gallery_lib.config import TrainConfig, options, switches
+from gallery_lib.config import TrainConfig, switches
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.data.loading import workers
@@ -107,7 +107,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 recipe,
                 earlier=saved.content["run"]["log"] if saved else None,
             )
-        session.log.parameters(options.to_mapping(session.config))
+        session.log.parameters(dataclasses.asdict(session.config))
         data = measurements.data_facts(session)
         _announce(session, data)
         session.model.train()

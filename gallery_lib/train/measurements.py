@@ -17,7 +17,6 @@ from torch import Tensor
 from gallery_lib import optim, stats
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
-from gallery_lib.config import options
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
@@ -134,7 +133,7 @@ def results_of(
     curve = [[step, loss if math.isfinite(loss) else None] for step, loss in trained.curve]
     return Results(
         task=config.model,
-        config=options.to_mapping(config),
+        config=dataclasses.asdict(config),
         environment=hardware.machine_facts(),
         world_size=world_size,
         nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

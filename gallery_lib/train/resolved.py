@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib.checkpoint.folders import AUTO, named
+from gallery_lib.checkpoint.folders import AUTO, interval_of, named
 from gallery_lib.config import TrainConfig, options
-from gallery_lib.config.intervals import interval_of
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import read_json, write_json
@@ -57,7 +56,7 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     from gallery_lib.train import precision
 
     config = tasks.with_sizes(options.checked(config))
-    task = tasks.get(config.model).with_label_smoothing(config.label_smoothing)
+    task = tasks.get(config.model)
     _check_checkpoints(config)
     default = task.optimizer
     completed = {

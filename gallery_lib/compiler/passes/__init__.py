@@ -1,6 +1,6 @@
 """Graph passes of ours that run inside Inductor, most of them for CPUs: one file each.
 
-A file ends in the declaration of its pass: the switch in `config.Compiler`, the place in Inductor,
+A file ends in the declaration of its pass: its name in `Compiler.without`, the place in Inductor,
 the function that rewrites a graph, and where it is of use. `graph_pass` has what they share.
 A new pass is added to `ORDER`.
 """
@@ -23,6 +23,7 @@ from gallery_lib.compiler.passes import (
 )
 from gallery_lib.compiler.passes.graph_pass import Pass, Passes
 from gallery_lib.config import Compiler
+from gallery_lib.errors import InputError, did_you_mean
 
 ORDER = (
     upsampling.PASS,
@@ -41,11 +42,19 @@ ORDER = (
 
 def choose(options: Compiler, device: torch.device, channels_last: bool) -> dict[str, Passes]:
     """Return Inductor's options with the passes of a model."""
+    known = [one.option for one in ORDER if one.option]
+    for name in options.without:
+        if name not in known:
+            raise InputError(
+                f"without: unknown graph pass `{name}`.{did_you_mean(name, known)} "
+                f"Known: {', '.join(known)}.",
+                parameter="without",
+            )
     chosen: dict[str, list[Pass]] = {"post_grad_custom_post_pass": []}  # for the cache's key
     for one in ORDER:
         if (
             device.type in one.devices
-            and getattr(options, one.option, True)
+            and one.option not in options.without
             and (channels_last or not one.needs_channels_last)
             and one.reason_not_applied() is None
         ):

@@ -31,7 +31,7 @@ class Pass:
     """A graph pass, and where it is used."""
 
     option: str
-    """Switch in `config.Compiler`, which is on by default; '' where there is none."""
+    """Name in `Compiler.without`; '' where it cannot be left out."""
     stage: Stage
     rewrite: Callable[[fx.Graph], None]
     """Function that rewrites a graph in place."""

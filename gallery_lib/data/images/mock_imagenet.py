@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
 from gallery_lib.data.images import jpeg
 from gallery_lib.system.files import atomic_write
@@ -56,15 +56,14 @@ _TEXTURES = (
 class MockSpec:
     """Size of a mock data set: number of classes, images per class in each split, and the seed."""
 
-    classes: int
-    train_per_class: int
-    val_per_class: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        images = (1, 1_000_000)
-        bounds = {"classes": (2, MAX_CLASSES), "seed": (0, 2**63 - 1)}
-        check_whole_numbers(self, {**bounds, "train_per_class": images, "val_per_class": images})
+    classes: int = option(10, minimum=2, maximum=MAX_CLASSES)
+    """Number of classes, 2 to 1000."""
+    train_per_class: int = 64
+    """Training images per class."""
+    val_per_class: int = 20
+    """Validation images per class."""
+    seed: int = option(0, minimum=0, maximum=2**63 - 1)
+    """Seed of all images."""
 
     def per_class(self, split: str) -> int:
         """Return the number of images per class in `split`."""
@@ -90,7 +89,7 @@ class MockSpec:
 
 
 PRESETS = {
-    "small": MockSpec(classes=10, train_per_class=64, val_per_class=20),
+    "small": MockSpec(),
     "imagenet-sized": MockSpec(classes=1000, train_per_class=1300, val_per_class=50),
 }
 

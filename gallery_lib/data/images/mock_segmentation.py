@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
 from gallery_lib.data.images.mock_imagenet import SPLITS, draw, encode, grey_ground
 from gallery_lib.system.files import atomic_write
@@ -35,12 +35,11 @@ class SegmentationSpec:
     """Size of a mock segmentation set: images in each split, and the seed of all of them."""
 
     train: int = 64
+    """Training images."""
     val: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        images = (1, 1_000_000)
-        check_whole_numbers(self, {"train": images, "val": images, "seed": (0, 2**63 - 1)})
+    """Held-out images."""
+    seed: int = option(0, minimum=0, maximum=2**63 - 1)
+    """Seed of all images."""
 
 
 def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
 from gallery_lib.data.speech.features import MANIFEST, write
 
@@ -39,15 +39,14 @@ class SpeakerSpec:
     The splits have different speakers.
     """
 
-    train: int = 256
-    val: int = 48
-    utterances: int = 4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        split = (2, 100_000)
-        bounds = {"train": split, "val": split, "utterances": (2, 1000), "seed": (0, 2**63 - 1)}
-        check_whole_numbers(self, bounds)
+    train: int = option(256, minimum=2, maximum=100_000)
+    """Speakers to train on."""
+    val: int = option(48, minimum=2, maximum=100_000)
+    """Other speakers, held out."""
+    utterances: int = option(4, minimum=2, maximum=1000)
+    """Utterances of each speaker."""
+    seed: int = option(0, minimum=0, maximum=2**63 - 1)
+    """Seed of everything."""
 
 
 def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:

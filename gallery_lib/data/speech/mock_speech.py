@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.config.options import check_whole_numbers
+from gallery_lib.config.options import option
 from gallery_lib.data.mock_folder import Made, make
 from gallery_lib.data.speech.features import MANIFEST, Cut, write
 
@@ -45,23 +45,18 @@ _PAUSE_FRAMES = (0, 4)  # between words
 
 @dataclass(frozen=True)
 class SpeechSpec:
-    """Contents of a mock data set: size of its language, utterances by split, and the seed.
+    """Contents of a mock data set: size of its language, utterances by split, and the seed."""
 
-    `characters` and `words` are the numbers of characters and words in the language.
-    """
-
-    characters: int = 40
-    words: int = 40
+    characters: int = option(40, minimum=2, maximum=4230)
+    """Characters of the language, 2 to 4230."""
+    words: int = option(40, minimum=2, maximum=100_000)
+    """Words of the language."""
     train: int = 960
+    """Training utterances."""
     val: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        language = {"characters": (2, 4230), "words": (2, 100_000)}
-        split = (1, 1_000_000)
-        check_whole_numbers(
-            self, {**language, "train": split, "val": split, "seed": (0, 2**63 - 1)}
-        )
+    """Held-out utterances."""
+    seed: int = option(0, minimum=0, maximum=2**63 - 1)
+    """Seed of language and utterances."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def run(
     )
     file = folder / f"{kind}.json"
     earlier = read_bench(file).tasks if config.resume and file.exists() else {}
-    conditions = options.to_mapping(config)
+    conditions = dataclasses.asdict(config)
     del conditions["resume"], conditions["out"]
     bench = Bench(
         kind, shlex.join(command), conditions, hardware.machine_facts(), versions(), dict(earlier)

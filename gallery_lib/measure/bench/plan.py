@@ -109,7 +109,7 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
         {f.name for f in dataclasses.fields(cls)} for cls in (TrainConfig, CompareConfig)
     )
     own = ("amp_level", "resume")  # of the bench, whatever they are for a run
-    for option, value in options.to_mapping(config).items():
+    for option, value in dataclasses.asdict(config).items():
         if option in of_run | of_turns and option not in own and value is not None:
             values[option] = value
     compare = {option: values.pop(option) for option in of_turns & values.keys()}

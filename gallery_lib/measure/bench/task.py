@@ -119,12 +119,10 @@ class _TaskMeasurement:
         The ratio is direct where both took turns with one another, otherwise through the baseline.
         """
         a, b = self.group_of[slower], self.group_of[faster]
-        baseline, confidence = self.plan.baseline, self.plan.compare.confidence
+        baseline = self.plan.baseline
         if slower == baseline or a is b:
-            return b.ratio(slower, faster, confidence)
-        return stats.change_of_ratio(
-            a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence)
-        )
+            return b.ratio(slower, faster)
+        return stats.change_of_ratio(a.ratio(baseline, slower), b.ratio(baseline, faster))
 
     def _comparable(
         self, slower: str, faster: str, parity: Callable[[Group, str, str], Parity]

@@ -42,6 +42,8 @@ from gallery_lib.measure.communication.launch import end_after, run_on_this_host
 from gallery_lib.system.json_files import write_json
 
 FP32 = "fp32"
+_TASK_STEPS = 16
+"""Steps of a task, whose loss is the mean of the last quarter."""
 WITHOUT_FEEDBACK = "int8, no error feedback"
 FORMATS = {
     FP32: Comm(),

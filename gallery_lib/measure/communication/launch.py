@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from gallery_lib.cluster import Lab
 from gallery_lib.cluster.run import run
 from gallery_lib.config import LabRunConfig
-from gallery_lib.config.command_line import parse_command_line, words_of
+from gallery_lib.config.command_line import CommandLine, words_of
 from gallery_lib.config.options import checked
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, RunFailed
@@ -79,8 +79,7 @@ def end_after(
     os.environ.update(_NO_GPU)
 
     def parsed() -> int:
-        description = body.__doc__ or ""
-        return body(parse_command_line(arguments, options, prog=name, description=description)[0])
+        return body(*CommandLine(name, body.__doc__ or "", (options,)).parse(arguments))
 
     code = exit_code_of(parsed, error_prefix="error", interrupted="stopped")
     sys.stdout.flush()

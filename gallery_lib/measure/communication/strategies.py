@@ -267,9 +267,7 @@ def measure(config: StrategiesConfig) -> int:
         by_name[name] = Effect(
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
-            ratio=None
-            if name == PLAIN
-            else stats.ratio_of_medians(*pair, confidence=config.confidence),
+            ratio=None if name == PLAIN else stats.ratio_of_medians(*pair),
             computed_bytes=sent_bytes(shapes, way, *size) if way else 0.0,
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
@@ -279,7 +277,7 @@ def measure(config: StrategiesConfig) -> int:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)
     if first and config.out:
         parameters = sum(parameter.numel() for parameter in training.net.parameters())
-        effects = Effects(str(hosts), size[1], parameters, config.confidence, by_name)
+        effects = Effects(str(hosts), size[1], parameters, stats.CONFIDENCE, by_name)
         write_json(Path(config.out), dataclasses.asdict(effects))
     return 0
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from gallery_lib import tasks
+from gallery_lib import stats, tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
@@ -154,7 +154,7 @@ def compare(
             "It can be started anew."
         ) from None
     results = {name: group.first(name).results for name in variants}
-    speedup = group.ratio(before, after, options_.confidence) if parity.passed else None
+    speedup = group.ratio(before, after) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
         task=config.model,
@@ -165,7 +165,7 @@ def compare(
         break_even_steps=break_even_steps(*results.values()) if faster else None,
         verdict=speedup.verdict if speedup else str(parity.verdict),
         chance=tasks.get(config.model).chance(tasks.data_of(config)),
-        confidence=options_.confidence,
+        confidence=stats.CONFIDENCE,
         load=load,
     )
     write_comparison(outcome)

@@ -36,7 +36,7 @@ class Group:
         """Return the variant, as it was started first."""
         return self.starts[0][name]
 
-    def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
+    def ratio(self, slower: str, faster: str) -> stats.Ratio:
         """Return how many times as fast `faster` is as `slower`: the geometric mean over starts.
 
         The intervals allow for the process spread.
@@ -45,7 +45,6 @@ class Group:
             stats.ratio_of_medians(
                 start[slower].rounds,
                 start[faster].rounds,
-                confidence=confidence,
                 process_spread=process_spread.of_ratio(
                     start[slower].results, start[faster].results
                 ),

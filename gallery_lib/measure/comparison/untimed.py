@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 import gallery_lib
-from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison.gradient_probe import differences_of_start
@@ -127,7 +127,7 @@ def _digest(config: TrainConfig, facts: Any, code: tuple[str, ...]) -> str:
     if ".py:" in config.model:
         sources.add(Path(config.model.rsplit(":", 1)[0]))
     relevant = {
-        name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT
+        name: value for name, value in dataclasses.asdict(config).items() if name not in _IRRELEVANT
     }
     versions = {name: library_version(name) or "none" for name in _LIBRARIES}
     everything = [relevant, facts, platform.python_version(), hardware.processor(), versions]

@@ -59,8 +59,9 @@ class Techniques(Recipe):
             config.memory.layout = "channels_last" if takes_any_layout(plain.model) else "auto"
         config.memory.allocator = "allocator" in self.names
         config.compiler.enabled = "compiler" in self.names
-        for name in ON_CUDA:
-            setattr(config.compiler, name.replace("-", "_"), name in self.names)
+        config.compiler.without = tuple(
+            name.replace("-", "_") for name in ON_CUDA if name not in self.names
+        )
         config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, config)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from gallery_lib.config import BatchConfig, options
+from gallery_lib.config import BatchConfig
 from gallery_lib.console.phases import PHASES_FILE, read_phases
 from gallery_lib.console.progress import Progress, fit
 from gallery_lib.console.table import duration
@@ -226,7 +226,7 @@ def run(
             ended=None,
             interrupted_by=None,
             seconds=0.0,
-            options=options.to_mapping(config),
+            options=dataclasses.asdict(config),
             machine=machine(),
             notebooks=_records(folder, plan, config.resume),
         )

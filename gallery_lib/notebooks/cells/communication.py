@@ -49,9 +49,7 @@ def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasu
     from gallery_lib.measure.communication import strategies
     from gallery_lib.measure.communication.launch import run_on_lab
 
-    turns = StrategiesConfig(
-        width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps
-    )
+    turns = StrategiesConfig(rounds=settings.rounds, block_steps=settings.block_steps)
     try:
         with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
             print(
@@ -104,7 +102,7 @@ def learn_digits(settings: CommunicationNotebookConfig) -> list[Scores]:
     """Train with every wire format, in two processes on this host; return the scores."""
     from gallery_lib.measure.communication import convergence
 
-    return convergence.measured(ConvergenceConfig(seeds=settings.seeds, epochs=settings.epochs))
+    return convergence.measured(ConvergenceConfig(seeds=2, epochs=settings.epochs))
 
 
 def show_learned(trainings: list[Scores]) -> None:

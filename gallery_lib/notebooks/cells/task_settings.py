@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gallery_lib.tasks.task import Task
 
-_LENGTHS = ("rounds", "starts", "block_steps")
+_LENGTHS = ("rounds", "block_steps")
 """Parameters that decide how long the comparison is."""
 
 
@@ -133,12 +133,11 @@ def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
     processes = f"1 and {settings.processes}" if settings.processes > 1 else "1"
     rows = [["setting", "value"], ["profile", settings.profile], ["processes", processes]]
     configs = (settings.train, settings.compare)
-    values = {name: value for one in configs for name, value in options.to_mapping(one).items()}
-    units = {f.name: f.metadata.get("unit", "") for one in configs for f in dataclasses.fields(one)}
+    values = {name: value for one in configs for name, value in dataclasses.asdict(one).items()}
     for name in ("amp_level", *sizes, "data_dir", "seed"):
         if values.get(name) is None:
             continue
-        shown = f"{values[name]} {units[name]}".rstrip()
+        shown = str(values[name])
         if name in ("image_size", "sequence_length"):
             shown = settings.task.input_size(settings.train)
         rows.append([name, shown])

@@ -62,10 +62,10 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
     return Splits(train, held_out)
 
 
-def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the cross-entropy of logits [N, classes], in fp32 under autocast too."""
     inputs, labels = batch
-    return cross_entropy(model(inputs), labels, label_smoothing=label_smoothing)
+    return cross_entropy(model(inputs), labels)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:

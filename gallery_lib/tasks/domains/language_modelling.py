@@ -111,7 +111,7 @@ def _hidden(batch: Batch) -> Tensor:
     return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
 
 
-def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross-entropy over the labels, in fp32 under autocast too.
 
     The models' own loss would make float64 float32.
@@ -119,7 +119,7 @@ def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor
     inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
     logits = model(**inputs).logits.flatten(0, 1)  # [N × L, vocabulary]
     labels = batch["labels"].flatten()
-    return cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing)
+    return cross_entropy(logits, labels, ignore_index=IGNORED)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:

@@ -38,7 +38,7 @@ def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
     )
 
 
-def loss(model: nn.Module, batch: SpeechBatch, label_smoothing: float = LABEL_SMOOTHING) -> Tensor:
+def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
     """Return the cross-entropy with smoothed labels, over what is no padding.
 
     The arithmetic is in fp32 under autocast too.
@@ -48,7 +48,7 @@ def loss(model: nn.Module, batch: SpeechBatch, label_smoothing: float = LABEL_SM
         logits.flatten(0, 1),
         batch.labels.flatten(),
         ignore_index=IGNORED,
-        label_smoothing=label_smoothing,
+        label_smoothing=LABEL_SMOOTHING,
     )
 
 

@@ -155,7 +155,7 @@ class Measuring(Observer):
         roofline = Roofline(
             task=session.config.model,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            options=options.to_mapping(session.config),
+            options=dataclasses.asdict(session.config),
             environment=hardware.machine_facts(),
             versions={name: library_version(name) or "not installed" for name in _LIBRARIES},
             techniques=session.techniques,
