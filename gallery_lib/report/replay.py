@@ -95,9 +95,13 @@ def model_rows(cells: Sequence[Cell]) -> Rows:
         over_one = {cell.hosts: cell.hosts * cell.ddp_acc for cell in own if cell.hosts > 1}
         figures = ", ".join(f"{hosts} hosts {ratio:.2f}×" for hosts, ratio in over_one.items())
         pays = "yes" if max(over_one.values(), default=0.0) >= PAYS else "no"
-        gains = [f"{c.hosts} hosts {c.acc_ratio:.2f}×" for c in own if c.ratio.verdict == "faster"]
+        gains = [f"{_hosts(c)} {c.acc_ratio:.2f}×" for c in own if c.ratio.verdict == "faster"]
         rows.append([model, figures, pays, ", ".join(gains) or "nowhere"])
     return rows
+
+
+def _hosts(cell: Cell) -> str:
+    return f"{cell.hosts} host{'' if cell.hosts == 1 else 's'}"
 
 
 def scatter(cells: Sequence[Cell]) -> Chart:
@@ -106,7 +110,7 @@ def scatter(cells: Sequence[Cell]) -> Chart:
     title = "The tuner gains nothing that is certain"
     if gains:
         best = max(gains, key=lambda cell: cell.acc_ratio)
-        where = f"{task_title(best.model)}, {best.hosts} host{'' if best.hosts == 1 else 's'}"
+        where = f"{task_title(best.model)}, {_hosts(best)}"
         title = f"The tuner gains up to {best.acc_ratio:.2f}× ({where})"
 
     def draw(axes: Any) -> None:
@@ -121,7 +125,7 @@ def scatter(cells: Sequence[Cell]) -> Chart:
                 ],
                 color=SHADES[place % len(SHADES)],
                 fmt=_MARKERS[place % len(_MARKERS)],
-                label=f"{hosts} host{'' if hosts == 1 else 's'}",
+                label=_hosts(own[0]),
                 capsize=2,
                 alpha=0.8,
             )

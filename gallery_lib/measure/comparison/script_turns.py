@@ -38,7 +38,7 @@ from pathlib import Path
 import psutil
 
 from gallery_lib.console.table import rate
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.script import command_of, shown_command
 from gallery_lib.measure.comparison import process_spread
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
@@ -47,13 +47,11 @@ from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.system.processes import Relay, end_supervised, interruptible, supervised
 
 WARM_UP_LINES = 2
-LEAST_ROUNDS = 2
 PATIENCE_SECONDS = 600.0
 """Longest wait for a line of the log; the first line contains compilation."""
 _NO_LOSS = 1e-6  # a loss below this is nothing but rounding
 _CHECK_SECONDS = 0.2
 _LAST_LINES = 20
-_LINES_PER_COUNTED = 10  # after which a turn is given up
 _LINE = re.compile(
     r"^Epoch: (\d+), Step: (\d+), Loss: (-?[\d.]+|nan|-?inf), Throughputs: ([\d.]+) samples/s$"
 )
@@ -113,48 +111,27 @@ class ScriptTurns:
         """Return the name of the baseline."""
         return next(iter(self.scripts))
 
-    @property
-    def candidates(self) -> list[str]:
-        """Return the names of the other scripts."""
-        return [name for name in self.scripts if name != self.baseline]
-
-    @property
-    def round_count(self) -> int:
-        """Return the number of rounds."""
-        return len(self.rounds[self.baseline])
-
     def samples_per_second(self, name: str) -> float:
         """Return the median over rounds of a script's throughput."""
         return statistics.median(statistics.median(turn) for turn in self.rounds[name])
 
-    def difference(self, name: str) -> float | None:
-        """Return how far a script's first loss is from the one it must have, relative to that.
-
-        None: no script has its batches.
-        """
-        like = self.scripts[name].starts_like
-        if like is None:
-            return None
-        expected = self.first_losses[like]
-        return abs(self.first_losses[name] - expected) / max(abs(expected), _NO_LOSS)
-
-    def reason(self, name: str) -> str | None:
-        """Return why a script is not compared with the baseline; None where it is."""
-        for one in (self.baseline, name):
-            if not math.isfinite(self.first_losses[one]):
-                return f"the first loss of {one} is not a finite number"
-        script, difference = self.scripts[name], self.difference(name)
-        if difference is None or difference <= script.tolerance:
-            return None
-        return (
-            f"its first loss is {self.first_losses[name]:.4f}, that of {script.starts_like} is "
-            f"{self.first_losses[script.starts_like or '']:.4f}: {difference:.2%} apart, at most "
-            f"{script.tolerance:.1%} is allowed"
-        )
+    def parity(self, name: str) -> tuple[bool, str]:
+        """Return whether a script may be compared with the baseline, and why, as a phrase."""
+        script = self.scripts[name]
+        like = script.starts_like or self.baseline
+        own, expected = self.first_losses[name], self.first_losses[like]
+        if not math.isfinite(own + expected):
+            return False, f"NO: a first loss is not finite ({own}; {like}: {expected})"
+        if script.starts_like is None:
+            return True, "not checked: no other script has its batches"
+        difference = abs(own - expected) / max(abs(expected), _NO_LOSS)
+        phrase = f"first loss {difference:.2%} from {like}'s; at most {script.tolerance:.1%}"
+        same = difference <= script.tolerance
+        return same, phrase if same else f"NO: {phrase}"
 
     def ratio(self, name: str) -> Ratio | None:
-        """Return how many times as fast as the baseline a script is, or None with a `reason`."""
-        if self.reason(name) is not None:
+        """Return how many times as fast as the baseline a script is, or None without parity."""
+        if not self.parity(name)[0]:
             return None
         baseline, candidate = (_sample_seconds(self.rounds[of]) for of in (self.baseline, name))
         # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
@@ -181,21 +158,15 @@ def compare(
     Args:
         scripts: the scripts by name, the baseline first.
         rounds: turns of each script.
-        lines: lines of the log that count, in each turn.
+        lines: lines of the log that count, in each turn; each epoch must have two or more.
         say: gets a line for each start and each round.
         patience_seconds: longest wait for a line of a script's log.
 
     Raises:
-        InputError: fewer than two rounds, no line a turn, a missing script, or too few devices.
+        InputError: a missing script, or too few devices.
         RunFailed: a script fails, ends too early, or hangs; the message has its last lines.
         Interrupted: the comparison is stopped.
     """
-    if rounds < LEAST_ROUNDS:
-        raise InputError(
-            f"rounds={rounds}: an interval needs at least {LEAST_ROUNDS}.", parameter="rounds"
-        )
-    if lines < 1:
-        raise InputError(f"lines={lines}: each turn needs at least 1.", parameter="lines")
     watch = machine_load.Watch()
     alive: dict[str, _PausedScript] = {}
     first_losses: dict[str, float] = {}
@@ -262,17 +233,12 @@ class _PausedScript:
         self._resumed_at = time.monotonic()
         _send(signal.SIGCONT, processes)
         line, counted = self._next_line(), []
-        for _ in range(_LINES_PER_COUNTED * lines):
+        while len(counted) < lines:
             before, line = line, self._next_line()
             if line.epoch == before.epoch:
                 counted.append(line)
-            if len(counted) == lines:
-                self._pause()
-                return counted
-        raise RunFailed(
-            f"{self._name} logs too few lines per epoch, and the first one of an epoch does not "
-            "count. Log more often, or use more samples."
-        )
+        self._pause()
+        return counted
 
     def _next_line(self) -> LoggedLine:
         """Return the next line that has been logged since the script was resumed."""

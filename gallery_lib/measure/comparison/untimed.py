@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import platform
 import shutil
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,6 @@ from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND,
 from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
-from gallery_lib.system.json_files import set_aside
 from gallery_lib.system.version import library_version
 from gallery_lib.train.results import read_results
 
@@ -54,7 +53,6 @@ _TRAINS_EAGER = (
 """Code that a reference depends on, as rooms and modules of the package."""
 _EVERYTHING = (".",)
 _LOOK_SECONDS = 0.2
-_DIGEST_BYTES = 32
 
 
 def run_part(
@@ -149,52 +147,17 @@ def reference_file(config: TrainConfig, world_size: int) -> Path:
     return paths.cache_dir() / "references" / f"{key}.pt"
 
 
-def kept_reference(config: TrainConfig, world_size: int) -> Untimed | None:
-    """Return the reference of an earlier comparison with the same options and code, or None."""
-    file = reference_file(config, world_size)
-    if not file.exists():
-        return None
-    # torch.load does not notice damage, so a digest stands at the head.
-    digest, content = (whole := file.read_bytes())[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() != digest:
-        set_aside(file, "its content is not what was kept")
-        return None
-    return Untimed(**torch.load(io.BytesIO(content), weights_only=True), kept=True)
+def _kept(file: Path) -> Untimed | None:
+    """Return the reference that an earlier comparison kept, or None; a damaged one counts as none.
 
-
-def run_reference(
-    config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = ""
-) -> Untimed:
-    """Run the reference, keep it for the next time, and return it.
-
-    `config` is `reference_config(…)` with a run directory, which is removed.
+    torch.load does not notice damage, but the file is a zip archive with checksums.
     """
-    result = _run(config, launch, Role(REFERENCE), {}, progress, label)
-    file, content = reference_file(config, launch.nproc_per_node), io.BytesIO()
-    torch.save({"losses": result.losses, "probe": result.probe}, content)
-    with contextlib.suppress(OSError):  # if the cache cannot be written, it runs again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file, "wb") as kept:
-            kept.write(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
-    return result
-
-
-def _run(
-    config: TrainConfig,
-    launch: LaunchConfig,
-    role: Role,
-    environment: Mapping[str, str],
-    progress: Progress,
-    label: str,
-) -> Untimed:
-    """Run to the end, and return losses and probe; the run's folder is removed."""
-    assert config.run_dir is not None
-    run_dir, variables = Path(config.run_dir), {**environment, **role.variable()}
-    run_part(config, launch, WORKER, variables, progress, label=label, part=role.name)
-    losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
-    result = Untimed(losses, torch.load(run_dir / PROBE_FILE, weights_only=True))
-    shutil.rmtree(run_dir)
-    return result
+    try:
+        if zipfile.ZipFile(file).testzip() is not None:
+            return None
+        return Untimed(**torch.load(file, weights_only=True), kept=True)
+    except (OSError, zipfile.BadZipFile):
+        return None
 
 
 class UntimedRuns:
@@ -221,18 +184,23 @@ class UntimedRuns:
             compare.parity_steps,
             self._turns.probe_batches,
         )
+        self._file = reference_file(self._config, launch.nproc_per_node)
         self._reference: Untimed | None = None
         self._second: dict[tuple[str, int], Untimed] = {}
 
     def reference(self, variant: dict[str, Any] | None = None) -> Untimed:
-        """Return the reference: the kept one, or one that is run now.
+        """Return the reference: the kept one, or one that is run now and kept.
 
         A kept one has to belong to `variant`, the probe of a variant that has just run.
         """
-        found = self._reference or kept_reference(self._config, self._launch.nproc_per_node)
+        found = self._reference or _kept(self._file)
         changed = found and found.kept and variant and differences_of_start(found.probe, variant)
         if found is None or changed:
-            found = run_reference(self._config, self._launch, self._progress, self._label)
+            found = self._run(self._config, Role(REFERENCE), {}, self._label)
+            with contextlib.suppress(OSError):  # without a cache, it runs again next time
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(self._file, "wb") as file:
+                    torch.save({"losses": found.losses, "probe": found.probe}, file)
         self._reference = found
         return found
 
@@ -250,7 +218,19 @@ class UntimedRuns:
             )
             role = Role(SECOND, recipe=list(variant.recipe), move=move)
             label = f"{self._label}, {name}"
-            self._second[name, move] = _run(
-                config, self._launch, role, variant.environment, self._progress, label
-            )
+            self._second[name, move] = self._run(config, role, variant.environment, label)
         return self._second[name, move]
+
+    def _run(
+        self, config: TrainConfig, role: Role, environment: Mapping[str, str], label: str
+    ) -> Untimed:
+        """Run to the end, and return losses and probe; the run's folder is removed."""
+        assert config.run_dir is not None
+        run_dir, variables = Path(config.run_dir), {**environment, **role.variable()}
+        run_part(
+            config, self._launch, WORKER, variables, self._progress, label=label, part=role.name
+        )
+        losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
+        result = Untimed(losses, torch.load(run_dir / PROBE_FILE, weights_only=True))
+        shutil.rmtree(run_dir)
+        return result

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measure.comparison.test_compare import results
@@ -45,28 +46,30 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "references"
 
 
+def runs(folder: Path, **changes: Any) -> UntimedRuns:
+    """Return the runs of a comparison whose baseline has these options."""
+    variants, turns = {"a": Variant(config(**changes))}, CompareConfig(parity_steps=2)
+    return UntimedRuns(variants, LaunchConfig(), turns, folder, Progress(enabled=False), "tiny")
+
+
 @pytest.mark.slow
 def test_a_reference_is_kept_for_the_same_options_and_not_for_others(
     tmp_path: Path, cache: Path
 ) -> None:
-    run = dataclasses.replace(config(), run_dir=str(tmp_path / "run"))
-    asked = untimed.reference_config(run, 2, 1)
-    assert untimed.kept_reference(asked, 1) is None
-    made = untimed.run_reference(asked, LaunchConfig(), Progress(enabled=False))
-    kept = untimed.kept_reference(asked, 1)
-    assert kept == dataclasses.replace(made, kept=True) and len(made.losses) == 2
-    assert not (tmp_path / "run").exists()
-    assert made.probe["batches"] == 2
-    assert all(len(norms) == 2 for norms in made.probe["square_norms"].values())
-    for changed in ({"seed": 1}, {"batch_size": 4}, {"max_steps": 3}):
-        assert untimed.kept_reference(dataclasses.replace(asked, **changed), 1) is None
-    assert untimed.kept_reference(asked, 2) is None
-    file = untimed.reference_file(asked, 1)
+    made = runs(tmp_path).reference()
+    assert not (tmp_path / "reference").exists() and not made.kept
+    assert made.probe["batches"] == 4 == len(made.losses)
+    assert all(len(norms) == 4 for norms in made.probe["square_norms"].values())
+    assert runs(tmp_path).reference() == dataclasses.replace(made, kept=True)
+    (file,) = cache.iterdir()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     for damaged in (bytes(content), b"no reference"):
         file.write_bytes(damaged)
-        assert untimed.kept_reference(asked, 1) is None and list(cache.glob("*.damaged"))
+        again = runs(tmp_path).reference()  # is run, and kept again
+        assert not again.kept and again == made and runs(tmp_path).reference().kept
+    for changed in ({"seed": 1}, {"batch_size": 4}, {"lr": 0.5}):
+        assert not runs(tmp_path, **changed).reference().kept
 
 
 def test_a_reference_depends_on_the_code_that_trains_and_a_figure_on_all_code(
@@ -87,22 +90,22 @@ def test_a_reference_depends_on_the_code_that_trains_and_a_figure_on_all_code(
 
 
 def test_a_kept_reference_of_other_weights_or_batches_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = {"weights": "w", "first_batches": ["a", "b"]}
     kept, new = Untimed([1.0], start, kept=True), Untimed([2.0], start)
-    monkeypatch.setattr(untimed, "kept_reference", lambda *_: kept)
-    monkeypatch.setattr(untimed, "run_reference", lambda *_: new)
+    monkeypatch.setattr(untimed, "_kept", lambda *_: kept)
+    monkeypatch.setattr(UntimedRuns, "_run", lambda *_: new)
     for probe, expected in (
         (None, kept),
         (start | {"first_batches": ["a", "b", "c"]}, kept),
         (start | {"weights": "v"}, new),
         (start | {"first_batches": ["a", "c"]}, new),
     ):
-        shown, variants = Progress(enabled=False), {"a": Variant(config())}
-        runs = UntimedRuns(variants, LaunchConfig(), CompareConfig(), tmp_path, shown, "tiny")
-        assert runs.reference() is kept and runs.reference(probe) is expected
-        assert runs.reference({"weights": "x", "first_batches": []}) is new  # and only once more
+        of_comparison = runs(tmp_path)
+        assert of_comparison.reference() is kept and of_comparison.reference(probe) is expected
+        # And only once more.
+        assert of_comparison.reference({"weights": "x", "first_batches": []}) is new
 
 
 def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
