@@ -15,7 +15,6 @@
 - `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged.
 - `tuner`: candidates take turns over the first steps. One that is certainly faster stays.
 - `heartbeat`: each rank beats in the run's store, so that an error names the silent rank.
-- `gather`: tensors of all ranks as one, with gradients.
 
 The CUDA paths have not run on a GPU, and nothing was measured on a real network.
 """

@@ -159,7 +159,7 @@ def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
 # Preconditions of a strategy: of the model, of the options, and of both on all ranks.
 
 
-def obstacle(model: DDP, hooked: bool = True) -> str:
+def obstacle(model: DDP, hooked: bool = True, hierarchical: bool = False) -> str:
     """Return why the model has to stay as it is, or ''; `hooked`: a hook of ours is wanted."""
     if reason := torch_ddp.own_averaging(model):
         return reason
@@ -168,6 +168,8 @@ def obstacle(model: DDP, hooked: bool = True) -> str:
         return "it is not in the default process group of all ranks"
     if hooked and any(getattr(layer, "sparse", False) is True for layer in model.modules()):
         return "it has sparse gradients, which DDP averages by itself"
+    if hierarchical and model.device.type == "cuda":
+        return "NCCL itself adds up within a host first (hierarchical)"
     return ""
 
 
@@ -207,7 +209,7 @@ def check_possible(
     Ranks with different options would wait for each other.
     """
     hooked = options.tune or _needs_hook(options) or optimizer is not None
-    if reason := obstacle(model, hooked):
+    if reason := obstacle(model, hooked, options.hierarchical):
         raise InputError(
             f"this model cannot be accelerated in this way: {reason}.", parameter="model"
         )

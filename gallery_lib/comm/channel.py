@@ -31,20 +31,15 @@ class Channel:
 
     def __init__(self, options: Comm, hosts: topology.Topology, device: torch.device) -> None:
         self._world = dist.get_world_size()
-        self._slots: SharedSlots | None = None
-        self._local: dist.ProcessGroup | None = None
         self._scratch = wire_formats.Scratch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        across: dist.ProcessGroup | None
-        if options.hierarchical:
-            self._local, across = topology.groups(hosts)
-        else:
-            across = topology.new_group()
-        self._groups = [group for group in (self._local, across) if group is not None]
+        local, across = (
+            topology.groups(hosts) if options.hierarchical else (None, topology.new_group())
+        )
+        self._groups = [group for group in (local, across) if group is not None]
         self.exchange = wire_formats.exchange_of(options, across)
-        if self._local is not None and self._stream is None:
-            self._slots = SharedSlots(self._local)
+        self._slots = SharedSlots(local) if local is not None else None
         if self._stream is None:
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -87,8 +82,6 @@ class Channel:
             return
         if self._slots is not None:
             self._through_shared_memory(self._slots, key, buffer)
-        elif self._local is not None:
-            self._through_local_group(self._local, key, buffer)
         else:
             self._across(key, buffer, self._world)
 
@@ -105,7 +98,7 @@ class Channel:
         with its peers.
         """
         rows = slots.of(buffer.numel(), buffer.dtype)
-        processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
+        processes, place = dist.get_world_size(slots.group), dist.get_rank(slots.group)
         # Divide before adding, as DDP does: a sum may overflow where the mean does not.
         torch.div(buffer, self._world, out=rows[place])
         slots.meet()
@@ -119,24 +112,6 @@ class Channel:
         slots.meet()
         buffer.copy_(rows[processes])
 
-    def _through_local_group(
-        self, local: dist.ProcessGroup, key: wire_formats.Key, buffer: Tensor
-    ) -> None:
-        """Average between the host's GPUs by NCCL's reduce-scatter and all-gather.
-
-        Between the two, each GPU exchanges its part with its peers on other hosts.
-        """
-        processes = dist.get_world_size(local)
-        part = -(-buffer.numel() // processes)
-        whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(
-            self._world
-        )
-        own = torch.empty(part, dtype=buffer.dtype, device=buffer.device)
-        dist.reduce_scatter_tensor(own, whole, group=local)
-        self._across(key, own)
-        dist.all_gather_into_tensor(whole, own, group=local)
-        buffer.copy_(whole[: buffer.numel()])
-
 
 class SharedSlots:
     """Shared memory with a flat buffer for each process of a host, and one for the result.
@@ -148,13 +123,13 @@ class SharedSlots:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self._signal = torch.zeros(1)
         self._row_bytes = 0
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def _open(self, size: int) -> None:
-        first = dist.get_process_group_ranks(self._group)[0]
+        first = dist.get_process_group_ranks(self.group)[0]
         path: list[str] = [""]
         handle, problem = None, ""
         try:
@@ -165,13 +140,13 @@ class SharedSlots:
                 path = [f"/proc/{os.getpid()}/fd/{handle}"]
         except OSError as error:
             problem = f": {error}"
-        dist.broadcast_object_list(path, src=first, group=self._group)
+        dist.broadcast_object_list(path, src=first, group=self.group)
         try:
             self._memory = torch.from_file(path[0], shared=True, size=size, dtype=torch.uint8)
         except RuntimeError as error:
             problem = problem or f": {error}"
         had = torch.tensor(float(not problem))
-        dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
+        dist.all_reduce(had, dist.ReduceOp.MIN, group=self.group)
         if handle is not None:
             os.close(handle)
         if not had:
@@ -188,7 +163,7 @@ class SharedSlots:
         The previous content is gone when the memory has to grow. Rows keep their places, whatever
         the size: a process may still read the last result while others write anew.
         """
-        rows, wanted = dist.get_world_size(self._group) + 1, size * dtype.itemsize
+        rows, wanted = dist.get_world_size(self.group) + 1, size * dtype.itemsize
         if wanted > self._row_bytes:
             row = -(-wanted // 64) * 64
             self._open(rows * row)
@@ -197,4 +172,4 @@ class SharedSlots:
 
     def meet(self) -> None:
         """Return when every process of the host has called this (a barrier)."""
-        dist.all_reduce(self._signal, group=self._group)
+        dist.all_reduce(self._signal, group=self.group)

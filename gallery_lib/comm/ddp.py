@@ -56,16 +56,6 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
     kind = type(model)
     distribution = _Distribution(model, device, options)
 
-    def train(self: Any, mode: bool = True) -> Any:
-        distribution.look_at_parameters = True
-        kind.train(self, mode)
-        return self
-
-    def compile_refused(self: Any, *_: Any, **__: Any) -> None:
-        raise InputError(
-            "accelerate() compiles the model itself: leave model.compile() out, or call it before."
-        )
-
     namespace: dict[str, Any] = {
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
@@ -73,8 +63,6 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         "__call__": lambda self, *args, **kwargs: distribution(*args, **kwargs),
         "__reduce_ex__": lambda self, protocol: model.__reduce_ex__(protocol),
         "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
-        "train": train,
-        "compile": compile_refused,
         DISTRIBUTION: distribution,
     }
     own: dict[str, Any] = {
@@ -131,7 +119,6 @@ class _Distribution:
     def __init__(self, model: nn.Module, device: torch.device, options: Comm) -> None:
         self.model, self.device, self.options = model, device, options
         self.ddp: OneGraphDDP | None = None
-        self._all: list[nn.Parameter] = []
         self.trained: list[nn.Parameter] = []
         # Weak references by id, since another parameter may get the id of a deleted one.
         self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -146,11 +133,7 @@ class _Distribution:
         self._earlier: set[nn.Parameter] = set()  # and had in a backward pass before this one
         # Parameters of a compiled graph that got no gradient.
         self._without: list[nn.Parameter] = []
-        # Whether the next call looks for added or replaced parameters; on the CPU every call does.
-        self.look_at_parameters = True
         self._refresh()
-        # heads are replaced between accelerate() and the first call
-        self.look_at_parameters = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DDP.
@@ -200,10 +183,8 @@ class _Distribution:
 
         So do changed strides or dtypes: DDP reads gradients by the strides that it was made with.
         """
-        # On CUDA the walk over parameters takes time of the host, which the GPU may wait for.
-        if self.look_at_parameters or self.device.type == "cpu":
-            self._all, self.look_at_parameters = list(self.model.parameters()), False
-        trained = [parameter for parameter in self._all if parameter.requires_grad]
+        every = list(self.model.parameters())
+        trained = [parameter for parameter in every if parameter.requires_grad]
         layout = [(parameter.dtype, parameter.stride()) for parameter in trained]
         same = len(trained) == len(self.trained) and all(map(operator.is_, trained, self.trained))
         if same and layout == self._layout:
@@ -220,7 +201,7 @@ class _Distribution:
         if not trained:
             return
         known = self._synchronized
-        new = [p for p in self._all if id(p) not in known or known[id(p)]() is not p]
+        new = [p for p in every if id(p) not in known or known[id(p)]() is not p]
         known.update((id(p), weakref.ref(p)) for p in new)
         self.ddp = OneGraphDDP(
             self.model,

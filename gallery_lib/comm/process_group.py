@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from gallery_lib.comm import rendezvous, scheduler, torch_ddp
+from gallery_lib.comm import rendezvous, scheduler
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
@@ -86,16 +87,13 @@ def device() -> torch.device:
     """Return this process's device, a GPU where there is one, and make it the current one.
 
     The GPU is that of the local rank. Processes started by `torch.multiprocessing.spawn` have no
-    local rank. They get the GPU that the process has chosen with `torch.cuda.set_device`, or when
-    it made its process group. Failing that, the rank modulo this machine's number of GPUs decides.
+    local rank. They get the GPU that the process has chosen with `torch.cuda.set_device`. Failing
+    that, the rank modulo this machine's number of GPUs decides.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     here = place()
     index = here.local_rank
-    if index is None and dist.is_initialized():
-        bound = torch_ddp.bound_device()
-        index = None if bound is None else bound.index
     if index is None:
         index = torch.cuda.current_device() or here.rank % torch.cuda.device_count()
     own_device = torch.device("cuda", index)
@@ -201,3 +199,34 @@ def copy_from_rank_0(value: torch.Tensor) -> None:
     sent = value.detach().to(device()).contiguous()
     dist.broadcast(sent, src=0)
     value.detach().copy_(sent)
+
+
+# --------------------------------------------------------------------------------------------------
+# All-gather with gradients, for losses that compare every sample with every other. Such a loss is
+# not a mean over samples, so the mean of the ranks' own losses would be another loss. Instead every
+# rank gathers what the ranks computed, and computes the same loss from all of it.
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        dist.all_gather(parts, own.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        # Each rank finds gradients through its own part alone. The sum over ranks is wanted, and
+        # DistributedDataParallel takes the mean, so gradients are multiplied by the world size.
+        return gradient.chunk(world_size())[rank()] * world_size()
+
+
+def gather_for_common_loss(own: Tensor) -> Tensor:
+    """Return `own` [N, …] of every rank in order, as [ranks·N, …].
+
+    It is for a loss that is the same on every rank; N must be the same, too. With
+    DistributedDataParallel's averaging, gradients are those of one process with all samples. The
+    backward pass needs no communication, since every rank knows the gradient of the whole. A run of
+    one process gets `own` itself.
+    """
+    return _Gather.apply(own) if dist.is_initialized() and world_size() > 1 else own

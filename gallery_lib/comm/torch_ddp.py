@@ -45,12 +45,6 @@ def default_timeout(device: torch.device) -> timedelta:
     return cast(timedelta, group._get_backend(device).options._timeout)
 
 
-def bound_device() -> torch.device | None:
-    """Return the device that the user bound the default process group to."""
-    group = dist.distributed_c10d._get_default_group()
-    return cast("torch.device | None", group.bound_device_id)
-
-
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Run `callback` at the end of the present backward pass, after those queued before.
 

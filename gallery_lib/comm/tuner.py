@@ -62,8 +62,6 @@ class Tuner:
         self.strategies = dict(strategies)
         self.block_steps = block_steps
         self.choice: str | None = None
-        self.measured: dict[str, list[list[float]]] = {}
-        """Seconds of the counted steps on the slowest rank, by turn; empty until the choice."""
         self._name = type(model.module).__name__
         self._seconds: dict[str, list[list[float]]] = {name: [] for name in self.strategies}
         self._order = iter(
@@ -106,33 +104,28 @@ class Tuner:
         after_backward(model, self._backward_ended)
 
     def _decide(self, model: DDP) -> None:
-        self.measured = {
+        """Take the candidate with the largest certain gain, and print the table of step times."""
+        measured = {
             name: stats.slowest_rank(process_group.all_ranks(blocks))
             for name, blocks in self._seconds.items()
         }
-        table, fastest = self._comparison()
-        choice = process_group.from_rank_0(fastest)
-        say(text_table(table))
-        self.choice = choice
-        use_strategy(model, self.strategies[choice])
-        say(f"{self._name}: gradients are averaged by `{choice}`.")
-
-    def _comparison(self) -> tuple[list[list[str]], str]:
-        """Return the table of step times, and the candidate with the largest certain gain."""
-        rows = [
+        table = [
             ["gradients averaged by", "step time p50", f"{PLAIN} over it (interval)", "verdict"]
         ]
         best_ratio, fastest = 1.0, PLAIN
-        for name, blocks in self.measured.items():
+        for name, blocks in measured.items():
             p50 = seconds(stats.percentiles([step for block in blocks for step in block])["p50"])
             if name == PLAIN:
-                rows.append([name, p50, "", "baseline"])
+                table.append([name, p50, "", "baseline"])
                 continue
-            ratio = stats.ratio_of_medians(self.measured[PLAIN], blocks, confidence=0.99)
-            rows.append([name, p50, str(ratio), ratio.verdict])
+            ratio = stats.ratio_of_medians(measured[PLAIN], blocks, confidence=0.99)
+            table.append([name, p50, str(ratio), ratio.verdict])
             if ratio.verdict == "faster" and ratio.ratio > best_ratio:
                 best_ratio, fastest = ratio.ratio, name
-        return rows, fastest
+        self.choice = process_group.from_rank_0(fastest)
+        use_strategy(model, self.strategies[self.choice])
+        say(text_table(table))
+        say(f"{self._name}: gradients are averaged by `{self.choice}`.")
 
 
 def apply(model: DDP, options: Comm) -> Tuner | None:
@@ -177,10 +170,10 @@ def candidates(options: Comm, hosts: Topology) -> dict[str, Comm]:
 def _has_room(model: DDP, options: Comm, hosts: Topology) -> bool:
     """Return whether this host has the shared memory that hierarchical strategies may need, twice.
 
-    A stream's buffer is at most 1.5 times as large as a bucket; models on CUDA need none.
+    A stream's buffer is at most 1.5 times as large as a bucket. NCCL is hierarchical by itself.
     """
     if model.device.type == "cuda":
-        return True
+        return False
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     bucket = max(model.bucket_bytes_cap, int((options.bucket_mb or 0) * 2**20))
     rows = (len(hosts.local(dist.get_rank())) + 1) * options.streams

@@ -21,7 +21,6 @@ WAYS: dict[str, tuple[float, dict]] = {
     "DDP's own": (1e-5, {}),
     "bucket views": (1e-5, {"bucket_views": True}),
     "two streams": (1e-5, {"streams": 2, "bucket_mb": 0.01}),
-    "hierarchical": (1e-5, {"hierarchical": True}),
     "bf16": (2e-2, {"wire": "bf16"}),
     "fp16": (2e-2, {"wire": "fp16"}),
     "int8": (5e-2, {"wire": "int8", "streams": 2, "bucket_mb": 0.02}),
