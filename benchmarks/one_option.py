@@ -30,16 +30,23 @@ from gallery_lib.stats import ratio_of_medians, turn_order
 FORMS = ("without", "with")
 
 
+def passes() -> list[str]:
+    """Return the graph passes that can be left out."""
+    from gallery_lib.compiler.passes import ORDER
+
+    return [one.option for one in ORDER if one.option]
+
+
 def switches_of_config() -> list[str]:
-    """Return the options of `Config` that are on or off, as `section.name`."""
+    """Return the options of `Config` that are on or off, and graph passes, as `section.name`."""
     config = Config()
     return [
         f"{section.name}.{name}"
         for section in dataclasses.fields(config)
         if dataclasses.is_dataclass(value := getattr(config, section.name))
-        for name, default in vars(value).items()
+        for name, default in dataclasses.asdict(value).items()
         if isinstance(default, bool)
-    ]
+    ] + [f"compiler.{name}" for name in passes()]
 
 
 def open_training(config: TrainConfig) -> Any:
@@ -70,7 +77,10 @@ def training_with(option: str, on: bool, config: TrainConfig) -> Any:
 
     def changed(asked: TrainConfig) -> Config:
         result = backend_config(asked)
-        setattr(getattr(result, section), name, on)
+        if name in passes():
+            result.compiler.without = () if on else (name,)
+        else:
+            setattr(getattr(result, section), name, on)
         return result
 
     recipe.backend_config = changed

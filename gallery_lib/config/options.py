@@ -70,12 +70,12 @@ class Option:
 
     @property
     def must_be(self) -> str:
-        """Return what the option must be: `a whole number from 1 to 1000000000`."""
+        """Return what the option must be: `a whole number between 1 and 9`."""
         if self.choices:
             return " or ".join(self.choices)
         kind = str(_KINDS.get(self.type) or getattr(self.type, "__name__", self.type))
         is_number = self.type in (int, float)
-        return f"{kind} from {self.minimum:.10g} to {self.maximum:.10g}" if is_number else kind
+        return f"{kind} between {self.minimum:.10g} and {self.maximum:.10g}" if is_number else kind
 
     def convert(self, value: Any) -> Any:
         """Return `value` as the option's type, which text may spell; ValueError for another."""

@@ -50,39 +50,33 @@ def test_convolutions_gain_from_channels_last_but_on_cpus_without_avx512(
     assert hardware.prefers_channels_last(device_type) == gains
 
 
-def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set():
+def test_a_misspelt_option_is_python_s_error_and_an_impossible_value_is_refused():
     config = Config()
-    with refused("fp61", "Compute", "`fp61`", "`fp16`"):
+    with pytest.raises(AttributeError, match="fp61"):
         config.compute.fp61 = True
-    with refused("prefetch", -1, 0):
-        config.loader.prefetch = -1
-    with refused("keep_activations", 1.5):
-        config.compiler.keep_activations = 1.5
-    with refused("loader", "Config.loader=3", "Loader"):
-        config.loader = 3
-    with refused("layout", "'nhwc'", "contiguous", "channels_last"):
-        Config().memory.layout = "nhwc"
+    config.loader = 3
+    with refused("loader", "loader=3", "Loader"):
+        accelerate(nn.Linear(2, 2), config)
 
 
 @pytest.mark.parametrize(
     ("part", "name", "value", "wanted"),
     [
-        ("compute", "bf16", "true", "true or false"),
         ("compute", "bf16", 1, "true or false"),
         ("compute", "bf16", None, "true or false"),
-        ("loader", "prefetch", "2", "a whole number"),
-        ("loader", "prefetch", 2.0, "a whole number"),
-        ("comm", "bucket_mb", "8", "a number"),
+        ("loader", "prefetch", -1, "between 0 and"),
+        ("loader", "prefetch", 2.5, "a whole number"),
+        ("memory", "layout", "nhwc", "contiguous or channels_last"),
         ("comm", "wire", True, "exact or bf16"),
-        ("comm", "bucket_mb", float("inf"), "a finite number"),
+        ("comm", "bucket_mb", float("inf"), "a number"),
+        ("compiler", "without", ("vector_mask",), "`vector_masks`"),
     ],
 )
-def test_a_value_of_another_type_is_refused_when_it_is_set(part, name, value, wanted):
+def test_a_value_of_another_type_or_range_is_refused(part, name, value, wanted):
     config = Config()
-    before = getattr(getattr(config, part), name)
-    with refused(name, repr(value), wanted):
-        setattr(getattr(config, part), name, value)
-    assert getattr(getattr(config, part), name) == before
+    setattr(getattr(config, part), name, value)
+    with refused(name, wanted):
+        accelerate(nn.Linear(2, 2), config)
 
 
 def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and_any_other():

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import papermill
 import pytest
 from refusal import refused
 
-from gallery_lib.config import (
-    BatchConfig,
-    BenchConfig,
-    CommunicationNotebookConfig,
-    LaunchConfig,
-    NotebookConfig,
-    TrainConfig,
-)
-from gallery_lib.config.command_line import CommandLine, parse_command_line, words_of
-from gallery_lib.config.options import (
-    checked,
-    from_mapping,
-    options_of,
-    options_table,
-    parameters_source,
-)
+from gallery_lib.config import BenchConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.config.command_line import CommandLine, words_of
+from gallery_lib.config.options import checked, from_mapping, options_of
 
 LINE = CommandLine("test", "", (TrainConfig, LaunchConfig))
 
@@ -40,7 +30,7 @@ def test_the_seed_commands_parse_verbatim() -> None:
 @pytest.mark.parametrize(
     ("words", "parameter", "values"),
     [
-        (("--batch_size", "0"), "batch_size", ("'0'", "between 1 and 1048576 (samples)")),
+        (("--batch_size", "0"), "batch_size", ("'0'", "whole number between 1 and 1000000000")),
         (("--batch_size", "abc"), "batch_size", ("'abc'", "whole number")),
         (("--batch_size", "2.5"), "batch_size", ("'2.5'", "whole number")),
         (("--batch_size", "１２"), "batch_size", ("'１２'", "whole number")),
@@ -48,56 +38,36 @@ def test_the_seed_commands_parse_verbatim() -> None:
         (("--batch_size", "8\n"), "batch_size", (r"'8\n'", "whole number")),
         (("--rank_timeout", "１0"), "rank_timeout", ("'１0'", "number")),
         (("--batch_size", "1" * 5000), "batch_size", ("1111… (5,0",)),
-        (("--lr", "nan"), "lr", ("'nan'", "finite")),
-        (("--lr", "1e-400"), "lr", ("'1e-400'", "would be 0")),
-        (("--amp_level=O2",), "amp_level", ("O2", "O1")),
-        (("--amp_level=O7",), "amp_level", ("'O7'", "O0 or O1")),
-        (("--run_dir", " "), "run_dir", ("' '", "empty")),
-        (("--run_dir", "a\0b"), "run_dir", ("null byte",)),
-        (("--batch_sise", "4"), "batch_sise", ("`--batch_sise`", "`--batch_size`")),
-        (("--batch-sise=4",), "batch_sise", ("`--batch-sise=4`", "`--batch-size`")),
-        (("--no-kernel",), "no_kernel", ("`--no-kernel`", "`--no-kernels`")),
-        (("batch_size", "4"), "batch_size", ("`batch_size`", "`--batch_size`")),
+        (("--lr", "nan"), "lr", ("'nan'", "number between 0 and")),
+        (("--amp_level=O2",), "amp_level", ("'O2'", "O0 or O1")),
+        (("--run_dir", " "), "run_dir", ("' '", "text")),
+        (("--run_dir", "a\0b"), "run_dir", ("text",)),
+        (("--batch_sise", "4"), None, ("`--batch-sise`", "`--batch-size`", "test --help")),
+        (("--no-kernel",), None, ("`--no-kernel`", "`--no-kernels`")),
         (("--master_port", "70000"), "master_port", ("'70000'", "between 1 and 65535")),
-        (("stray",), "stray", ("`stray`",)),
-        (("--batch-size",), "batch_size", ("one argument",)),
+        (("stray",), None, ("`stray`",)),
+        (("--batch-size",), None, ("--batch-size", "one argument")),
         (("--max_steps", "10m"), "max_steps", ("'10m'", "number")),
     ],
 )
 def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(
-    words: tuple[str, ...], parameter: str, values: tuple[object, ...]
+    words: tuple[str, ...], parameter: str | None, values: tuple[object, ...]
 ) -> None:
     with refused(parameter, *values) as raised:
         LINE.parse(words)
     assert len(str(raised.value)) < 500
 
 
-def test_operands_stand_anywhere_and_a_missing_one_or_a_wrong_action_is_named() -> None:
-    line = CommandLine("test", "", (TrainConfig,), {"names": {"nargs": "*"}})
+def test_operands_stand_anywhere_and_a_missing_one_is_named() -> None:
+    line = CommandLine("test", "", (TrainConfig,), {"names": {"nargs": "*"}}, without=("seed",))
     words = ["one", "--batch_size=4", "two"]
     config, operands = line.parse(words)
     assert (config.batch_size, operands.names) == (4, ["one", "two"])
-    with refused("batch_sise", "`--batch_size`"):
-        line.parse([*words, "--batch_sise=4"])
-    with refused("picture", "PICTURE.png"):
+    for wrong in ("--batch_sise=4", "--seed=1"):
+        with refused(None, f"`{wrong.partition('=')[0].replace('_', '-')}`"):
+            line.parse([*words, wrong])
+    with refused(None, "PICTURE.png"):
         CommandLine("test", "", operands={"picture": {"metavar": "PICTURE.png"}}).parse([])
-    with refused("action", "'upp'", "up"):
-        CommandLine("test", "", actions={"up": CommandLine("test up", "")}).parse(["upp"])
-
-
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
-        *[("600", 600), ("90s", 90), ("2h", 7200), ("1h30m", 5400), ("1.5h", 5400), ("1d", 86400)],
-        *[(30, 30), ("", None), ("10 apples", None), ("m", None), ("1m2h", None), ("-5m", None)],
-    ],
-)
-def test_an_option_in_seconds_takes_a_duration(written: str | int, seconds: float | None) -> None:
-    if seconds is not None:
-        assert from_mapping(BatchConfig, {"deadline": written}).deadline == seconds
-        return
-    with refused("deadline", repr(written), "90s, 10m, 2h, 1h30m"):
-        from_mapping(BatchConfig, {"deadline": written})
 
 
 def test_an_unknown_name_and_values_set_in_python_are_checked_too() -> None:
@@ -114,15 +84,19 @@ def test_an_unknown_name_and_values_set_in_python_are_checked_too() -> None:
 
 def test_a_command_line_gives_back_the_configuration_it_was_made_from() -> None:
     config = TrainConfig(compiler_opt=True, kernels=False, lr=0.5, data_dir="a b", evaluate=False)
-    words = words_of(config)
-    assert parse_command_line(words, TrainConfig, prog="test", description="")[0] == config
+    assert CommandLine("test", "", (TrainConfig,)).parse(words_of(config)) == [config]
 
 
 def test_the_parameters_cell_holds_the_defaults_and_papermill_reads_its_types_and_help(
     checkout: Path,
 ) -> None:
+    path = checkout / "notebooks" / "parameters_cell.py"
+    spec = importlib.util.spec_from_file_location("parameters_cell", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     namespace: dict = {}
-    exec(parameters_source(NotebookConfig), namespace)
+    exec(module.parameters_source(NotebookConfig), namespace)
     given = {f.name: namespace[f.name] for f in dataclasses.fields(NotebookConfig)}
     assert from_mapping(NotebookConfig, given) == NotebookConfig()
     found = papermill.inspect_notebook(str(checkout / "notebooks" / "resnet50.ipynb"))
@@ -131,13 +105,17 @@ def test_the_parameters_cell_holds_the_defaults_and_papermill_reads_its_types_an
     assert all(parameter["help"] for parameter in found.values())
 
 
-def test_tables_and_help_have_every_option_with_its_meaning_default_and_unit() -> None:
-    for cls in (TrainConfig, LaunchConfig, BenchConfig, CommunicationNotebookConfig):
+def test_help_has_every_option_with_its_meaning_and_default() -> None:
+    for cls in (TrainConfig, LaunchConfig, BenchConfig):
         text = " ".join(CommandLine("test", "", (cls,)).parser().format_help().split())
         for name, declared in options_of(cls).items():
-            assert f"| `{name}` |" in options_table(cls) and f"--{name}" in text
+            assert f"--{name.replace('_', '-')}" in text
             assert declared.help and declared.help[0].isascii()
     text = " ".join(LINE.parser().format_help().split())
-    assert "[samples]" in text and "(default: resnet50)" in text
-    assert "| seconds, or such as 90s, 10m, 2h, 1h30m |" in options_table(BatchConfig)
-    assert options_of(BenchConfig)["seed"].help == options_of(TrainConfig)["seed"].help
+    assert "(default: resnet50)" in text and "Samples per process and step." in text
+
+
+def test_options_are_declared_with_the_standard_library_alone(checkout: Path) -> None:
+    code = "import gallery_lib.config, gallery_lib.config.command_line"
+    words = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append('{checkout}'); {code}"]
+    assert subprocess.run(words, timeout=60).returncode == 0

@@ -47,7 +47,7 @@ def test_a_command_makes_data_once_and_refuses_with_its_exit_codes(
     check_refused_command(other.returncode, other.stderr, root, "'seed': 0", "'seed': 1")
     field, value = impossible.removeprefix("--").split()
     refused = run(*impossible.split(), "--out", tmp_path / "none")
-    check_refused_command(refused.returncode, refused.stderr, f"{field} is {value}")
+    check_refused_command(refused.returncode, refused.stderr, f"{field}={value!r}")
     assert not (tmp_path / "none").exists()
 
 

@@ -83,30 +83,9 @@ def on(maker: Callable[[Path], Path], *words: str) -> Words:
     return lambda workspace: gallery(*words, str(maker(workspace.folder)))
 
 
-def plot(maker: Callable[[Path], Path]) -> Words:
-    """Return `gallery plot` on what `maker` writes into the workspace."""
-    return lambda workspace: gallery(
-        "plot", str(maker(workspace.folder)), str(workspace.folder / "plot.png")
-    )
-
-
 def comparison(folder: Path) -> Path:
     """Write a comparison that is whole, and return its folder."""
     return write(made(FASTER, 20), folder / "comparison").parent
-
-
-def with_steps(folder: Path) -> Path:
-    """Write a comparison with the time of each step beside it, and return its folder."""
-    path = write(made(FASTER, 20), folder / "comparison")
-    for variant in ("baseline", "compiler-opt"):
-        run = folder / "comparison" / variant
-        run.mkdir(parents=True)
-        (run / "steps.jsonl").write_text(
-            "".join(
-                json.dumps({"step": n, "each_step_seconds": [0.5]}) + "\n" for n in range(1, 21)
-            )
-        )
-    return path.parent
 
 
 def half(folder: Path) -> Path:
@@ -145,7 +124,6 @@ EVERY: Mapping[str, Words] = {
     "make text": data("text.py"),
     "make speech": data("mock_speech.py"),
     "show": on(comparison, "show"),
-    "plot": plot(with_steps),
     "list": lambda workspace: gallery("list"),
     "doctor": lambda workspace: gallery("doctor"),
 }

@@ -21,12 +21,10 @@ from .commands import (
     Words,
     batch,
     compare,
-    comparison,
     data,
     foreign,
     half,
     on,
-    plot,
     python,
     train,
 )
@@ -242,7 +240,6 @@ def _files_of_others() -> Iterator[Row]:
             on(foreign("results.json", [1, 2]), "show"),
             "results.json",
         ),
-        ("a comparison without its runs is drawn", plot(comparison), "has no steps.jsonl"),
     ):
         yield Row(kind, name, words, codes=(2,), says=says, quick="results.json" not in name)
     yield Row(

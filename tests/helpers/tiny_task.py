@@ -71,13 +71,12 @@ def build_model() -> nn.Module:
     )
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0) -> Tensor:
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the cross-entropy of a batch."""
     logits = model(batch[0])
     return F.cross_entropy(
         logits.float() if logits.dtype is not torch.float64 else logits,
         batch[1],
-        label_smoothing=label_smoothing,
     )
 
 

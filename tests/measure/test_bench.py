@@ -45,7 +45,7 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
         (["--rounds=2", TINY], ["rounds='2'", "between 4 and"]),
         (["--resume", TINY], ["--resume", "--out"]),
         (["--waterfall=resnet50", "alexnet"], ["--waterfall resnet50", "no other task"]),
-        (["--waterfal=resnet50"], ["`--waterfal=resnet50`", "`--waterfall`"]),
+        (["--waterfal=resnet50"], ["`--waterfal`", "`--waterfall`"]),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(

@@ -398,8 +398,7 @@ def test_what_does_not_belong_is_refused_and_leaves_nothing(
 
     check(["--roofline", "resnet5"], "resnet5", "resnet50")
     check(["--roofline", TASK, "runs/one"], "--roofline", "runs/one")
-    check(["--roofline", TASK, "--model", "resnet18"], "--model", "--roofline names the task")
-    check(["--roofline", TASK, "--max_steps", "5"], "--max_steps", "few steps")
+    check(["--roofline", TASK, "--max_steps", "5"], "--max-steps")
     check(["--roofline", TASK, "--rounds", "0"], "rounds", 0)
     check(["doctor", "--batch-size", "4"], "--batch-size", "--roofline TASK")
     monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 1e6)

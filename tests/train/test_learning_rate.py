@@ -85,7 +85,6 @@ def test_losses_and_rates_are_those_of_a_plain_loop_with_torch_s_scheduler(
         ({"lr_schedule": "cosine", "lr_warmup_steps": 11}, "lr_warmup_steps", "of 12"),
         ({"lr_schedule": "linear", "lr_schedule_steps": 11}, "lr_schedule_steps", "12 steps"),
         ({"model": f"{bucket_task.__file__}:TASK", "lr_warmup_steps": 5}, "lr_warmup_steps", "own"),
-        ({"label_smoothing": 0.1, "model": "pytorch_unet"}, "label_smoothing", "pytorch_unet"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

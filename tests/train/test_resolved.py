@@ -37,7 +37,7 @@ def test_nothing_is_left_open_and_what_was_given_is_checked(tmp_path: Path) -> N
     left = {name for name, value in dataclasses.asdict(resolved).items() if value is None}
     assert left <= {
         *("sequence_length", "epochs", "max_steps", "max_grad_norm", "data_dir"),
-        *("lr_schedule_steps", "label_smoothing", "pretrained"),
+        *("lr_schedule_steps", "pretrained"),
         *("checkpoint_every", "resume"),
     }
     assert resolved.batch_size == task.batch_size and resolved.lr == task.optimizer.lr

@@ -45,7 +45,7 @@ class Dropouts(nn.Module):
 def trained(model: nn.Module, *, vector: bool, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     """Return results and gradients of a step of a compiled copy with each number of samples."""
     model = copy.deepcopy(model)
-    compile_model(model, Compiler(vector_dropout=vector), CPU)
+    compile_model(model, Compiler(without=() if vector else ("vector_dropout",)), CPU)
     kept = []
     for samples in sizes:
         torch.manual_seed(samples)

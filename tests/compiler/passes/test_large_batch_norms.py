@@ -147,5 +147,5 @@ def test_a_compiled_step_has_torchs_gradients():
     calls = operators.counts() - before
     for name in ("statistics_", "relu", "relu_gradient"):  # all but the one before the residual
         assert calls[f"batch_norm_{name}", operators.KERNEL] == 3
-    plain, exact = step(model, x, Compiler(large_batch_norms=False)), step(model, x)
+    plain, exact = step(model, x, Compiler(without=("large_batch_norms",))), step(model, x)
     assert_as_exact(ours, plain, exact, factor=1.5, more=1e-6)

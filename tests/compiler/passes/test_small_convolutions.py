@@ -150,7 +150,7 @@ def test_a_compiled_model_uses_it_unless_told_otherwise():
         x = torch.randn(4, 32, 8, 8).to(memory_format=torch.channels_last)
         kinds = ("aten::mkldnn_conv", "aten::convolution")
         left[small], gradients[small] = called_operators(
-            model, x, Compiler(small_convolutions=small), kinds
+            model, x, Compiler(without=() if small else ("small_convolutions",)), kinds
         )
     assert left[True] == 1 < left[False]  # for the gradient of the shortcut's bias
     for ours, theirs in zip(gradients[True], gradients[False], strict=True):

@@ -98,7 +98,7 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_reference(
+def test_schedule_and_given_weights_are_those_of_both_and_of_the_reference(
     tmp_path: Path,
 ) -> None:
     torch.save(tiny_task.build_model().state_dict(), tmp_path / "weights.pt")
@@ -106,7 +106,6 @@ def test_schedule_smoothing_and_given_weights_are_those_of_both_and_of_the_refer
         pretrained=str(tmp_path / "weights.pt"),
         lr_schedule="cosine",
         lr_warmup_steps=2,
-        label_smoothing=0.2,
         log_interval=1,
     )
     outcome = compare(
