@@ -56,8 +56,7 @@ _READ = (
 _READ_FORMS = (
     "With `-best`: as somebody who tunes by hand uses it, with torch's fused optimizer where there "
     "is one, channels_last where convolutions gain from it, and on a CPU glibc told to keep large "
-    "blocks. Without: as its documentation shows it. The best of the others is, in each task, the "
-    "one that ours has the smallest lead over."
+    "blocks. The best of the others is, in each task, the one that ours has the smallest lead over."
 )
 
 

@@ -1,4 +1,4 @@
-"""The two forms of each peer, with nothing of this backend, and each technique of ours alone."""
+"""The peers, with nothing of this backend, and each technique of ours alone."""
 
 from __future__ import annotations
 
@@ -77,44 +77,26 @@ def first_weight(made: Prepared) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_as_it_comes_a_peer_has_torchs_plain_optimizer_and_layout_and_the_default_mode(
-    peer: str, modes: list[str]
-) -> None:
+def test_a_peer_has_torchs_fused_optimizer_channels_last(peer: str, modes: list[str]) -> None:
     made = prepared([peer])
-    assert optim.kind(torchs(made.optimizer)) == "torch's own"
-    assert first_weight(made).is_contiguous()
-    assert made.loader.memory_format is torch.contiguous_format
-    assert set(modes) <= {"default"}
-    assert not {"layout", "allocator", "optimizer"} & set(made.techniques)
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_at_its_best_a_peer_has_torchs_fused_optimizer_channels_last(
-    peer: str, modes: list[str]
-) -> None:
-    made = prepared([peer, recipes.BEST_FORM])
     assert torchs(made.optimizer).defaults["fused"] is True
     assert first_weight(made).is_contiguous(memory_format=torch.channels_last)
     assert made.loader.memory_format is torch.channels_last
     assert made.techniques["optimizer"] == "AdamW, torch's fused form"
     assert made.techniques["layout"] == "channels_last"
-    assert modes == ([] if peer == peers.EAGER else ["default"])
-    assert (peer == peers.EAGER) == ("compiler" not in made.techniques)
+    assert modes == ([] if peer == "eager-best" else ["default"])
+    assert (peer == "eager-best") == ("compiler" not in made.techniques)
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_no_form_of_a_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
-    for words in ([peer], [peer, recipes.BEST_FORM]):
-        made = prepared(words, "SGD")
-        assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree | Fused)
-        assert made.loader.niceness == 0
-        assert not made.kernels
+def test_no_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
+    made = prepared([peer], "SGD")
+    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree | Fused)
+    assert made.loader.niceness == 0 and not made.kernels
 
 
-def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_comes_and_says_so() -> (  # noqa: E501
-    None
-):
-    made = prepared([peers.EAGER, recipes.BEST_FORM], "RMSprop")
+def test_where_torch_has_no_fused_form_a_peer_has_the_optimizer_as_it_comes() -> None:
+    made = prepared(["eager-best"], "RMSprop")
     assert optim.kind(made.optimizer) == "torch's own"
     assert made.techniques["optimizer"] == "RMSprop as it comes: torch has no fused form of it"
 
@@ -122,14 +104,14 @@ def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_com
 def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
     None
 ):
-    best = [peers.EAGER, recipes.BEST_FORM]
+    best = ["eager-best"]
     assert "layout" not in prepared(best, model=nn.Linear(8, 2)).techniques
     made = prepared(best, model=Viewing())
     assert made.techniques["layout"].startswith("contiguous: ")
     made.model(torch.zeros(2, 3, 8, 8))
 
 
-def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
+def test_a_peer_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     allocator, name = peers.allocator, "GLIBC_TUNABLES"
@@ -137,19 +119,18 @@ def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks_and_
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
     monkeypatch.delenv(name, raising=False)
     for peer in peers.MODULES:
-        assert name not in recipes.variables_of([peer])
-        best = recipes.variables_of([peer, recipes.BEST_FORM])
-        assert best[name] == allocator.allocator_variables()[name]
+        assert recipes.variables_of([peer])[name] == allocator.allocator_variables()[name]
+    assert name not in recipes.variables_of([])
     # In words that the interval goes by.
     for tunables, said in (
         ("glibc.malloc.mmap_threshold=1", allocator.KEEPS),
         ("", "not applied: "),
     ):
         monkeypatch.setenv(name, tunables)
-        assert prepared([peers.EAGER, recipes.BEST_FORM]).techniques["allocator"].startswith(said)
+        assert prepared(["eager-best"]).techniques["allocator"].startswith(said)
     monkeypatch.delenv(name)
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
-    assert name not in recipes.variables_of(["fabric", recipes.BEST_FORM])
+    assert name not in recipes.variables_of(["fabric-best"])
 
 
 def test_what_is_for_bfloat16_alone_takes_no_turns_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

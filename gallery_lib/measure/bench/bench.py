@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench import task as task_bench
 from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
 from gallery_lib.measure.comparison.untimed import measured_key
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
@@ -59,16 +58,6 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
     return by_name
 
 
-def _stands(name: str, outcome: Outcome | None, digest: str) -> bool:
-    """Return whether an earlier outcome of a task stands; say why where it does not."""
-    if outcome is None or (outcome.digest == digest and outcome.reason is None):
-        return outcome is not None
-    changed = "it was with other options, another package, or on another machine"
-    why = "it failed" if outcome.digest == digest else changed
-    print(f"{name} is measured again: the last time {why}.", file=sys.stderr, flush=True)
-    return False
-
-
 def run(
     names: Sequence[str],
     config: BenchConfig,
@@ -106,8 +95,9 @@ def run(
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
         digest = digest_of(plan)
-        if _stands(name, earlier.get(name), digest):
-            continue
+        kept = earlier.get(name)
+        if kept is not None and kept.digest == digest and kept.reason is None:
+            continue  # another one failed, or was with other options, code, or on another machine
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name
         run_folder = paths.free_name(folder, name)
         outcome = task_bench.measure(plan, digest, run_folder, label=label, progress=progress)

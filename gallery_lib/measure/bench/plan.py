@@ -1,9 +1,8 @@
 """Plan of a bench for one task: which variants run, with which options, and which are compared.
 
 The variants of a task (measure/variants/) have the same weights, batches, loss and optimizer. They
-differ in who makes them fast. Peers are there as their documentation shows them, and at their best,
-as somebody who tunes by hand uses them. Alternatively, as a waterfall (ablation), one task runs
-with one technique of the backend after another switched on.
+differ in who makes them fast. Alternatively, as a waterfall (ablation), one task runs with one
+technique of the backend after another switched on.
 
 All variants that are compared have one precision: mixed, or fp32 where the device would have to
 emulate bfloat16.
@@ -24,11 +23,9 @@ from gallery_lib.measure.bench.result import (
     BEST,
     EAGER,
     OURS,
-    PEERS,
     TURN_ORDER,
     VARIANTS,
     AmpLevel,
-    plain_name,
 )
 from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.variants import peers, recipes
@@ -131,10 +128,9 @@ def _every_variant(train: TrainConfig) -> dict[str, Variant]:
         name: _variant(dataclasses.replace(train, amp_level=level), [])
         for level, name in EAGER.items()
     }
-    as_they_come = {peer: _variant(train, [peer]) for peer in PEERS}
-    best = {name: _variant(train, [plain_name(name), recipes.BEST_FORM]) for name in BEST}
+    best = {name: _variant(train, [name]) for name in BEST}
     ours = _variant(dataclasses.replace(train, compiler_opt=True), [])
-    return {**eager, **as_they_come, **best, OURS: ours}
+    return {**eager, **best, OURS: ours}
 
 
 def bench_plan(name: str, config: BenchConfig) -> Plan:
@@ -142,9 +138,7 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     train, compare = _run_options(name, config)
     names = variant_names(config)
     absent = {
-        variant: why
-        for variant in (*PEERS, *BEST)
-        if variant in names and (why := peers.missing(plain_name(variant)))
+        variant: why for variant in BEST if variant in names and (why := peers.missing(variant))
     }
     baseline, *others = [variant for variant in names if variant not in absent]
     pairs = [(baseline, variant) for variant in others]

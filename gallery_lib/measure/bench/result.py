@@ -22,16 +22,11 @@ AmpLevel = Literal["O0", "O1"]
 EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
 """The baseline, by the precision of a bench."""
 OURS = "ours"
-PEERS = ("torch.compile", "accelerate", "fabric")
-"""What a user could pick instead, as it comes."""
-_BEST = "-best"
-EAGER_BEST = f"eager{_BEST}"
-BEST = (*(f"{peer}{_BEST}" for peer in PEERS), EAGER_BEST)
+BEST = ("torch.compile-best", "accelerate-best", "fabric-best", "eager-best")
 """The peers, and eager PyTorch, as somebody who tunes by hand uses them (peers.py)."""
-_PAIRS = (name for peer in PEERS for name in (peer, f"{peer}{_BEST}"))
-VARIANTS = (*EAGER.values(), EAGER_BEST, *_PAIRS, OURS)
+VARIANTS = (*EAGER.values(), *BEST, OURS)
 """All variants, in the order of tables."""
-TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
+TURN_ORDER = (OURS, *BEST, *EAGER.values())
 """All variants, in the order in which they get a place beside the baseline.
 
 What a headline compares is alive at the same time if memory allows.
@@ -106,11 +101,6 @@ class Bench:
     def amp_level(self) -> AmpLevel:
         """Return the precision of the variants that are compared. There must be a task."""
         return next(level for level, eager in EAGER.items() if eager == self.baseline)
-
-
-def plain_name(name: str) -> str:
-    """Return a variant's name without the mark of its best form: `fabric` for `fabric-best`."""
-    return name.removesuffix(_BEST)
 
 
 def best_of_others(outcome: Outcome) -> str | None:

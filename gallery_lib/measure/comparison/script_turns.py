@@ -232,7 +232,8 @@ class _PausedScript:
         processes = self._below()
         self._resumed_at = time.monotonic()
         _send(signal.SIGCONT, processes)
-        line, counted = self._next_line(), []
+        line = self._next_line()
+        counted: list[LoggedLine] = []
         while len(counted) < lines:
             before, line = line, self._next_line()
             if line.epoch == before.epoch:

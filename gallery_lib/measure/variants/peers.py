@@ -1,15 +1,15 @@
-"""Peers of this backend that a user could pick, as their documentation shows them and at best.
+"""Peers of this backend that a user could pick, each as somebody who tunes by hand uses it.
 
-As they come, in bfloat16, or in fp32 without what is said of bfloat16:
+In bfloat16, or in fp32 without what is said of bfloat16:
 
-- `torch.compile`: `model.compile()`, and autocast around forward pass and loss.
+- `eager`: autocast around forward pass and loss.
+- `torch.compile`: `model.compile()`, and autocast.
 - `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`,
   `accelerator.backward(loss)`.
 - `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`,
   `fabric.backward(loss)`.
 
-At its best each gets what somebody who tunes by hand adds, and so does `eager`, which is autocast
-alone: torch's fused optimizer, where torch has one of that class; channels_last for weights and
+Each has torch's fused optimizer, where torch has one of that class; channels_last for weights and
 images, where convolutions gain from it and the model's code is of libraries that take it; on the
 CPU, glibc's tunables, with which it keeps large blocks.
 
@@ -21,12 +21,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache
@@ -38,12 +35,11 @@ from gallery_lib.memory.layout import memory_format, takes_any_layout
 from gallery_lib.system.version import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
-EAGER = "eager"
 MODULES = {
-    EAGER: "torch",
-    "torch.compile": "torch",
-    "accelerate": "accelerate",
-    "fabric": "lightning_fabric",
+    "eager-best": "torch",
+    "torch.compile-best": "torch",
+    "accelerate-best": "accelerate",
+    "fabric-best": "lightning_fabric",
 }
 """The Python module that each peer needs."""
 
@@ -53,43 +49,6 @@ def missing(name: str) -> str | None:
     if importlib.util.find_spec(MODULES[name]) is not None:
         return None
     return f"not installed: {MODULES[name].replace('_', '-')} ({install_command('bench')})"
-
-
-@dataclass
-class _Form:
-    """How a peer is used; `done` tells, by technique, what was done beyond its documentation."""
-
-    build_optimizer: Callable[[], torch.optim.Optimizer]
-    layout: torch.memory_format = torch.contiguous_format  # of images
-    done: dict[str, str] = field(default_factory=dict)
-
-    def prepared(
-        self,
-        model: nn.Module,
-        loader: Any,
-        device: torch.device,
-        optimizer: Any,
-        dtype: torch.dtype | None,
-        **more: Any,
-    ) -> Prepared:
-        # What is the data set's own, its epochs and the end of its batches, is around the loader.
-        plain = Loader(prefetch=0, nice=0)
-        batches = DeviceLoader(loader, device, self.layout, plain, shard=False)
-        return Prepared(model, batches, optimizer, dtype, self.done, **more)
-
-
-def _at_best(plain: Plain, device: torch.device) -> _Form:
-    """Lay out the model and return the form of somebody who tunes by hand."""
-    done: dict[str, str] = {}
-    layout = memory_format(plain.model, Memory(), device.type)
-    if layout is torch.channels_last and takes_any_layout(plain.model):
-        plain.model.to(memory_format=layout)  # type: ignore[call-overload]
-        done["layout"] = "channels_last"
-    elif layout is torch.channels_last:
-        layout = torch.contiguous_format
-        done["layout"] = "contiguous: code of the model's own may need it"
-    done["allocator"] = _allocator(device)
-    return _Form(lambda: _optimizer(plain, done), layout, done)
 
 
 def _allocator(device: torch.device) -> str:
@@ -113,11 +72,11 @@ def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:
 
 
 class Peer(Recipe):
-    """The peer `name`: as it comes, or at its best."""
+    """The peer `name`."""
 
-    def __init__(self, name: str, *, best: bool) -> None:
-        self.name, self.best = name, best
-        self.keeps_loader = name in (EAGER, "torch.compile")
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.keeps_loader = name in ("eager-best", "torch.compile-best")
 
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train; InputError in float16, which needs a loss scaler."""
@@ -127,30 +86,46 @@ class Peer(Recipe):
                 f"{plain.autocast_dtype}.",
                 parameter="amp_dtype",
             )
-        if self.best:
-            form = _at_best(plain, process_group.device())
-        else:
-            form = _Form(lambda: plain.build_optimizer(accelerated=False))
-        if self.name != EAGER:
+        device, done = process_group.device(), {}
+        layout = memory_format(plain.model, Memory(), device.type)
+        if layout is torch.channels_last and takes_any_layout(plain.model):
+            plain.model.to(memory_format=layout)  # type: ignore[call-overload]
+            done["layout"] = "channels_last"
+        elif layout is torch.channels_last:
+            layout = torch.contiguous_format
+            done["layout"] = "contiguous: code of the model's own may need it"
+        done["allocator"] = _allocator(device)
+        if self.name != "eager-best":
             cache.keep_headers()
-        build = {"accelerate": _accelerate, "fabric": _fabric, "torch.compile": _torch_compile}
-        return build.get(self.name, _eager)(plain, form)
+        build = {
+            "accelerate-best": _accelerate,
+            "fabric-best": _fabric,
+            "torch.compile-best": _torch_compile,
+        }
+        wrapped, loader, optimizer, more = build.get(self.name, _eager)(plain, done)
+        # What is the data set's own, its epochs and the end of its batches, is around the loader.
+        unaided = Loader(prefetch=0, nice=0)
+        batches = DeviceLoader(loader, device, layout, unaided, shard=False)
+        dtype = None if more else plain.autocast_dtype
+        return Prepared(wrapped, batches, optimizer, dtype, done, **more)
 
 
-def _eager(plain: Plain, form: _Form) -> Prepared:
-    device = process_group.device()
-    plain.model.to(device)
-    optimizer = form.build_optimizer()
-    return form.prepared(plain.model, plain.loader, device, optimizer, plain.autocast_dtype)
+_Made = tuple[Any, Any, Any, dict[str, Any]]
+"""Model, loader and optimizer, and how a loss is propagated where the library does it."""
 
 
-def _torch_compile(plain: Plain, form: _Form) -> Prepared:
+def _eager(plain: Plain, done: dict[str, str]) -> _Made:
+    plain.model.to(process_group.device())
+    return plain.model, plain.loader, _optimizer(plain, done), {}
+
+
+def _torch_compile(plain: Plain, done: dict[str, str]) -> _Made:
     plain.model.compile()
-    form.done["compiler"] = f"torch.compile {torch.__version__}"
-    return _eager(plain, form)
+    done["compiler"] = f"torch.compile {torch.__version__}"
+    return _eager(plain, done)
 
 
-def _accelerate(plain: Plain, form: _Form) -> Prepared:
+def _accelerate(plain: Plain, done: dict[str, str]) -> _Made:
     import accelerate
     from accelerate.utils import TorchDynamoPlugin
 
@@ -158,22 +133,20 @@ def _accelerate(plain: Plain, form: _Form) -> Prepared:
     plugin = TorchDynamoPlugin(backend="inductor")
     accelerator = accelerate.Accelerator(mixed_precision=precision, dynamo_plugin=plugin)
     wrapped, optimizer, batches = accelerator.prepare(
-        plain.model, form.build_optimizer(), plain.loader
+        plain.model, _optimizer(plain, done), plain.loader
     )
-    form.done["compiler"] = f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor"
-    back = accelerator.backward
-    return form.prepared(wrapped, batches, accelerator.device, optimizer, None, propagate=back)
+    done["compiler"] = f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor"
+    return wrapped, batches, optimizer, {"propagate": accelerator.backward}
 
 
-def _fabric(plain: Plain, form: _Form) -> Prepared:
+def _fabric(plain: Plain, done: dict[str, str]) -> _Made:
     import lightning_fabric
 
     precision = "bf16-mixed" if plain.autocast_dtype else "32-true"
     fabric = lightning_fabric.Fabric(devices=1, precision=precision)  # type: ignore[arg-type]
     fabric.launch()
     compiled: Any = torch.compile(plain.model)  # a compiled module is a Module
-    wrapped, optimizer = fabric.setup(compiled, form.build_optimizer())
+    wrapped, optimizer = fabric.setup(compiled, _optimizer(plain, done))
     batches = fabric.setup_dataloaders(plain.loader)
-    form.done["compiler"] = f"lightning-fabric {lightning_fabric.__version__}, torch.compile"
-    back = fabric.backward
-    return form.prepared(wrapped, batches, fabric.device, optimizer, None, propagate=back)
+    done["compiler"] = f"lightning-fabric {lightning_fabric.__version__}, torch.compile"
+    return wrapped, batches, optimizer, {"propagate": fabric.backward}

@@ -1,8 +1,8 @@
 """Recipes by words: how each process of a measurement makes its model ready.
 
 The words travel in an environment variable. No words mean `accelerate()`, as the run's options ask.
-The name of a peer (peers.py) means that library as it comes, or at its best with `best`. Names of
-techniques mean these techniques of the backend and no others, as in a waterfall (ablation).
+The name of a peer (peers.py) means that library. Names of techniques mean these techniques of the
+backend and no others, as in a waterfall (ablation).
 """
 
 from __future__ import annotations
@@ -26,22 +26,14 @@ LARGE_BATCH_NORMS = "large-batch-norms"
 SMALL_CONVOLUTIONS = "small-convolutions"
 MIXED_PRODUCTS = "mixed-products"
 NICE_LOADING = "nice-loading"
-ON_CUDA = {
-    EMULATED: "the device has bfloat16 units",
-    "short-attention": "torch's own attention is used on CUDA",
-    "whole-upsampling": "images are enlarged as the compiler writes it on CUDA",
-    "max-pooling": "images are pooled as the compiler writes it on CUDA",
-    LARGE_BATCH_NORMS: "batch norms are the compiler's on CUDA",
-    "vector-masks": "each thread of a CUDA device has its own element of a mask",
-    SMALL_CONVOLUTIONS: "convolutions are cuDNN's on CUDA",
-    MIXED_PRODUCTS: "products are cuBLAS's on CUDA",
-}
-"""Graph passes for CPUs, named after their options in `config.Compiler`, and why not on CUDA."""
-TECHNIQUES = ("layout", "allocator", "compiler", *ON_CUDA, NICE_LOADING, FUSED)
+FOR_CPUS = (
+    *(EMULATED, "short-attention", "whole-upsampling", "max-pooling", LARGE_BATCH_NORMS),
+    *("vector-masks", SMALL_CONVOLUTIONS, MIXED_PRODUCTS),
+)
+"""Graph passes for CPUs, named after their options in `config.Compiler`."""
+TECHNIQUES = ("layout", "allocator", "compiler", *FOR_CPUS, NICE_LOADING, FUSED)
 """All techniques, in the order in which a waterfall adds them."""
 _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS)
-BEST_FORM = "best"
-"""The word behind a peer's name for its best form."""
 
 
 class Techniques(Recipe):
@@ -60,7 +52,7 @@ class Techniques(Recipe):
         config.memory.allocator = "allocator" in self.names
         config.compiler.enabled = "compiler" in self.names
         config.compiler.without = tuple(
-            name.replace("-", "_") for name in ON_CUDA if name not in self.names
+            name.replace("-", "_") for name in FOR_CPUS if name not in self.names
         )
         config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, config)
@@ -77,16 +69,18 @@ def recipe(words: Sequence[str]) -> Recipe:
     if not words:
         return Recipe()
     if words[0] in peers.MODULES:
-        return peers.Peer(words[0], best=BEST_FORM in words)
+        return peers.Peer(words[0])
     return Techniques(words)
 
 
 def variables_of(words: Sequence[str]) -> dict[str, str]:
     """Return the variables of the processes: the folder of compiled code, the allocator's settings.
 
-    A peer at its best has glibc keep large blocks on the CPU, as our allocator technique does.
+    A peer has glibc keep large blocks on the CPU, as our allocator technique does.
     """
-    keeps = "allocator" in words or (BEST_FORM in words and hardware.device_type() == "cpu")
+    keeps = "allocator" in words or (
+        any(word in peers.MODULES for word in words) and hardware.device_type() == "cpu"
+    )
     return cache.cache_variables() | (allocator.allocator_variables() if keeps else {})
 
 
@@ -98,11 +92,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
     if amp_level == "O0" and technique in _ONLY_IN_BF16:
         return "the run is in fp32"
     if device_type == "cuda":
-        others = {
-            "allocator": "torch has an allocator of its own on CUDA",
-            NICE_LOADING: "the step's threads need few cores on CUDA",
-        }
-        return (ON_CUDA | others).get(technique)
+        for_cpus = technique in (*FOR_CPUS, "allocator", NICE_LOADING)
+        return "it is for steps on a CPU" if for_cpus else None
     if technique == EMULATED and hardware.computes_in_bf16("cpu"):
         return "the device has bfloat16 units"
     if technique == "allocator":
