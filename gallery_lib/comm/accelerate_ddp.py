@@ -75,14 +75,8 @@ def accelerate_ddp(
     early_steps = None
     if optimizer is not None:
         _check_early_steps(ddp, options, optimizer)
-        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-        early_steps = EarlySteps(optimizer, names)
-    try:
-        use_strategy(ddp, options, early_steps)
-    except InputError:
-        if early_steps is not None:
-            early_steps.close()
-        raise
+        early_steps = EarlySteps(optimizer)
+    use_strategy(ddp, options, early_steps)
     if ddp is not model:
         # a DDP that is made anew later takes them too
         getattr(type(model), DISTRIBUTION).options = options
@@ -92,16 +86,15 @@ def accelerate_ddp(
 def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
     """Context: the backward pass inside takes the optimizer's step, bucket by bucket.
 
-    A bucket's parameters are updated while other gradients are still being averaged.
-
-    The block promises that `optimizer.step()` follows with the gradients of exactly this backward
-    pass. A closure, clipping, a GradScaler, another backward pass, a changed learning rate or a
-    missing step breaks the promise. Then `optimizer.step()` or the next block raises RunFailed or
-    InputError. A forward pass between the two computes with the new weights. Backward passes
+    A bucket's parameters are updated while other gradients are still being averaged. They have no
+    gradient after the block, so a GradScaler or clipping behind it comes too late.
+    `optimizer.step()` does what is left, for instance parameters of other models. Backward passes
     outside such blocks take no step, for instance those of other networks through this one.
 
     Raises:
-        InputError: where `accelerate_ddp(model, …, optimizer=…)` was not called.
+        InputError: where `accelerate_ddp(model, …, optimizer=…)` was not called, and for a block
+            without a backward pass.
+        RunFailed: for a backward pass that ends with an error after a part of the step.
 
     Example:
         >>> import torch

@@ -205,13 +205,7 @@ class GradientReducer:
             channel.exchange.residuals = {key: value.clone() for key, value in kept.items()}
 
     def close(self) -> None:
-        """End the threads and process groups. A collective call.
-
-        Raises:
-            InputError: between a step in the backward pass and `optimizer.step()`.
-        """
-        if self.early_steps is not None:
-            self.early_steps.close()
+        """End the threads and process groups. A collective call."""
         self._ending.detach()
         self._heartbeat.stop()
         for channel in self._channels:

@@ -104,6 +104,8 @@ def _close(run: Run, model: nn.Module) -> None:
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     values = {"state": tensors, "parameters": parameters, "gradients": gradients}
+    if run.case.call == "early":
+        values["gradients"] = {}  # those that have been used are dropped
     for name, named in {**values, "buffers": dict(model.named_buffers())}.items():
         record[name] = {key: value.detach().clone() for key, value in named.items()}
     record["keys"] = list(state)

@@ -20,19 +20,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"amsgrad": True, "weight_decay": 0.1},
 }
 STEPS = 3
+SHAPES = ((7, 5), (11,), (3, 4, 2, 2))
 
 
-def _weights(dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(shape, generator=generator).to(dtype).requires_grad_()
-        for shape in ((7, 5), (11,), (3, 4, 2, 2))
-    ]
-
-
-def _gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1 + step)
-    return [torch.randn(weight.shape, generator=generator).to(dtype) for weight in _weights()]
+def _drawn(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
 def _whole_step(
@@ -54,15 +47,15 @@ def _in_two_parts(early: EarlySteps, weights: list[Tensor], gradients: list[Tens
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "RAdam"])
 def test_parts_of_an_accelerated_optimizer_are_its_whole_step(name: str) -> None:
     kind, arguments = getattr(torch.optim, name), {"lr": 0.01, **ARGUMENTS.get(name, {})}
-    weights, expected = _weights(), _weights()
+    weights, expected = ([p.requires_grad_() for p in _drawn(0)] for _ in range(2))
     optimizer, whole = kind(weights, **arguments), kind(expected, **arguments)
     for each in (optimizer, whole):
         accelerate_optimizer(each)
     early = EarlySteps(optimizer)
     for step in range(STEPS):
-        _in_two_parts(early, weights, _gradients(step))
+        _in_two_parts(early, weights, _drawn(1 + step))
         optimizer.step()
-        _whole_step(whole, expected, _gradients(step))
+        _whole_step(whole, expected, _drawn(1 + step))
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -102,18 +95,10 @@ def test_weights_move_within_the_block_and_no_longer_with_other_options(two: Ran
     [
         ("no optimizer", "InputError: step_in_backward() needs to know the optimizer"),
         ("other optimizer", "InputError: none of the optimizer's parameters is one of the model's"),
-        ("no step", "InputError: a second step_in_backward() block came before optimizer.step()"),
-        ("accelerate_ddp again", "InputError: accelerate_ddp() came before optimizer.step()"),
-        ("two backward passes", "zero_grad() or another backward pass"),
+        ("two backward passes", "two backward passes ran within step_in_backward()"),
         ("no backward pass", "InputError: no backward pass that averages this model's gradients"),
         ("no_sync", "InputError: no backward pass that averages this model's gradients"),
         ("nested", "InputError: step_in_backward() cannot stand within another such block"),
-        ("another backward pass", "the gradient of 0.weight has changed since"),
-        ("clipping", "has changed since (clipping"),
-        ("learning rate", "the optimizer's options (lr, …) have changed since"),
-        ("zero_grad", "has changed since (clipping, a GradScaler, zero_grad()"),
-        ("weights", "0.weight itself has been changed since"),
-        ("closure", "InputError: an optimizer whose steps are taken in the backward pass takes no"),
     ],
 )
 def test_a_step_that_is_not_the_optimizers_is_refused(two: Ranks, what: str, message: str) -> None:
