@@ -7,6 +7,7 @@ the processes are still importing their libraries.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,22 +38,12 @@ _LONGEST_LIST = 500
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a run.
-
-    `number` counts compiled graphs, from 1. When the phase began, `count` of `total` steps were
-    done.
-    """
+    """One phase of a run; when it began, `count` of `total` steps were done."""
 
     name: str
     began: float  # as returned by `processes.now()`
-    number: int | None = None
     count: int = 0
     total: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Return the phase as it is shown: `compiling, graph 2`, say."""
-        return self.name if self.number is None else f"{self.name}, graph {self.number}"
 
 
 class PhaseLog:
@@ -61,15 +52,17 @@ class PhaseLog:
     def __init__(self, run_dir: Path, *, enabled: bool = True) -> None:
         self._path, self._enabled = run_dir / PHASES_FILE, enabled
         self._phases: list[Phase] = []
-        self._graphs = 0
+        self._graphs, self._steady = 0, Phase(IMPORTS, 0.0)
 
-    def begin(
-        self, name: str, *, number: int | None = None, count: int = 0, total: int | None = None
-    ) -> None:
+    def begin(self, name: str, *, count: int = 0, total: int | None = None) -> None:
         """Note that a phase begins, which ends the previous one."""
+        self._steady = Phase(name, now(), count, total)
+        self._note(self._steady)
+
+    def _note(self, phase: Phase) -> None:
         if not self._enabled:
             return
-        self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, now(), number, count, total)]
+        self._phases = [*self._phases[-_LONGEST_LIST:], phase]
         with written_if_possible(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as file:
@@ -78,18 +71,15 @@ class PhaseLog:
     def compilation_began(self) -> None:
         """Note that the compilation of a graph begins."""
         self._graphs += 1
-        self.begin(COMPILING, number=self._graphs)
+        self._note(Phase(f"{COMPILING}, graph {self._graphs}", now()))
 
     def build_began(self) -> None:
         """Note that the build of own kernels begins."""
-        self.begin(BUILDING)
+        self._note(Phase(BUILDING, now()))
 
     def compilation_ended(self) -> None:
         """Note that the phase before the compilation, or build, goes on."""
-        for before in reversed(self._phases):
-            if before.name not in (COMPILING, BUILDING):
-                self.begin(before.name, count=before.count, total=before.total)
-                return
+        self._note(dataclasses.replace(self._steady, began=now()))
 
 
 def read_phases(run_dir: Path | str) -> list[Phase]:

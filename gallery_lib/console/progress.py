@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from gallery_lib.console.visible import unescaped, visible
 from gallery_lib.system.processes import now, tell
 
 LINE_SECONDS = 10.0
-"""Seconds between two plain lines of one part."""
+"""Seconds between two plain lines of one phase."""
 _TICK_SECONDS = 1.0
 
 
@@ -56,9 +57,8 @@ def fit(text: str, width: int) -> str:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Display of what is going on.
+    """Display of what is going on, which ends with the `with` block.
 
-    At the end of the `with` block it says how long each part took. After an error it disappears.
     With `line_seconds=0` each state is a plain line; `clock` returns the time in seconds.
     """
 
@@ -77,16 +77,13 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self._thread: threading.Thread | None = None  # lets the clock of a terminal tick
         self._output: Any = None  # of the notebook
         self._label = self._counted = ""
-        self._part: str | None = None
-        self._start = self._began = self._part_began = clock()
+        self._start = self._began = clock()
         self._drawn_at = 0.0
-        self._seconds: dict[str, float] = {}  # by part
 
     def show(
         self,
         label: str,
         *,
-        part: str | None = None,
         count: int = 0,
         total: int | None = None,
         unit: str = "steps",
@@ -96,7 +93,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
         Args:
             label: the phase, as it is shown.
-            part: the name under which its seconds are added up at the end; default: the label.
             count: what is done so far.
             total: what there is to do; None where nothing is counted.
             unit: the unit of `count` and `total`.
@@ -106,16 +102,12 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         if not self.enabled:
             return
         with self._lock:
-            at, part = self._clock(), part or label
-            is_new, is_new_part = label != self._label, part != self._part
+            at, is_new = self._clock(), label != self._label
             if is_new or began is not None:
                 self._began = at if began is None else began
-            if is_new_part:
-                self._end_part(max(self._part_began, min(self._began, at)))
-            self._label, self._part = label, part
+            self._label = label
             self._counted = f"{count} of {total} {unit}, " if total is not None else ""
-            plain = not (self._in_notebook or self._redraws)
-            if (is_new_part if plain else is_new) or at - self._drawn_at >= self._every:
+            if is_new or at - self._drawn_at >= self._every:
                 self._draw()
             if self._redraws and self._thread is None:
                 self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -136,39 +128,20 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             if self._label and self._redraws:
                 self._draw()
 
-    def finish(self) -> None:
-        """Show how long each part took, as the last state."""
-        with self._lock:
-            at = self._clock()
-            self._end_part(at)
-            taken = ", ".join(
-                f"{part} {duration(s)}" for part, s in self._seconds.items() if s >= 1
-            )
-            done = f"done in {duration(at - self._start)}" + (f": {taken}" if taken else "")
-            if self._label:
-                self._print(done)
-                self._write("\n")
-            self._end()
-
     def clear(self) -> None:
         """Remove the display; a notebook keeps the last state."""
         with self._lock:
             self._write("\r\x1b[K")
-            self._end()
+            self._ended.set()
+            self._label = ""
 
     def __exit__(self, *raised: Any) -> None:
-        """Finish the display, or clear it after an error."""
-        (self.finish if raised[0] is None else self.clear)()
-
-    def _end(self) -> None:
-        self._ended.set()
-        self._label, self._part = "", None
-
-    def _end_part(self, at: float) -> None:
-        if self._part is not None:
-            before = self._seconds.get(self._part, 0.0)
-            self._seconds[self._part] = before + at - self._part_began
-        self._part_began = at
+        """Say how long it all took; after an error, only remove the display."""
+        with self._lock:
+            if self._label and raised[0] is None:
+                self._print(f"done in {duration(self._clock() - self._start)}")
+                self._write("\n")
+            self.clear()
 
     def _tick(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
@@ -183,9 +156,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     def _print(self, text: str) -> None:
         if self._redraws:
-            width = 80
-            with contextlib.suppress(OSError, ValueError):
-                width = os.get_terminal_size(sys.stderr.fileno()).columns or width
+            width = shutil.get_terminal_size().columns
             self._write(f"\r{visible(fit(text, width - 1))}\x1b[K")
         elif not self._in_notebook:
             with contextlib.suppress(OSError, ValueError):  # its reader may have gone

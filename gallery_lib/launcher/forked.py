@@ -86,9 +86,6 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
     """
     die_with_parent()
     run = this_run()
-    if HEARS_NOTICE_VARIABLE in os.environ:
-        # SIGTERM is a notice for the ranks, which ignore it like this process until they listen.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if can_fork():
         importlib.import_module("gallery_lib.launcher.worker").preload()
         importlib.import_module(module)

@@ -53,46 +53,35 @@ _SHORTEST_PHASE_SECONDS = 0.05
 class RunView:
     """View of the phases of one run, which reads only the run's directory.
 
-    `before` is the phase until the run notes one. The times of all phases are added up under the
-    name `part`; None: each under its own.
+    `before` is the phase until the run notes one.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        run_dir: Path,
-        before: Phase,
-        *,
-        name: str = "",
-        part: str | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, run_dir: Path, before: Phase, name: str = "") -> None:
         self._progress, self._run_dir = progress, run_dir
         self._prefix = f"{name}: " if name else ""
-        self.go_on(before, part)
+        self._last = before
 
-    def go_on(self, before: Phase, part: str | None) -> None:
-        """Show `before` until the run notes a later phase; add the times up under `part`."""
-        self._last, self._part = before, part
+    def go_on(self, before: Phase) -> None:
+        """Show `before` until the run notes a later phase."""
+        self._last = before
 
     def look(self) -> None:
-        """Show the phases that have begun since the last look.
+        """Show the phases that have begun since the last look; without a new one, the last again.
 
-        Phases that were over at once are left out. Without a new phase the last one is shown again.
+        Phases that were over at once are left out.
         """
         phases = read_phases(self._run_dir)
         new = [phase for phase in phases if phase.began > self._last.began] or [self._last]
         ends = [*(phase.began for phase in new[1:]), math.inf]
         for phase, end in zip(new, ends, strict=True):
-            if end - phase.began < _SHORTEST_PHASE_SECONDS:
-                continue
-            logged = last_step(self._run_dir) if phase.total is not None else 0
-            self._progress.show(
-                self._prefix + phase.label,
-                part=self._part or phase.name,
-                count=max(phase.count, logged),
-                total=phase.total,
-                began=phase.began,
-            )
+            if end - phase.began >= _SHORTEST_PHASE_SECONDS:
+                logged = last_step(self._run_dir) if phase.total is not None else 0
+                self._progress.show(
+                    self._prefix + phase.name,
+                    count=max(phase.count, logged),
+                    total=phase.total,
+                    began=phase.began,
+                )
         self._last = new[-1]
 
 
@@ -156,12 +145,12 @@ class Job:
         """Return the number of steps logged so far."""
         return last_step(self.run_dir)
 
-    def view(self, progress: Progress, *, name: str = "", part: str | None = None) -> RunView:
+    def view(self, progress: Progress, name: str = "") -> RunView:
         """Return a view of this run's phases on a display, see RunView."""
         host = self.launch.node_rank
         first = f"running on host {host}, phases are shown on host 0" if host else IMPORTS
         before = Phase(first, self.began)
-        return RunView(progress, self.run_dir, before, name=name, part=part)
+        return RunView(progress, self.run_dir, before, name)
 
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""

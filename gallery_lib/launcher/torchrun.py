@@ -27,14 +27,13 @@ from gallery_lib.train.resolved import this_run
 
 
 def _leave_sigterm_to_the_ranks() -> None:
-    """Have SIGTERM ignored here, and ranks killed where one fails: to them SIGTERM is a notice."""
+    """Have SIGTERM stay ignored, and ranks killed where one fails: to them SIGTERM is a notice."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     def stopped(agent: Any, group: Any) -> None:
         agent._shutdown(signal.SIGKILL)
 
     LocalElasticAgent._stop_workers = stopped  # type: ignore[method-assign]
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # --signals-to-handle
 
 

@@ -13,7 +13,6 @@ from gallery_lib.measure.profile.roofline.result import (
     summed,
 )
 from gallery_lib.measure.profile.step_profile import FUSED
-from gallery_lib.system.machine_load import of_others
 
 REST = "rest"
 _SMALL = 0.01  # of a step: smaller groups are shown as one
@@ -119,10 +118,8 @@ def _limit_lines(roofline: Roofline) -> list[str]:
         f"step: {_spread(roofline.step_seconds, *unit)}",
         f"step under the profiler: {_spread(roofline.profiled_seconds, *unit)}",
     ]
-    cores = roofline.environment.get("cores", 0)
-    if busy := of_others(roofline.others, cores, "meanwhile"):
-        lines += [f"The machine was busy: {busy};", "repeat it when it is quiet."]
-    return lines
+    busy = roofline.load.sentence() if roofline.load else ""
+    return [*lines, *filter(None, [busy])]
 
 
 def _spread(spread: Spread, unit: float, name: str) -> str:

@@ -1,7 +1,6 @@
 """Facts about this machine: cores, memory, instruction sets, accelerators, and limits on them.
 
-They come from `/proc`, control groups, torch and the driver. CUDA is not initialised where NVML
-knows the devices. Nothing here decides anything.
+They come from `/proc`, control groups, torch and the driver. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gallery_lib.errors import RunFailed
 
 CPU_FACTS = Path("/proc/cpuinfo")
 _PROC = Path("/proc/self")
@@ -175,6 +176,9 @@ class Gpu:
     capability: tuple[int, int]  # compute capability, major and minor
 
 
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
 def gpu_count() -> int:
     """Return the number of CUDA devices, counted without initialising CUDA."""
     import torch
@@ -190,39 +194,28 @@ def device_type() -> str:
 def visible_gpus() -> tuple[Gpu, ...]:
     """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    NVML, which comes with the driver, knows them. Where it is missing or does not tell (some
-    devices of an SoC, slices of a GPU), CUDA is asked, which takes memory of each device.
+    The driver knows them without a context, which would take memory of each device.
+
+    Raises:
+        RunFailed: when there are devices, and CUDA does not work.
     """
-    import torch
-
-    try:
-        return _of_nvml(gpu_count())
-    except (OSError, AttributeError, RuntimeError, TypeError, IndexError, ValueError):
-        pass  # no NVML, an older one, or a device that it does not know by this name
-    devices = map(torch.cuda.get_device_properties, range(gpu_count()))
-    return tuple(Gpu(one.name, (one.major, one.minor)) for one in devices)
-
-
-def _of_nvml(count: int) -> tuple[Gpu, ...]:
-    """Return the devices as NVML describes them; OSError without it, RuntimeError if it refuses."""
-    import torch
-
-    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    count, gpus = gpu_count(), []
+    if not count:
+        return ()
+    driver = ctypes.CDLL("libcuda.so.1")
 
     def ask(function: str, *arguments: object) -> None:
-        if code := getattr(nvml, function)(*arguments):
-            raise RuntimeError(f"{function} returned {code}")
+        if code := getattr(driver, function)(*arguments):
+            raise RunFailed(f"CUDA does not work here: {function} returned {code}.")
 
-    ask("nvmlInit_v2")
-    gpus = []
+    ask("cuInit", 0)
     for number in range(count):
-        device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        index = torch.cuda._get_nvml_device_index(number)
-        ask("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        ask("nvmlDeviceGetName", device, name, len(name))
-        capability = ctypes.byref(major), ctypes.byref(minor)
-        ask("nvmlDeviceGetCudaComputeCapability", device, *capability)
+        device, major, minor = (ctypes.c_int() for _ in range(3))
+        name = ctypes.create_string_buffer(96)
+        ask("cuDeviceGet", ctypes.byref(device), number)
+        ask("cuDeviceGetName", name, len(name), device)
+        for value, attribute in ((major, _MAJOR), (minor, _MINOR)):
+            ask("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         gpus.append(Gpu(name.value.decode(), (major.value, minor.value)))
     return tuple(gpus)
 

@@ -183,7 +183,7 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
     """
     if process.poll() is not None:
         return
-    process.terminate()
+    process.send_signal(signal.SIGINT)  # a scheduler sends SIGTERM
     process.send_signal(signal.SIGCONT)
     try:
         process.wait(timeout=seconds)

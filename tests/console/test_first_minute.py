@@ -67,7 +67,7 @@ def test_a_cold_start_shows_its_phases_and_moves_all_the_time(
     assert not stood, "\n".join(seen.samples)
     assert all(len(line) < WIDTH for line in seen.drawn if LABEL.match(line) and " of 30 " in line)
     # A phase comes back after a graph was compiled in it, or kernels were built.
-    noted = [phase.label for phase in read_phases(tmp_path / "cold")]
+    noted = [phase.name for phase in read_phases(tmp_path / "cold")]
     every = ["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"]
     assert in_order(every, noted), noted
     drawn = labels(seen.drawn)  # a phase that is over before anybody looks is not drawn

@@ -37,7 +37,7 @@ def test_phases_are_read_in_their_order_with_what_is_counted(tmp_path: Path) -> 
         log.compilation_ended()
     log.begin(TRAINING, count=3, total=40)
     phases = read_phases(tmp_path)
-    assert [phase.label for phase in phases] == [
+    assert [phase.name for phase in phases] == [
         *("warm-up", "compiling, graph 1", "warm-up", "compiling, graph 2", "warm-up"),
         "training",
     ]

@@ -54,15 +54,6 @@ def test_doctor_names_the_device_and_uses_it_not(own_folders, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_nvml_cuda_is_asked_for_the_devices(own_folders, monkeypatch):
-    monkeypatch.setenv("FAKE_GPU_WITHOUT_NVML", "1")
-    done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
-    assert done.returncode == 0, done.stdout
-    assert "2 × Fake H100" in done.stdout
-    assert users(own_folders)
-
-
-@pytest.mark.slow
 def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_device(
     own_folders, monkeypatch
 ):

@@ -6,7 +6,7 @@ from gallery_lib.measure.profile.roofline.counts import Operation, Work
 from gallery_lib.measure.profile.roofline.measure import operations
 from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, Spread, groups
 from gallery_lib.measure.profile.step_profile import OPTIMIZER
-from gallery_lib.system.machine_load import Others
+from gallery_lib.system.machine_load import MachineLoad
 
 LIMITS = Limits({"bfloat16": Spread(2e12, 1.9e12, 2.1e12)}, Spread(25e9, 24e9, 26e9))
 CONVOLUTION = Operation("aten::convolution_backward", ((16, 2048, 7, 7), (16, 512, 14, 14)) * 2)
@@ -33,7 +33,7 @@ def made_roofline() -> Roofline:
         limits=LIMITS,
         step_seconds=Spread(0.8, 0.79, 0.82),
         profiled_seconds=Spread(0.802, 0.8, 0.83),
-        others=Others(1.3, "cc1plus", 0.9),
+        load=MachineLoad(0.0, 0.5),
         groups=groups(parts),
         operations=parts,
     )

@@ -24,7 +24,7 @@ from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.notebooks.cells import machine
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS
-from gallery_lib.system import hardware, machine_load
+from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -205,10 +205,7 @@ def waterfall_of(parameters: dict[str, Any]) -> Any:
     return notebook.measure_techniques(settings, "compiler", "fused-optimizer")
 
 
-def test_a_waterfall_is_measured_once_and_kept(
-    measured: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_load, "OTHER_CORES", float("inf"))
+def test_a_waterfall_is_measured_once_and_kept(measured: list[str], shown: list[str]) -> None:
     parameters = {"amp_level": "O0", "processes": 1}
     first = waterfall_of(parameters)
     (outcome,) = first.tasks.values()
@@ -220,13 +217,7 @@ def test_a_waterfall_is_measured_once_and_kept(
     assert len(set(measured)) == 2  # other options are measured anew
 
 
-def test_a_waterfall_of_a_busy_machine_says_so_and_is_not_kept(
-    measured: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine_load, "OTHER_CORES", -1.0)
-    waterfall_of({"amp_level": "O0", "processes": 1})
-    assert "The machine was busy" in shown[-1] and "not kept" in shown[-1]
-    assert not list(tmp_path.glob("waterfalls/*"))
+def test_an_unknown_technique_is_refused() -> None:
     with refused("techniques", "layuot", "layout"):
         notebook.measure_techniques(settings_for("tts_angular"), "layuot")
 

@@ -17,7 +17,7 @@ from gallery_lib.measure.comparison.script_turns import Command, Script, ScriptT
 from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report import plots, style
 from gallery_lib.report.style import Chart
-from gallery_lib.system.machine_load import MachineLoad, Others
+from gallery_lib.system.machine_load import MachineLoad
 
 
 def test_the_alternative_text_is_the_title_and_the_first_rows_without_markup() -> None:
@@ -118,8 +118,8 @@ def test_profiles_name_the_largest_groups_or_what_was_saved_most() -> None:
 # --------------------------------------------------------------------------------------------------
 # Scripts that took turns
 
-QUIET = MachineLoad(2, None, 0.0)
-BUSY = MachineLoad(2, Others(1.5, "gcc", 1.5), 0.0)
+QUIET = MachineLoad(0.0)
+BUSY = MachineLoad(0.0, 0.5)
 
 
 def turns_of(
@@ -179,7 +179,7 @@ def test_without_parity_there_is_a_reason_and_no_ratio_anywhere() -> None:
 def test_a_busy_machine_is_noted_and_no_speed_is_drawn() -> None:
     quiet, busy = (turns_of({"native": 1, "several": 2}, load=load) for load in (QUIET, BUSY))
     assert not any("busy" in note for note in plots.script_notes(quiet))
-    assert "busy**: other processes took 1.5 of 2 cores" in plots.script_notes(busy)[-1]
+    assert "busy**: threads with work to do waited for a core 50%" in plots.script_notes(busy)[-1]
     shown = plots.script_turns(busy)
     assert "busy, so no speed is drawn" in shown.title
     assert [bar.get_width() for bar in shown.draw().axes[0].patches] == [1.0]  # of native

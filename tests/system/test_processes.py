@@ -19,18 +19,25 @@ import pytest
 from gallery_lib.system import processes
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
+    PYTHON,
     end_supervised,
     start_supervised,
 )
 from gallery_lib.system.sockets import PrivateFolder
 
-COMMAND = 'trap "echo heard >> $0" TERM; echo ready >> $0; while sleep 0.05; do :; done'
+COMMAND = """
+import signal, sys, time
+note = lambda word: print(word, file=open(sys.argv[1], "a"), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: note("heard"))
+note("ready")
+while True: time.sleep(0.05)
+"""
 
 
 @contextlib.contextmanager
 def supervisor(tmp_path: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Context: the supervisor of a shell that notes SIGTERM and goes on."""
-    process = start_supervised(["bash", "-c", COMMAND, str(tmp_path / "notes")], variables)
+    """Context: the supervisor of a command that notes SIGTERM and goes on."""
+    process = start_supervised([*PYTHON, "-c", COMMAND, str(tmp_path / "notes")], variables)
     try:
         wait_for(tmp_path, "ready")
         yield process
@@ -60,8 +67,8 @@ def test_a_notice_from_a_scheduler_reaches_the_command_and_does_not_end_the_supe
         wait_for(tmp_path, "heard")
         assert process.poll() is None
         began = time.monotonic()
-        process.terminate()  # by the process that started it
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        end_supervised(process)
+        assert process.returncode == 128 + signal.SIGTERM
         assert not child.is_running() and time.monotonic() - began < 10
 
 

@@ -215,15 +215,15 @@ class _Lineup:
         """Return when the variant `name` is held after its imports; raise when it has ended."""
         job, together = self.jobs[name], " and ".join(self.importing)
         while not job.held():
-            self.progress.show(f"{self.label}, {together}: {IMPORTS}", part=IMPORTS)
+            self.progress.show(f"{self.label}, {together}: {IMPORTS}")
             if not job.running():
                 job.result()
             time.sleep(_LOOK_SECONDS)
 
     def warm_up(self, name: str) -> None:
         """Let the variant go on, and wait until it has done its warm-up and its probe."""
-        view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}")
-        view.go_on(Phase(IMPORTS, now()), f"start of {name}")
+        view = self.views[name] = self.jobs[name].view(self.progress, f"{self.label}, {name}")
+        view.go_on(Phase(IMPORTS, now()))
         self.jobs[name].release()
         self._wait_idle(name, view.look)
 
@@ -234,7 +234,6 @@ class _Lineup:
         def look() -> None:
             self.progress.show(
                 f"{self.label}, {TURNS}",
-                part=TURNS,
                 count=self.turns_taken,
                 total=self.turns.rounds * len(self.jobs),
                 unit=f"{TURNS}, now {name}",
@@ -259,7 +258,7 @@ class _Lineup:
     def finish(self, name: str) -> None:
         """Let the variant evaluate, where it is to, and end; keep its measurement."""
         job, view, run_dir = self.jobs[name], self.views[name], self.folder / name
-        view.go_on(Phase(ENDING, now()), ENDING)
+        view.go_on(Phase(ENDING, now()))
         self.server.go(name)
         while job.running():
             view.look()

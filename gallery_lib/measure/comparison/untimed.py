@@ -67,7 +67,7 @@ def run_part(
 ) -> None:
     """Run `module` in each process to its end, in the folder of `config`.
 
-    Progress shows `label: part` and adds up the times of all phases under `part`.
+    Progress shows `label, part` and the phase.
 
     Raises:
         InputError: the request makes no sense.
@@ -75,7 +75,7 @@ def run_part(
     """
     job = start(config, launch, module=module, environment=environment)
     try:
-        view = job.view(progress, name=f"{label}, {part}", part=part)
+        view = job.view(progress, f"{label}, {part}")
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)

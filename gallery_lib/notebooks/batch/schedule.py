@@ -67,7 +67,7 @@ def where(executed: Path) -> str:
             if not (file.parent / "results.json").exists() and (found := read_phases(file.parent))
         ]
         if phases:
-            said.append(max(phases, key=lambda phase: phase.began).label)
+            said.append(max(phases, key=lambda phase: phase.began).name)
         return ", ".join(filter(None, said))
     return f"cell {number}"
 
@@ -103,7 +103,7 @@ def _run_notebook(
             if seconds - looked >= _LOOK_SECONDS:
                 looked = seconds
                 label = f"{planned.name}: running, {where(executed)}"
-                progress.show(visible(label), part=planned.name)
+                progress.show(visible(label))
             time.sleep(_TICK_SECONDS)
         return Ended(shell_exit_code(process.wait()))
     finally:

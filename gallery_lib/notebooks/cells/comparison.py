@@ -188,7 +188,6 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
     from gallery_lib.measure.variants.recipes import TECHNIQUES
     from gallery_lib.memory import allocator
-    from gallery_lib.system import machine_load
 
     if unknown := [name for name in techniques if name not in TECHNIQUES]:
         raise InputError(
@@ -214,7 +213,6 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         )
         return result
     allocator.trim()  # what follows trains in other processes
-    before = machine_load.look()
     outcome = task.measure(plan, digest, paths.new_run_dir(f"waterfall-{name}"))
     if outcome.reason is not None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
@@ -226,13 +224,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         versions=bench.versions(),
         tasks={name: outcome},
     )
-    load = machine_load.others_between([before, machine_load.look()])
-    if load is not None and load.cores > machine_load.OTHER_CORES:
-        display_markdown(
-            f"The machine was busy: other processes took {load.cores:.1f} of {hardware.cores()} "
-            "cores. Run this cell again when it is quiet; these figures are not kept."
-        )
-    elif all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
+    if all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_bench(kept, result)
     return result

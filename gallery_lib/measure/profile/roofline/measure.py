@@ -41,7 +41,8 @@ from gallery_lib.measure.profile.roofline.result import (
     write_roofline,
 )
 from gallery_lib.measure.profile.step_profile import FUSED, OPTIMIZER, group_of
-from gallery_lib.system import hardware, machine_load, paths
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import interruptible
 from gallery_lib.system.version import library_version
 from gallery_lib.train.loop import train
@@ -142,13 +143,14 @@ class Measuring(Observer):
         prepared[_COPY] = prepared_copy()
         rates: dict[str, list[float]] = {name: [] for name in prepared}
         seconds_of_step(lambda: self.step(session), names)  # the first has its start in it
-        steps, profiled, looks = [], [], [machine_load.look()]
+        steps, profiled, watch = [], [], Watch()
+        watch.at_pause()
         for _ in range(self.rounds):
             for name, (run, work_of_run) in prepared.items():
                 rates[name].append(work_of_run / best_seconds(run, _REPEATS))
             steps.append(self.step(session))
             profiled.append(seconds_of_step(lambda: self.step(session), names))
-            looks.append(machine_load.look())
+            watch.at_pause()
         spreads = {name: Spread.of(measured) for name, measured in rates.items()}
         limits = Limits(copy_bytes_per_second=spreads.pop(_COPY), flops_per_second=spreads)
         parts = operations(work, middle_of(profiled), limits)
@@ -162,7 +164,7 @@ class Measuring(Observer):
             limits=limits,
             step_seconds=Spread.of(steps),
             profiled_seconds=Spread.of([sum(step.values()) for step in profiled]),
-            others=machine_load.others_between(looks),
+            load=watch.seen(),
             groups=groups(parts),
             operations=parts,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from gallery_lib.errors import InputError
 from gallery_lib.system.json_files import read_json, write_json
-from gallery_lib.system.machine_load import Others
+from gallery_lib.system.machine_load import MachineLoad
 
 SCHEMA = 1
 FILE = "roofline.json"
@@ -80,7 +80,7 @@ class Roofline:
     limits: Limits
     step_seconds: Spread  # without the profiler
     profiled_seconds: Spread
-    others: Others | None  # what other processes took meanwhile; None: this system does not say
+    load: MachineLoad | None
     groups: list[Part]
     operations: list[Part]
 
