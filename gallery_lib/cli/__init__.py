@@ -1,6 +1,5 @@
 """Command lines: the `gallery` command, `launch_single_task.py` and `prepare.sh`.
 
-`main` knows the commands and their help, `commands` has a file for each. `prepare` is what
-`prepare.sh` does once it has found a Python, and `next_steps` prints the commands with which it
-ends.
+`main` starts a command and shows the help, `commands` has a function for each. `prepare` is what
+`prepare.sh` does once it has found a Python.
 """

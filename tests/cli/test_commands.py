@@ -16,7 +16,6 @@ from refusal import check_refused_command, refused
 
 from gallery_lib.cli.commands import COMMANDS
 from gallery_lib.cli.main import LAUNCH, help_page, launch_single_task, main
-from gallery_lib.cli.next_steps import commands
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import options_of
@@ -139,24 +138,3 @@ def test_bad_input_ends_with_2_and_one_message(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     check_refused_command(code, line, *values)
-
-
-def test_the_next_steps_of_prepare_sh_suit_the_shell_and_the_notebook(tmp_path: Path) -> None:
-    root = tmp_path / "check out"
-    (root / "notebooks").mkdir(parents=True)
-    for name in ("index", "resnet50", "hf_Bert"):
-        (root / "notebooks" / f"{name}.ipynb").touch()
-    python, sizes = root / ".venv" / "bin" / "python", "--batch_size 16 --image_size 64"
-    assert commands(root, root, python) == [
-        "bash prepare.sh --lab",
-        f".venv/bin/python launch_single_task.py --model resnet50 {sizes} --compiler-opt",
-        f".venv/bin/gallery compare --model resnet50 {sizes}",
-    ]
-    elsewhere = commands(root, tmp_path, python)
-    assert elsewhere[0] == f"bash '{root}/prepare.sh' --lab"
-    assert elsewhere[1].startswith(f"'{python}' '{root}/launch_single_task.py' --model")
-    words = ["rounds", "4", "batch_size", "2"]
-    measured = commands(root, root, Path("/opt/env/bin/python"), "hf_Bert", words)
-    assert measured[2].startswith("/opt/env/bin/gallery compare --model hf_Bert --batch_size 2")
-    (root / "notebooks" / "resnet50.ipynb").unlink()  # as in a packed task
-    assert "--model hf_Bert --batch_size 4 --sequence_length 32" in commands(root, root, python)[1]

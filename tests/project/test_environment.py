@@ -47,7 +47,7 @@ def test_the_lock_pins_what_is_declared_with_hashes_and_names_no_place(
         for name, entry in zip(names, entries, strict=True)
         if "gallery-lib (pyproject.toml)" in entry
     }
-    assert direct == set(declared), "bash prepare.sh --lock"
+    assert direct == set(declared), "write the lock anew, see CONTRIBUTING.md"
     for name, entry in zip(names, entries, strict=True):
         pinned = re.match(r"[\w.-]+==(\S+)", entry)
         assert pinned, entry

@@ -52,10 +52,8 @@ if path := os.environ.get("SEEMS_AT"):
 if "SEEMS_BUILT_WITH" in os.environ:
     sysconfig.get_config_vars()["CONFIG_ARGS"] = os.environ["SEEMS_BUILT_WITH"]
     sys.base_prefix = "/elsewhere"
-if user := os.environ.get("SEEMS_USER"):
-    os.geteuid = lambda: int(user)
 """
-"""It makes a Python tell something else about itself: its path, its build or its user."""
+"""It makes a Python tell something else about itself: its path or its build."""
 
 
 def write_script(path: Path, text: str) -> None:

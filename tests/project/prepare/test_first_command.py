@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PREPARE = "export HF_HUB_OFFLINE=1 PATH=$PWD/.venv/bin:$PATH && bash prepare.sh"
 SMALL = "-p rounds 4 -p block_steps 2 -p processes 1 -p waterfall false -p batch_size 16"
 STAMP = """
-from gallery_lib.cli.prepare import PLAIN, STAMP, find_environment, wanted_stamp
-environment = find_environment(PLAIN)
-(environment / STAMP).write_text(" ".join(wanted_stamp(environment, PLAIN)))
+from gallery_lib.cli.prepare import PLAIN, ROOT, STAMP, stamp_of
+(ROOT / ".venv" / STAMP).write_text(stamp_of(PLAIN))
 """
 
 
@@ -49,10 +48,10 @@ def test_a_pipe_gets_few_lines_and_the_answer_last(clone: Clone) -> None:
         r"notebook: +.*/tts_angular\.ipynb$",
         r"as a page: +.*/tts_angular\.html$",
         r"log: +.*/papermill\.txt$",
-        r"Next: ",
+        r"Next, in ",
         r"  bash prepare\.sh --lab",
-        r"  .*launch_single_task\.py --model tts_angular --batch_size 16 .*--compiler-opt$",
-        r"  .*gallery(_lib)? compare --model tts_angular --batch_size 16 ",
+        r"  \.venv/bin/gallery run --profile quick",
+        r"  \.venv/bin/gallery --help",
     ]
     early = [line for line in lines if line.endswith(" The notebook goes on.")]
     assert len(early) == 1 and re.match(kinds[1], early[0]), done.stdout
@@ -83,4 +82,4 @@ def test_a_failed_cell_is_named_with_its_reason(clone: Clone) -> None:
     done = clone.run(f"({PREPARE} --run wrong.ipynb) 2>&1")
     assert done.returncode == 1
     assert "ZeroDivisionError: division by zero, in cell 3 of 3, `divide()`" in done.stdout
-    assert "Next:" not in done.stdout
+    assert "Next" not in done.stdout

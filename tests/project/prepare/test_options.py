@@ -71,11 +71,3 @@ def test_a_wrong_option_ends_with_2_and_says_what_to_do_before_anything_is_made(
     result = copy.run(*given)
     check_refused_command(result.returncode, result.stderr, *values)
     assert not (copy.root / ".venv").exists()
-
-
-@pytest.mark.parametrize("port", ["99999", "８８８８"])
-def test_a_port_that_jupyterlab_cannot_listen_on_is_refused(copy, port):
-    copy.env["JUPYTER_PORT"] = port
-    result = copy.run("--lab")
-    check_refused_command(result.returncode, result.stderr, f"JUPYTER_PORT={port!r}")
-    assert not (copy.root / ".venv").exists()
