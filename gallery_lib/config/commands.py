@@ -41,8 +41,6 @@ class CompareConfig:
 
     rounds: int = option(16, minimum=4)
     """Turns of each variant. More narrow the interval, and take longer."""
-    starts: int = option(1, maximum=100)
-    """Times that both start anew, for so many turns each. Averages what processes differ by."""
     block_steps: int = option(4, minimum=2)
     """Steps in one turn. The first of each does not count."""
     parity_steps: int = 3
@@ -75,8 +73,6 @@ class BenchConfig:
     """CPU threads per process. Default: all cores."""
     rounds: int | None = option(None, minimum=4)
     """Turns of each variant. More narrow the interval, and take longer. Default: the profile's."""
-    starts: int = option(1, maximum=100)
-    """Times that all start anew, for so many turns each. Averages what processes differ by."""
     block_steps: int | None = option(None, minimum=2)
     """Steps in one turn. Default: the profile's."""
     data_dir: str | None = None

@@ -50,8 +50,7 @@ _BEST_LABEL = "best of the others at its best"
 _READ = (
     "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over turns); "
     "`whole run` counts start-up as well. Parity is with the eager variant, held against float64. "
-    "Two variants have a ratio where both pass, or, where one of them does not, if they compute "
-    "the same training as one another."
+    "Two variants have a ratio where both pass."
 )
 _READ_FORMS = (
     "With `-best`: as somebody who tunes by hand uses it, with torch's fused optimizer where there "

@@ -27,7 +27,6 @@ from gallery_lib.measure.bench.task import groups
 from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.system import hardware
 from gallery_lib.system.version import install_command
-from gallery_lib.train.results import read_results
 
 TINY, FAILING, WRONG_BASELINE = (
     f"{tiny_task.__file__}:{name}" for name in ("TASK", "FAILING_ACCELERATED", "WRONG_EAGER_O1")
@@ -118,11 +117,11 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
+def test_in_fp32_other_libraries_train_the_same_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forms = "torch.compile-best,accelerate-best,fabric-best,eager-best,ours"
-    asked = ["--amp_level=O0", "--starts=2"]
+    asked = ["--amp_level=O0"]
     asked += [f"--variants={forms}", f"--out={tmp_path}"]
     assert main(["bench", TINY, *FEW, *asked]) == 0
     found = read_bench(tmp_path / "bench.json")
@@ -139,16 +138,12 @@ def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(
         gradients = next(check for check in row.parity.checks if check.name == "gradients")
         assert gradients.worst < 1e-3, "not fp32"
         assert outcome.ratio("eager-fp32", name) is not None
-        group = tmp_path / "TASK" / "group1"
-        results = [read_results(group / start / name) for start in (".", "start-2")]
-        first, again = (each.loss["curve"] for each in results)
-        assert first == again and results[0].step_seconds != results[1].step_seconds
     assert "over eager-fp32" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_where_the_baseline_is_the_odd_one_out_the_others_are_held_against_float64_and_one_another(
+def test_where_the_baseline_is_the_odd_one_out_ours_is_held_against_float64(
     tmp_path: Path,
 ) -> None:
     words = [*FEW, "--amp_level=O1", "--variants=eager-fp32,ours", f"--out={tmp_path}"]
@@ -160,7 +155,6 @@ def test_where_the_baseline_is_the_odd_one_out_the_others_are_held_against_float
     assert ours.comparable and ours.parity is not None and outcome.ratio("eager-O1", "ours")
     scale = next(check for check in ours.parity.checks if check.name == "gradient scale")
     assert "held against float64" in scale.where
-    assert outcome.ratio("eager-fp32", "ours") is not None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ independently. A variant that fails stays, with its reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gallery_lib import stats, tasks
@@ -17,9 +17,8 @@ from gallery_lib.console.progress import Progress
 from gallery_lib.errors import GalleryError
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
-from gallery_lib.measure.comparison import interleaved
-from gallery_lib.measure.comparison.interleaved import Measurement, Turns, folders_of_starts
-from gallery_lib.measure.comparison.pair import Group
+from gallery_lib.measure.comparison import interleaved, pair
+from gallery_lib.measure.comparison.interleaved import Measurement, Turns
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware
@@ -46,72 +45,54 @@ def _row(measurement: Measurement, parity: Parity | None) -> Row:
 
 
 class _TaskMeasurement:
-    """Measurement of a task: `run` fills `sizes`, `rows` and `ratios`."""
+    """Measurement of a task: `run` fills `rows` and `ratios`."""
 
     def __init__(self, plan: Plan, folder: Path, label: str) -> None:
         self.plan, self.folder, self.label = plan, folder, label
-        self.sizes: dict[str, int] = {}
         self.rows: dict[str, Row] = {name: Row(reason) for name, reason in plan.absent.items()}
-        self.group_of: dict[str, Group] = {}  # the last one that has the variant
+        # By variant, the group that it took turns in: variants of it by name.
+        self.group_of: dict[str, dict[str, Measurement]] = {}
         self.ratios: list[tuple[str, str, float, float, float]] = []
 
     def run(self, progress: Progress) -> None:
         """Run the reference and all variants, and make a row of each."""
-        config, compare = self.plan.config, self.plan.compare
-        sized = tasks.with_sizes(config)
-        names = ("batch_size", "image_size", "sequence_length")
-        self.sizes = {name: size for name in names if (size := getattr(sized, name))}
-        others = [name for name in self.plan.variants if name != self.plan.baseline]
-        together = list(groups(others, alive_at_a_time(config)))
+        plan, baseline = self.plan, self.plan.baseline
+        others = [name for name in plan.variants if name != baseline]
+        together = list(groups(others, alive_at_a_time(plan.config)))
         untimed = UntimedRuns(
-            self.plan.variants, LaunchConfig(), compare, self.folder, progress, self.label
+            plan.variants, LaunchConfig(), plan.compare, self.folder, progress, self.label
         )
         untimed.reference()
-        for number, names_of_group in enumerate(together, 1):
-            self._run_group(names_of_group, self.folder / f"group{number}", progress)
-        ran = next(iter(self.group_of.items()), None)
-        exact = untimed.reference(ran[1].first(ran[0]).probe if ran else None)
-
-        def parity(group: Group, one: str, other: str) -> Parity:
-            return group.parity(one, other, exact, compare.parity_steps, untimed.again)
-
-        self._judge(parity)
-        for slower, faster in self.plan.pairs:
-            if self._comparable(slower, faster, parity):
-                ratio = self._ratio(slower, faster)
-                self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
-
-    def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
-        """Run the baseline and the variants `names` in turns, started as often as is asked."""
-        plan = self.plan
-        variants = {name: plan.variants[name] for name in [plan.baseline, *names]}
-        turns = Turns.of(plan.config, plan.compare)
-        group = Group([])
-        for run_folder in folders_of_starts(folder, plan.compare.starts):
-            failed: dict[str, GalleryError] = {}
-            measured = interleaved.take_turns(
-                variants, LaunchConfig(), turns, run_folder, progress, self.label, dropped=failed
-            )
-            group = Group([*group.starts, measured])
-            for name, error in failed.items():
-                (run_folder / name).mkdir(parents=True, exist_ok=True)
-                (run_folder / name / "failure.txt").write_text(f"{error}\n")
-                self.rows[name] = Row(interleaved.reason_of(error))
-                del variants[name]
-            if plan.baseline not in variants:
-                break
-        for name in variants:
-            self.group_of[name] = group
-
-    def _judge(self, parity: Callable[[Group, str, str], Parity]) -> None:
-        """Make a row for each variant that ran."""
-        baseline = self.plan.baseline
+        for number, names in enumerate(together, 1):
+            self._run_group(names, self.folder / f"group{number}", progress)
         for name, group in self.group_of.items():
             if baseline not in group:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
-            judged = None if name == baseline else parity(group, baseline, name)
-            self.rows[name] = _row(group.first(name), judged)
+            steps = plan.compare.parity_steps
+            held = name != baseline
+            judged = pair.parity(group, baseline, name, steps, untimed) if held else None
+            self.rows[name] = _row(group[name], judged)
+        for slower, faster in plan.pairs:
+            if all(
+                name in self.group_of and self.rows[name].comparable for name in (slower, faster)
+            ):
+                ratio = self._ratio(slower, faster)
+                self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
+
+    def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
+        """Run the baseline and the variants `names` in turns."""
+        variants = {name: self.plan.variants[name] for name in [self.plan.baseline, *names]}
+        turns = Turns.of(self.plan.config, self.plan.compare)
+        failed: dict[str, GalleryError] = {}
+        measured = interleaved.take_turns(
+            variants, LaunchConfig(), turns, folder, progress, self.label, dropped=failed
+        )
+        for name, error in failed.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "failure.txt").write_text(f"{error}\n")
+            self.rows[name] = Row(interleaved.reason_of(error))
+        self.group_of |= dict.fromkeys(measured, measured)
 
     def _ratio(self, slower: str, faster: str) -> stats.Ratio:
         """Return how many times as fast `faster` is as `slower`.
@@ -119,29 +100,12 @@ class _TaskMeasurement:
         The ratio is direct where both took turns with one another, otherwise through the baseline.
         """
         a, b = self.group_of[slower], self.group_of[faster]
-        baseline = self.plan.baseline
-        if slower == baseline or a is b:
-            return b.ratio(slower, faster)
-        return stats.change_of_ratio(a.ratio(baseline, slower), b.ratio(baseline, faster))
-
-    def _comparable(
-        self, slower: str, faster: str, parity: Callable[[Group, str, str], Parity]
-    ) -> bool:
-        """Return whether both variants ran and compute the same training.
-
-        They compute it as the baseline does, or as one another do where the baseline is the odd one
-        out.
-        """
-        pair = (slower, faster)
-        if not all(name in self.group_of and self.rows[name].reason is None for name in pair):
-            return False
-        if all(self.rows[name].comparable for name in pair):
-            return True
-        if self.plan.baseline in pair:
-            return False
-        starts = zip(*(self.group_of[name].starts for name in pair), strict=True)
-        both = Group([{slower: one[slower], faster: other[faster]} for one, other in starts])
-        return parity(both, slower, faster).passed
+        if slower in b:
+            return pair.ratio(b[slower], b[faster])
+        first = self.plan.baseline
+        return stats.change_of_ratio(
+            pair.ratio(a[first], a[slower]), pair.ratio(b[first], b[faster])
+        )
 
 
 def measure(
@@ -153,19 +117,20 @@ def measure(
     """
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     task = _TaskMeasurement(plan, folder, label or plan.config.model.rsplit(":", 1)[-1])
-    reason: str | None = None
+    sized, reason = tasks.with_sizes(plan.config), None
     try:
         with Progress(enabled=progress) as shown:
             task.run(shown)
     except GalleryError as error:
         reason = interleaved.reason_of(error)
         task.rows = {**{name: Row(reason) for name in plan.variants}, **task.rows}
+    names = ("batch_size", "image_size", "sequence_length")
     return Outcome(
         digest,
         date,
         seconds=round(time.monotonic() - began, 1),
         reason=reason,
-        sizes=task.sizes,
+        sizes={name: size for name in names if (size := getattr(sized, name))},
         rows={name: task.rows[name] for name in plan.order},
         ratios=task.ratios if reason is None else [],
     )

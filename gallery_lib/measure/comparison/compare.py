@@ -8,7 +8,6 @@ parity holds.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,14 +17,8 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError, Interrupted
-from gallery_lib.measure.comparison import interleaved
-from gallery_lib.measure.comparison.interleaved import (
-    Turns,
-    Variant,
-    configuration,
-    folders_of_starts,
-)
-from gallery_lib.measure.comparison.pair import Group
+from gallery_lib.measure.comparison import interleaved, pair
+from gallery_lib.measure.comparison.interleaved import Measurement, Turns, Variant, configuration
 from gallery_lib.measure.comparison.result import (
     Comparison,
     Parity,
@@ -74,8 +67,8 @@ def _measured(
     options_: CompareConfig,
     folder: Path,
     progress: Progress,
-) -> tuple[Group, Parity, MachineLoad]:
-    """Run the reference, all starts of the variants, and second runs where parity needs them."""
+) -> tuple[dict[str, Measurement], Parity, MachineLoad]:
+    """Run the reference, the variants in turns, and second runs where parity needs them."""
     watch = Watch()
     before, after = variants
     turns, label = Turns.of(variants[before], options_), short_name(variants[before].model)
@@ -83,21 +76,15 @@ def _measured(
     untimed = UntimedRuns(runs, launch, options_, folder, progress, label)
     untimed.reference()
 
-    def take_turns(run_folder: Path) -> dict[str, interleaved.Measurement]:
+    def take_turns() -> dict[str, Measurement]:
         return interleaved.take_turns(
-            runs, launch, turns, run_folder, progress, label, at_pause=watch.at_pause
+            runs, launch, turns, folder, progress, label, at_pause=watch.at_pause
         )
 
-    group = Group(
-        [
-            cache.without_damage(functools.partial(take_turns, run_folder))
-            for run_folder in folders_of_starts(folder, options_.starts)
-        ]
-    )
+    measured = cache.without_damage(take_turns)
     load = watch.seen()
-    exact = untimed.reference(group.first(before).probe)
-    parity = group.parity(before, after, exact, options_.parity_steps, untimed.again)
-    return group, parity, load
+    parity = pair.parity(measured, before, after, options_.parity_steps, untimed)
+    return measured, parity, load
 
 
 def compare(
@@ -111,14 +98,13 @@ def compare(
     """Compare two variants of a task; the first is the baseline.
 
     Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the
-    same batches, and evaluated. This is done `starts` times: the speed-up is the geometric mean,
-    parity must hold each time, and the rest is of the first start. The outcome is also written to
-    `comparison.json`, beside a run directory per variant.
+    same batches, and evaluated. The outcome is also written to `comparison.json`, beside a run
+    directory per variant.
 
     Args:
         variants: options of the two variants by name.
         launch: how their processes are started.
-        options_: number of starts, number and size of turns, and limits of the comparison.
+        options_: number and size of turns.
         folder: where everything is written; a new one below runs/ when left out.
         progress: whether progress is shown, or a display that is open already.
 
@@ -147,14 +133,14 @@ def compare(
     folder = folder or paths.new_run_dir(name)
     try:
         with progress_display(progress) as shown:
-            group, parity, load = _measured(variants, launch, options_, folder, shown)
+            measured, parity, load = _measured(variants, launch, options_, folder, shown)
     except (KeyboardInterrupt, SystemExit):
         raise Interrupted(
             "the comparison was stopped before its end, and all its processes have been ended. "
             "It can be started anew."
         ) from None
-    results = {name: group.first(name).results for name in variants}
-    speedup = group.ratio(before, after) if parity.passed else None
+    results = {name: measured[name].results for name in variants}
+    speedup = pair.ratio(measured[before], measured[after]) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
         task=config.model,

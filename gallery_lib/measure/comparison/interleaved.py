@@ -77,11 +77,6 @@ def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConf
     )
 
 
-def folders_of_starts(folder: Path, starts: int) -> list[Path]:
-    """Return the folder for the runs of each start: the first is `folder` itself."""
-    return [folder, *(folder / f"start-{number}" for number in range(2, starts + 1))]
-
-
 @dataclass(frozen=True)
 class Measurement:
     """Measurement of one variant that took turns."""

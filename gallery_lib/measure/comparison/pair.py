@@ -1,89 +1,55 @@
-"""Verdict on a baseline and a candidate that took turns: parity and speed-up, over all starts."""
+"""Verdict on a baseline and a candidate that took turns: parity and speed-up."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gallery_lib import stats
-from gallery_lib.measure.comparison import parity, process_spread
+from gallery_lib.measure.comparison import parity as checks
+from gallery_lib.measure.comparison import process_spread
 from gallery_lib.measure.comparison.interleaved import Measurement
 from gallery_lib.measure.comparison.parity import ERROR_FACTOR, Deviation, check_of
 from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
-from gallery_lib.measure.comparison.untimed import Untimed
+from gallery_lib.measure.comparison.untimed import UntimedRuns
 
 _LARGER = 4
 """How many times as large a batch to take where one is too small to judge."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Measurements of variants that took turns: once, or, started anew, more often.
+def ratio(slower: Measurement, faster: Measurement) -> stats.Ratio:
+    """Return how many times as fast `faster` is as `slower`, which took turns with it.
 
-    Of a variant that failed, nothing is kept.
+    The interval allows for the process spread.
     """
-
-    starts: Sequence[Mapping[str, Measurement]]
-
-    def __contains__(self, name: str) -> bool:
-        return all(name in start for start in self.starts)
-
-    def first(self, name: str) -> Measurement:
-        """Return the variant, as it was started first."""
-        return self.starts[0][name]
-
-    def ratio(self, slower: str, faster: str) -> stats.Ratio:
-        """Return how many times as fast `faster` is as `slower`: the geometric mean over starts.
-
-        The intervals allow for the process spread.
-        """
-        ratios = [
-            stats.ratio_of_medians(
-                start[slower].rounds,
-                start[faster].rounds,
-                process_spread=process_spread.of_ratio(
-                    start[slower].results, start[faster].results
-                ),
-            )
-            for start in self.starts
-        ]
-        return stats.geometric_mean(ratios)
-
-    def parity(
-        self, one: str, other: str, exact: Untimed, steps: int, again: Callable[[str, int], Untimed]
-    ) -> Parity:
-        """Return whether two variants compute the same training; it must hold in each start.
-
-        What counts are the first `steps` losses and the probed gradients, then the losses of all
-        steps. Where one of these fails, second runs by `again` tell whether rounding explains it.
-        Half precision is compared with fp32, not the other way round.
-        """
-        if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
-            one, other = other, one
-        second_runs = (functools.partial(again, one), functools.partial(again, other))
-        verdicts = [
-            _parity(start[one], start[other], exact, steps, *second_runs) for start in self.starts
-        ]
-        return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+    return stats.ratio_of_medians(
+        slower.rounds,
+        faster.rounds,
+        process_spread=process_spread.of_ratio(slower.results, faster.results),
+    )
 
 
-def _parity(
-    baseline: Measurement,
-    candidate: Measurement,
-    exact: Untimed,
-    steps: int,
-    again_baseline: Callable[[int], Untimed],
-    again_candidate: Callable[[int], Untimed],
+def parity(
+    measured: Mapping[str, Measurement], one: str, other: str, steps: int, untimed: UntimedRuns
 ) -> Parity:
-    pair = (baseline, candidate)
-    levels = [variant.results.config["amp_level"] for variant in pair]
+    """Return whether two variants that took turns compute the same training.
+
+    What counts are the first `steps` losses and the probed gradients, then the losses of all steps.
+    Where one of these fails, second runs tell whether rounding explains it. Half precision is
+    compared with fp32, not the other way round.
+    """
+    if [measured[name].results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
+        one, other = other, one
+    baseline, candidate = measured[one], measured[other]
+    exact = untimed.reference(baseline.probe)
+    levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
     same_precision = levels[0] == levels[1]
-    losses = [[loss for _, loss in variant.results.loss["curve"]] for variant in pair]
-    found = parity.judge(
+    losses = [
+        [loss for _, loss in variant.results.loss["curve"]] for variant in (baseline, candidate)
+    ]
+    found = checks.judge(
         (losses[0][:steps], losses[1][:steps], exact.losses),
         (baseline.probe, candidate.probe, exact.probe),
         levels[1],
@@ -94,8 +60,8 @@ def _parity(
         },
     )
     if found.of_rounding:
-        second = again_baseline(0)
-        if parity.rounding_explains(
+        second = untimed.again(one, 0)
+        if checks.rounding_explains(
             (losses[0][:steps], list(second.losses[:steps]), exact.losses),
             (baseline.probe, second.probe, exact.probe),
             levels[0],
@@ -108,8 +74,8 @@ def _parity(
         losses[0],
         losses[1],
         levels[1],
-        lambda move: again_baseline(move).losses,
-        lambda move: again_candidate(move).losses,
+        lambda move: untimed.again(one, move).losses,
+        lambda move: untimed.again(other, move).losses,
         same_precision=same_precision,
     )
     return Parity(later.passed, [*found.checks, later])

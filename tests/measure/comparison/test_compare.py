@@ -19,7 +19,7 @@ from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.measure.comparison.interleaved import Turns, rounds_of
 from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
 from gallery_lib.report.tables import comparison_text, folder_text
-from gallery_lib.train.results import Results, read_results
+from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import read_steps
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
@@ -155,19 +155,6 @@ def test_a_damaged_comparison_is_named(tmp_path: Path, content: str, field: str 
     (tmp_path / "comparison.json").write_text(content)
     with refused(field or tmp_path / "comparison.json", tmp_path / "comparison.json"):
         read_comparison(tmp_path)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> None:
-    outcome = compared(tmp_path, "SLOW", CompareConfig(rounds=4, block_steps=2, starts=2))
-    assert outcome.verdict == "slower" and outcome.speedup is not None
-    again = [read_results(tmp_path / "start-2" / name) for name in ("baseline", "candidate")]
-    assert [run.steps for run in again] == [run.steps for run in outcome.variants.values()]
-    medians = [[run.step_seconds["p50"] for run in r] for r in (outcome.variants.values(), again)]
-    ratios = [baseline / candidate for baseline, candidate in medians]
-    # Medians over all steps are not quite those of the rounds.
-    assert min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
