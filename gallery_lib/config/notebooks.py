@@ -59,25 +59,24 @@ class YourModelConfig(ComparedConfig):
 
 @dataclass(frozen=True)
 class DataParallelNotebookConfig:
-    """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
+    """Parameters of the notebook data_parallel; a GPU takes larger sizes, as its last cell says."""
 
-    images: int | None = option(None, minimum=8)
-    """Random training images. Default: 6400 on a GPU, else 16, or what an epoch of the processes
-    needs to log twice."""
-    image_size: int | None = option(None, minimum=32, maximum=1024)
-    """Height and width of the images in pixels. Default: 224 on a GPU, else 48."""
-    batch_size: int | None = None
-    """Samples per process and step. Default: 64 on a GPU, else 4."""
+    images: int = option(32, minimum=8)
+    """Random training images."""
+    image_size: int = option(48, minimum=32, maximum=1024)
+    """Height and width of the images."""
+    batch_size: int = 4
+    """Samples per process and step."""
     epochs: int = 1
     """Passes over the images."""
-    log_steps: int | None = None
-    """Steps between two lines of the log. Default: 5 on a GPU, else 1."""
+    log_steps: int = 1
+    """Steps between two lines of the log."""
     processes: int | None = None
     """Processes of the parallel runs. Default: one per device, at most 8."""
     rounds: int = option(8, minimum=4)
     """Turns of each script in the comparison. More narrow the interval, and take longer."""
-    block_steps: int | None = None
-    """Counted steps in one turn. Default: 10 on a GPU, else 1."""
+    block_steps: int = 1
+    """Counted steps in one turn."""
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def pack(name: str, out: Path) -> Path:
     """Write the archive of the task `name` to `out` (a .tar.gz, replaced), and return its path.
 
     Raises:
-        InputError: for an unknown task, another file ending, a missing folder, and where
-            gallery_lib is installed without its checkout.
+        InputError: for an unknown task, a missing folder, and where gallery_lib is installed
+            without its checkout.
     """
     task = tasks.get(name)
     if name not in tasks.names():
@@ -63,8 +63,6 @@ def pack(name: str, out: Path) -> Path:
             f"{name} is a task from a file; only the gallery's own tasks can be packed.",
             parameter="task",
         )
-    if not out.name.endswith((".tar.gz", ".tgz")):
-        raise InputError(f"--out {out} must end with .tar.gz.", parameter="out")
     root = paths.checkout()
     if root is None:
         raise InputError(

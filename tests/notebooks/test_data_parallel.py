@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from refusal import refused
 
+from gallery_lib.config import DataParallelNotebookConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.script import run_script, shown_command
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
@@ -53,7 +54,7 @@ def test_a_command_is_shown_as_one_would_type_it_in_the_checkout(checkout: Path)
     )
 
 
-def walk(**parameters: Any) -> data_parallel.WalkSettings:
+def walk(**parameters: Any) -> DataParallelNotebookConfig:
     return data_parallel.settings({"processes": 1, "block_steps": 2, **parameters})
 
 

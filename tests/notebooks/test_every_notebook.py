@@ -71,12 +71,11 @@ def check_a_tasks_notebook(executed: Executed, processes: int, comparisons: int)
     assert len(figures) >= 5
     for part in (
         "GFLOP, forward and backward",  # of the model
-        "+model, loader, optimizer = accelerate(model, loader, optimizer, settings.config)",
         "| group of operators |",  # of the profile
         "Model, loss and optimizer are those of the gallery's task",
-        "| 1 | no |",  # of the launcher
-        f"| {processes} | yes |",
-        "held-out metric",
+        "1 process(es), without `--compiler-opt`: loss ",  # of the launcher
+        f"{processes} process(es), with `--compiler-opt`: loss ",
+        "held-out ",
         "step time p50",
         "start-up",
         "gradient scale",

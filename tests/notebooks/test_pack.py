@@ -39,7 +39,6 @@ def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebook
     ("words", "values"),
     [
         (["resnet5"], ["'resnet5'", "`resnet50`"]),
-        (["resnet50", "--out", "x.zip"], ["--out x.zip", ".tar.gz"]),
         (["resnet50", "--out", "/nowhere/x.tar.gz"], ["--out", "/nowhere does not exist"]),
         ([], ["TASK", "gallery pack --help"]),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,7 +56,7 @@ def settings_for(name: str, **parameters: Any) -> notebook.Settings:
 )
 def test_the_batches_of_a_plain_loader_are_what_the_loss_takes(name: str) -> None:
     settings = settings_for(name)
-    batch = next(iter(notebook.loader(settings)))
+    batch = next(iter(notebook.on_device(notebook.loader(settings), torch.device("cpu"))))
     size = settings.train.batch_size or 0
     assert any(size // settings.task.samples_per_item in t.shape for t in tensors_in(batch))
     model = settings.task.build_model()
@@ -67,38 +66,13 @@ def test_the_batches_of_a_plain_loader_are_what_the_loss_takes(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer"])
-def test_two_loaders_give_the_same_batches_also_on_the_device(name: str) -> None:
+def test_two_loaders_give_the_same_batches(name: str) -> None:
     settings = settings_for(name)
-    plain = next(iter(notebook.on_device(notebook.loader(settings), settings.device)))
-    again = next(iter(notebook.loader(settings)))
+    plain, again = (
+        next(iter(notebook.on_device(notebook.loader(settings), settings.device))) for _ in range(2)
+    )
     pairs = list(zip(tensors_in(plain), tensors_in(again), strict=True))
-    assert pairs and all(torch.equal(one.cpu(), other) for one, other in pairs)
-
-
-class Shell:
-    """A kernel in which these cells have run."""
-
-    def __init__(self, *cells: str) -> None:
-        self.user_ns: dict[str, Any] = {"In": ["", *cells]}
-
-
-PLAIN = "model = build()\nplain = train(model.to(device))"
-ACCELERATED = "model = build()\nmodel = accelerate(model)\naccelerated = train(model)"
-
-
-def test_the_diff_is_made_from_the_cells_that_ran(
-    monkeypatch: pytest.MonkeyPatch, shown: list[str]
-) -> None:
-    old = PLAIN.replace("build()", "build(1)")
-    shell = Shell(old, "print(plain)", PLAIN, ACCELERATED, "show(accelerated)")
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
-    notebook.show_diff("plain", "accelerated")
-    lines = shown[-1].splitlines()
-    assert " model = build()" in lines  # of the newest run of the cell
-    assert "-plain = train(model.to(device))" in lines
-    assert "+model = accelerate(model)" in lines
-    with refused("other", "other"):
-        notebook.show_diff("plain", "other")
+    assert pairs and all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_losses_that_do_not_fall_are_called_so(shown: list[str]) -> None:
@@ -215,11 +189,6 @@ def test_a_waterfall_is_measured_once_and_kept(measured: list[str], shown: list[
     assert "Measured on 2026-01-02 on this machine" in shown[-1]
     waterfall_of({**parameters, "batch_size": 8})
     assert len(set(measured)) == 2  # other options are measured anew
-
-
-def test_an_unknown_technique_is_refused() -> None:
-    with refused("techniques", "layuot", "layout"):
-        notebook.measure_techniques(settings_for("tts_angular"), "layuot")
 
 
 def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(

@@ -253,7 +253,7 @@ def test_a_cell_that_is_right_is_settled_and_the_same_cell_is_found_again(
     assert settings.task.optimizer.in_words == "AdamW, lr 0.001"
     assert (settings.train.batch_size, settings.processes) == (BATCH_SIZE, 1)
     shown = capsys.readouterr().out
-    assert "| optimizer | AdamW |" in shown and "| loss of the first batch |" in shown
+    assert "| optimizer | AdamW, lr 0.001 |" in shown and "| loss of the first batch |" in shown
     model = settings.train.model
     assert model == settings_of(CELL).train.model
     assert short_name(model) == verdict.task_name(model) == "Model"

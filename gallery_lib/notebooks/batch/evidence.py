@@ -177,8 +177,7 @@ def _verdict(
     at, line = _where(cells, started_cell(log)), log[-1] if log else "it said nothing"
     if ended.ended_by is not None:
         return ended.ended_by, f"{ended.because}, {at}"
-    dead = any("Kernel died before replying" in line for line in log)
-    if dead or ended.exit_code == DEAD_KERNEL_EXIT_CODE:
+    if ended.exit_code == DEAD_KERNEL_EXIT_CODE:
         return "kernel died", f"the kernel was gone, {at}"
     if (number := signal_of_exit_code(ended.exit_code)) is not None:
         someone = "by someone or because memory ran out"

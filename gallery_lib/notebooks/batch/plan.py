@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.notebooks.batch.notebook_file import NotebookFile, check_names, read_notebook
+from gallery_lib.notebooks.batch.notebook_file import check_names, read_notebook
 from gallery_lib.system import paths
 from gallery_lib.system.version import library_version, version
 
@@ -111,20 +111,6 @@ def digest(path: Path, values: Mapping[str, Any]) -> str:
     return result.hexdigest()[:24]
 
 
-def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    known = KernelSpecManager().find_kernel_specs()
-    for path, notebook in notebooks.items():
-        if notebook.kernel not in known:
-            raise InputError(
-                f"{path.name} asks for the Jupyter kernel `{notebook.kernel}`, which is not known "
-                f"here (known: {', '.join(sorted(known)) or 'none'}). `bash prepare.sh` registers "
-                "it in the environment that it makes.",
-                parameter=str(path),
-            )
-
-
 def plan(
     names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None
 ) -> list[Planned]:
@@ -138,14 +124,13 @@ def plan(
             the others do not get it.
 
     Raises:
-        InputError: for an unknown notebook or kernel, and for a parameter that is unknown, badly
-            typed or out of range.
+        InputError: for an unknown notebook, and for a parameter that is unknown, badly typed or
+            out of range.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
     check_names(given or {}, notebooks.values())
     values = {**profile_values(profile), **(given or {})}
     parameters = {path: notebook.fitting(values) for path, notebook in notebooks.items()}
-    _check_kernels(notebooks)
     return [
         Planned(
             name=path.stem,

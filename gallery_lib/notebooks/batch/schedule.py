@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 
 from gallery_lib.config import BatchConfig
-from gallery_lib.console.phases import PHASES_FILE, read_phases
 from gallery_lib.console.progress import Progress, fit
 from gallery_lib.console.table import duration
 from gallery_lib.console.visible import visible
@@ -51,25 +50,16 @@ _SOURCE_COLUMNS = 50
 def where(executed: Path) -> str:
     """Return how far the notebook is that papermill writes to `executed`.
 
-    For example: `cell 5 of 24, notebook.compare(settings), compiling, graph 1`.
+    For example: `cell 5 of 24, notebook.compare(settings)`.
     """
     number = evidence.started_cell(evidence.read_log(executed.parent))
-    if number is None or not executed.exists():
-        return "starting"
-    with contextlib.suppress(InputError, IndexError):  # half written just now
+    with contextlib.suppress(InputError, IndexError):  # not written yet, or half
         cells = read_notebook(executed).cells
         # Of several lines, the last: it uses what those before it have bound.
-        last = cells[number - 1].source.strip().rpartition("\n")[2].strip()
-        said = [f"cell {number} of {len(cells)}", fit(last, _SOURCE_COLUMNS)]
-        phases = [
-            found[-1]
-            for file in (executed.parent / RUNS_FOLDER).rglob(PHASES_FILE)
-            if not (file.parent / "results.json").exists() and (found := read_phases(file.parent))
-        ]
-        if phases:
-            said.append(max(phases, key=lambda phase: phase.began).name)
-        return ", ".join(filter(None, said))
-    return f"cell {number}"
+        last = cells[number - 1].source.strip().rpartition("\n")[2].strip() if number else ""
+        said = [f"cell {number} of {len(cells)}" if number else "", fit(last, _SOURCE_COLUMNS)]
+        return ", ".join(filter(None, said)) or "starting"
+    return "starting"
 
 
 def _run_notebook(

@@ -16,7 +16,7 @@ from gallery_lib.notebooks.cells.display import (
     display_markdown,
     display_table,
 )
-from gallery_lib.notebooks.cells.kernel_parameters import checked
+from gallery_lib.notebooks.cells.task_settings import checked
 from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
@@ -65,37 +65,18 @@ def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasu
 
 
 def show_effects(effects: Effects | NotMeasured) -> None:
-    """Show the step times of each technique."""
-    if isinstance(effects, NotMeasured):
-        effects.show()
-        display_markdown(
-            "Run this notebook where a lab can be made, or compare on your own machines with "
-            "`benchmarks/network.py train`."
-        )
-        return
-    from gallery_lib.report import communication
-
-    display_chart(communication.step_times(effects))
-    notes = [
-        f"{effects.parameters:,} parameters; {effects.hosts}, an "
-        f"{communication.EMULATED}. {hardware.describe(hardware.machine_facts())}."
-    ]
-    if effects.processes_on_each == 1:
-        notes.append(
-            "Hierarchical averaging does not apply: there is one process on each host (parameter "
-            "`processes`)."
-        )
-    display_markdown(" ".join(notes))
-
-
-def show_parity(effects: Effects | NotMeasured) -> None:
-    """Show bytes, computed and counted, and whether the gradients are right, by technique."""
+    """Show by technique the step times, the bytes, and whether the gradients are right."""
     if isinstance(effects, NotMeasured):
         effects.show()
         return
     from gallery_lib.report import communication
 
     display_table(communication.parity_rows(effects))
+    display_chart(communication.step_times(effects))
+    display_markdown(
+        f"{effects.parameters:,} parameters; {effects.hosts}, an {communication.EMULATED}. "
+        f"{hardware.describe(hardware.machine_facts())}."
+    )
 
 
 def learn_digits(settings: CommunicationNotebookConfig) -> list[Scores]:

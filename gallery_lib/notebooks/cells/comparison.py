@@ -6,12 +6,12 @@ A waterfall takes minutes, so it is kept, by code, options, versions and machine
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
 from typing import TYPE_CHECKING
 
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.console.table import markdown_table, number
-from gallery_lib.errors import InputError, RunFailed, did_you_mean
+from gallery_lib.console.table import number
+from gallery_lib.errors import RunFailed
 from gallery_lib.notebooks.cells.display import (
     NotMeasured,
     display_chart,
@@ -21,15 +21,13 @@ from gallery_lib.notebooks.cells.display import (
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.report import tables
 from gallery_lib.system import hardware, paths
-from gallery_lib.train.results import busy_line
 
 if TYPE_CHECKING:
     from gallery_lib.measure.bench.result import Bench
     from gallery_lib.measure.comparison.result import Comparison
-    from gallery_lib.train.results import Results
 
 _STEPS = 6
-"""Training steps of a run, unless others are asked for: enough to see that it trains."""
+"""Training steps of a run: enough to see that it trains."""
 ALL_OTHERS = "all others"
 _WATERFALL_ROUNDS = 4
 
@@ -58,7 +56,7 @@ def per_process_config(settings: Settings, processes: int) -> TrainConfig:
 
 
 def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
-    """Compare on all devices, in half as many turns and without evaluation.
+    """Compare on all devices, without evaluation.
 
     Returns NotMeasured where there is one device, or too little memory for two variants on several.
     """
@@ -68,15 +66,9 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     if settings.processes == 1:
         return NotMeasured("this machine has one device, so there is no run on several.")
     train = dataclasses.replace(per_process_config(settings, settings.processes), evaluate=False)
-    turns = settings.compare
-    fewer = dataclasses.replace(
-        turns,
-        rounds=max(4, turns.rounds // 2),
-        block_steps=min(turns.block_steps, max(3, turns.block_steps // 2)),
-    )
     launch = LaunchConfig(nproc_per_node=settings.processes)
     try:
-        return compare_backend(train, launch, fewer)
+        return compare_backend(train, launch, settings.compare)
     except memory_estimate.DoesNotFit as error:
         return NotMeasured(str(error))
 
@@ -116,10 +108,8 @@ def show_techniques(comparison: Comparison) -> None:
     display_table([["technique", "in this run"], *comparison.candidate.techniques.items()])
 
 
-def launch(
-    settings: Settings, *, processes: int, compiler_opt: bool, steps: int | None = None
-) -> Results:
-    """Run `launch_single_task.py` with the notebook's options, and return what it measured.
+def launch(settings: Settings, *, processes: int, compiler_opt: bool) -> None:
+    """Run `launch_single_task.py` for a few steps with the notebook's options, and show the losses.
 
     The exact command is shown. Processes that share the cores of one CPU share the batch.
 
@@ -127,7 +117,6 @@ def launch(
         settings: the notebook's settings.
         processes: how many train together, with DistributedDataParallel.
         compiler_opt: the accelerated backend, as `--compiler-opt` asks for it.
-        steps: training steps; None: a few, to see that it trains.
 
     Raises:
         InputError: for options that cannot work here.
@@ -139,30 +128,17 @@ def launch(
         per_process_config(settings, processes),
         compiler_opt=compiler_opt,
         evaluate=False,
-        max_steps=steps or _STEPS,
+        max_steps=_STEPS,
         warmup_steps=1,
     )
-    results = launch_job(train, LaunchConfig(nproc_per_node=processes), show_log=False)
-    assert results is not None
-    return results
-
-
-def show_runs(runs: Sequence[Results]) -> None:
-    """Show a table of the runs that `launch` returned: their processes, losses and start-up."""
-    rows = [["processes", "--compiler-opt", "steps", "loss, first → last", "start-up"]]
-    for run in runs:
-        losses = [run.loss[name] for name in ("first", "last")]
-        rows.append(
-            [
-                str(run.world_size),
-                "yes" if run.config["compiler_opt"] else "no",
-                str(run.steps),
-                " → ".join("not finite" if loss is None else number(loss) for loss in losses),
-                f"{number(run.startup_seconds['total'])} s",
-            ]
-        )
-    busy = dict.fromkeys(filter(None, map(busy_line, runs)))
-    display_markdown("\n\n".join([markdown_table(rows), *busy]))
+    run = launch_job(train, LaunchConfig(nproc_per_node=processes), show_log=False)
+    assert run is not None
+    first, last = (number(run.loss[name] or math.nan) for name in ("first", "last"))
+    display_markdown(
+        f"{run.world_size} process(es), {'with' if compiler_opt else 'without'} `--compiler-opt`: "
+        f"loss {first} → {last} in {run.steps} steps, start-up "
+        f"{number(run.startup_seconds['total'])} s"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -180,7 +156,6 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         *techniques: the techniques, in the order in which they are added. All others follow as one.
 
     Raises:
-        InputError: for an unknown technique.
         RunFailed: when nothing could be measured.
     """
     from gallery_lib.measure.bench import bench, task
@@ -189,12 +164,6 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     from gallery_lib.measure.variants.recipes import TECHNIQUES
     from gallery_lib.memory import allocator
 
-    if unknown := [name for name in techniques if name not in TECHNIQUES]:
-        raise InputError(
-            f"`{unknown[0]}` is no technique of the backend."
-            f"{did_you_mean(unknown[0], TECHNIQUES)} Known: {', '.join(TECHNIQUES)}.",
-            parameter="techniques",
-        )
     if not settings.waterfall:
         return None
     added = {name: [name] for name in techniques}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
 from gallery_lib.notebooks.cells.task_settings import Settings
@@ -67,7 +65,7 @@ def show_data(settings: Settings) -> None:
 
 
 def show_learned(settings: Settings, comparison: Comparison) -> None:
-    """Show what the model makes of held-out data, before and after, and the metrics of both.
+    """Show what the model makes of held-out data, before training and after it.
 
     Before training, the model has its initial weights; afterwards, the weights that compiler-opt
     trained.
@@ -86,9 +84,3 @@ def show_learned(settings: Settings, comparison: Comparison) -> None:
         models["after"].load_state_dict(torch.load(path, weights_only=True))
         show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
         path.unlink()  # up to half a gigabyte, written only for this picture
-    rows = [["held-out metric", "guessing", *comparison.variants]]
-    for name, value in comparison.baseline.metrics.items():
-        guessing = number(comparison.chance[name]) if name in comparison.chance else ""
-        after = number(comparison.candidate.metrics.get(name, math.nan))
-        rows.append([name, guessing, number(value), after])
-    display_table(rows)

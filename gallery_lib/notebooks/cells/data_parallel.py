@@ -6,24 +6,21 @@ copied.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import DataParallelNotebookConfig
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
-from gallery_lib.notebooks.cells.kernel_parameters import checked
+from gallery_lib.notebooks.cells.task_settings import checked
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
 
-_SIZES = ("images", "image_size", "batch_size", "log_steps", "block_steps")
-_ON_A_GPU, _ON_A_CPU = (6400, 224, 64, 5, 10), (16, 48, 4, 1, 1)
-"""Sizes that are not given, by device. On two cores they keep the notebook below three minutes."""
 _OTHER_PRECISION = 0.25
 """Part of the first loss by which another precision may change it, in the comparison in turns.
 
@@ -33,27 +30,8 @@ _LEAST_STEPS = 4
 """Steps of an epoch in the comparison in turns; the first one of an epoch does not count."""
 
 
-@dataclass(frozen=True)
-class WalkSettings:
-    """The notebook's parameters with everything decided."""
-
-    images: int
-    image_size: int
-    batch_size: int
-    epochs: int
-    log_steps: int
-    processes: int
-    rounds: int
-    block_steps: int
-
-    def arguments(self) -> list[str]:
-        """Return the command-line options for the scripts."""
-        names = ("images", "image_size", "batch_size", "epochs", "log_steps")
-        return [f"--{name}={getattr(self, name)}" for name in names]
-
-
-def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
-    """Check the notebook's parameters, complete and show them, and return the settings.
+def settings(parameters: dict[str, Any] | None = None) -> DataParallelNotebookConfig:
+    """Check the notebook's parameters, complete and show them, and return them.
 
     Without `parameters`, those of this kernel are used.
 
@@ -61,30 +39,23 @@ def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
         InputError: for an impossible value.
     """
     config = checked(DataParallelNotebookConfig, parameters)
-    gpus = hardware.gpu_count()
-    devices = gpus or hardware.cores()
+    devices = hardware.gpu_count() or hardware.cores()
     processes = config.processes or min(devices, 8)
-    defaults = zip(_SIZES, _ON_A_GPU if gpus else _ON_A_CPU, strict=True)
-    sizes = {name: getattr(config, name) or value for name, value in defaults}
-    if config.images is None:  # two lines of the log for each process
-        least = 2 * sizes["log_steps"] * sizes["batch_size"] * processes
-        sizes["images"] = max(sizes["images"], least)
-    result = WalkSettings(**sizes, epochs=config.epochs, processes=processes, rounds=config.rounds)
-    if result.processes > devices:
+    if processes > devices:
         raise InputError(
-            f"processes={result.processes}: this host has {devices} device(s).",
-            parameter="processes",
+            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
-    steps = result.images // (result.batch_size * result.processes)
-    if steps < result.log_steps:
+    steps = config.images // (config.batch_size * processes)
+    if steps < config.log_steps:
         raise InputError(
-            f"images={result.images} make {steps} steps an epoch of {result.batch_size} × "
-            f"{result.processes} samples, fewer than log_steps={result.log_steps}, so nothing "
+            f"images={config.images} make {steps} steps an epoch of {config.batch_size} × "
+            f"{processes} samples, fewer than log_steps={config.log_steps}, so nothing "
             "would be logged. Use more images or smaller steps.",
             parameter="images",
         )
-    display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(result).items())])
-    return result
+    config = dataclasses.replace(config, processes=processes)
+    display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(config).items())])
+    return config
 
 
 def _script(name: str) -> Path:
@@ -109,7 +80,7 @@ def show_diff(before: str, after: str) -> None:
     display_markdown(f"```diff\n{difference}```")
 
 
-def run(name: str, settings: WalkSettings, processes: int | None = None) -> None:
+def run(name: str, settings: DataParallelNotebookConfig, processes: int | None = None) -> None:
     """Run the script, which shows its log: with plain Python, or torchrun for `processes`.
 
     Raises:
@@ -117,10 +88,12 @@ def run(name: str, settings: WalkSettings, processes: int | None = None) -> None
     """
     from gallery_lib.launcher.script import run_script  # imports torch
 
-    run_script(_script(name), settings.arguments(), processes=processes)
+    names = ("images", "image_size", "batch_size", "epochs", "log_steps")
+    arguments = [f"--{name}={getattr(settings, name)}" for name in names]
+    run_script(_script(name), arguments, processes=processes)
 
 
-def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
+def _scripts_in_turns(settings: DataParallelNotebookConfig) -> dict[str, Script]:
     """Return the scripts to compare by name, the baseline first.
 
     Each step is logged, so the first logged loss is that of the initial weights.
@@ -128,7 +101,7 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
     from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
     from gallery_lib.measure.comparison.script_turns import Command, Script
 
-    several, same = settings.processes, LOSS_TOLERANCE["O0"]
+    several, same = settings.processes or 1, LOSS_TOLERANCE["O0"]
     batch = settings.batch_size * several
     images = max(settings.images // batch, _LEAST_STEPS) * batch
     arguments = [
@@ -157,7 +130,7 @@ def _scripts_in_turns(settings: WalkSettings) -> dict[str, Script]:
     }
 
 
-def compare_in_turns(settings: WalkSettings) -> ScriptTurns:
+def compare_in_turns(settings: DataParallelNotebookConfig) -> ScriptTurns:
     """Start all scripts, and let one at a time go on, in turns; return what they logged.
 
     Raises:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.table import markdown_table, number
+from gallery_lib.console.table import number
 from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import Comparison, read_comparison
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
-from gallery_lib.report.tables import folded
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.version import library_version
 
@@ -26,22 +25,17 @@ _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
 
 
 def show_machine() -> None:
-    """Show this machine in three lines, with all facts folded."""
+    """Show this machine, the software on it, and what follows from both."""
     facts = hardware.machine_facts()
     memory = f"{number(facts['memory_bytes'] / 2**30)} GiB"
-    about = {**facts, "memory": memory, "isa": ", ".join(facts["isa"])}
-    del about["memory_bytes"], about["hostname_hash"]
-    shown = ([name, str(value)] for name, value in about.items() if value not in (None, ""))
     versions = {name: library_version(name) for name in _LIBRARIES}
     software = [f"Python {platform.python_version()}"]
     software += [f"{name} {version}" for name, version in versions.items() if version]
-    lines = [
-        f"- **Machine**: {hardware.describe(facts)}, {memory} of memory.",
-        f"- **Software**: {', '.join(software)}.",
-        f"- **To know**: {' '.join(_notes(facts))}",
-    ]
-    table = markdown_table([["this machine", ""], *shown])
-    display_markdown("\n".join(lines) + f"\n\n{folded('All facts', table)}")
+    display_markdown(
+        f"- **This machine**: {hardware.describe(facts)}, {memory} of memory.\n"
+        f"- **Software**: {', '.join(software)}.\n"
+        f"- **To know**: {' '.join(_notes(facts))}"
+    )
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import PerformanceDataConfig
 from gallery_lib.notebooks.cells.display import display_chart, display_table
-from gallery_lib.notebooks.cells.kernel_parameters import checked
+from gallery_lib.notebooks.cells.task_settings import checked
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:

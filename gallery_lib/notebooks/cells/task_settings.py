@@ -1,4 +1,4 @@
-"""Settings of a task's notebook: its parameters, checked and completed."""
+"""Parameters of a notebook, checked; those of a task's notebook completed to settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gallery_lib.config import (
     CompareConfig,
@@ -19,7 +19,6 @@ from gallery_lib.config import (
 )
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_table
-from gallery_lib.notebooks.cells.kernel_parameters import checked
 from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
@@ -29,6 +28,26 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("rounds", "block_steps")
 """Parameters that decide how long the comparison is."""
+_SHOWN = ("amp_level", "batch_size", "image_size", "sequence_length", *_LENGTHS, "data_dir", "seed")
+
+
+Parameters = TypeVar("Parameters")
+
+
+def checked(cls: type[Parameters], parameters: dict[str, Any] | None) -> Parameters:
+    """Return `parameters` as options of the class; None: what this kernel's names are set to.
+
+    Raises:
+        InputError: for an unknown parameter, a wrong type or an impossible value.
+    """
+    if parameters is None:
+        from IPython import get_ipython
+
+        shell = get_ipython()  # type: ignore[no-untyped-call]
+        names = shell.user_ns if shell else {}
+        fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        parameters = {name: names[name] for name in fields if name in names}
+    return options.from_mapping(cls, parameters)
 
 
 @dataclass(frozen=True)
@@ -112,10 +131,12 @@ def completed(
     compare_values = {
         f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
     }
-    same = {name: getattr(config, name, None) for name in ("amp_dtype", "data_dir", "seed")}
+    same: dict[str, Any] = {
+        name: getattr(config, name, None) for name in ("amp_dtype", "data_dir", "seed")
+    }
     same["amp_level"] = precision.chosen_level(config.amp_level, device)
-    train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
-    compare = options.from_mapping(CompareConfig, compare_values)
+    train = TrainConfig(model=task_name, **values, **same)
+    compare = CompareConfig(**compare_values)
     processes, waterfall = 1, False
     if isinstance(config, NotebookConfig):
         processes, waterfall = config.processes or min(devices, 8), config.waterfall
@@ -124,21 +145,15 @@ def completed(
             f"processes={processes}: this host has {devices} device(s).", parameter="processes"
         )
     result = Settings(task, profile, train, compare, processes, waterfall)
-    display_table([*_rows(result, sizes), *more_rows])
+    display_table([*_rows(result), *more_rows])
     return result
 
 
-def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
+def _rows(settings: Settings) -> list[list[str]]:
     """Return the table of the settings; those that are None are left out."""
     processes = f"1 and {settings.processes}" if settings.processes > 1 else "1"
     rows = [["setting", "value"], ["profile", settings.profile], ["processes", processes]]
-    configs = (settings.train, settings.compare)
-    values = {name: value for one in configs for name, value in dataclasses.asdict(one).items()}
-    for name in ("amp_level", *sizes, "data_dir", "seed"):
-        if values.get(name) is None:
-            continue
-        shown = str(values[name])
-        if name in ("image_size", "sequence_length"):
-            shown = settings.task.input_size(settings.train)
-        rows.append([name, shown])
+    for config in (settings.train, settings.compare):
+        values = dataclasses.asdict(config)
+        rows += [[name, str(values[name])] for name in _SHOWN if values.get(name) is not None]
     return rows

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.console.table import number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import cell_that_assigns
 from gallery_lib.notebooks.cells.task_settings import Settings
 
 if TYPE_CHECKING:
@@ -24,43 +22,10 @@ if TYPE_CHECKING:
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
-class ReadyBatches:
-    """The items of a task's data set, with a `collate` that makes a batch as the model takes it.
-
-    The gallery's own loader finishes batches on the device. A plain loop has no such loader.
-    """
-
-    def __init__(self, items: Any) -> None:
-        """Take the data set of a task."""
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Hand the epoch on to a data set that asks for it."""
-        if hasattr(self.items, "set_epoch"):
-            self.items.set_epoch(epoch)
-
-    def collate(self, items: list[Any]) -> Any:
-        """Return the batch of these items, finished, on the CPU."""
-        import torch
-        from torch.utils.data import default_collate
-
-        batch = getattr(self.items, "collate", default_collate)(items)
-        if not hasattr(self.items, "finish_batch"):
-            return batch
-        return self.items.finish_batch(batch, torch.contiguous_format)
-
-
 def loader(settings: Settings) -> DataLoader[Any]:
-    """Return a DataLoader over the training data, whose batches are what the model takes.
+    """Return torch's DataLoader over the training data.
 
-    It is torch's own, and the batches are on the CPU. It is shuffled with the notebook's seed, so
-    two loaders give the same batches.
+    It is shuffled with the notebook's seed, so two loaders give the same batches.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -70,10 +35,10 @@ def loader(settings: Settings) -> DataLoader[Any]:
 
     train, task = tasks.with_sizes(settings.train), settings.task
     assert train.batch_size is not None
-    data: Any = ReadyBatches(tasks.data_of(train).train)
+    data: Any = tasks.data_of(train).train
     items = max(1, train.batch_size // task.samples_per_item)
     generator = torch.Generator().manual_seed(train.seed)
-    lengths = getattr(data.items, "lengths", None)
+    lengths = getattr(data, "lengths", None)
     sampler = None if lengths is None else LengthBucketSampler(lengths, items, generator)
     return DataLoader(
         data,
@@ -81,17 +46,18 @@ def loader(settings: Settings) -> DataLoader[Any]:
         shuffle=sampler is None,
         sampler=sampler,
         drop_last=True,
-        collate_fn=data.collate,
+        collate_fn=getattr(data, "collate", None),
         generator=generator,
     )
 
 
-def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Yield the batches, any nesting of tensors, on the device."""
-    from gallery_lib.data.loading.device_loader import to_device
+def on_device(batches: Iterable[Any], device: torch.device) -> Iterable[Any]:
+    """Return the batches of a loader as the model takes them, on the device."""
+    import torch
 
-    for batch in batches:
-        yield to_device(batch, device)
+    from gallery_lib.data.loading.device_loader import DeviceLoader
+
+    return DeviceLoader(batches, device, torch.contiguous_format, shard=False)
 
 
 def show_training(**curves: Sequence[float]) -> None:
@@ -116,30 +82,6 @@ def show_training(**curves: Sequence[float]) -> None:
         )
 
 
-def show_diff(before: str, after: str) -> None:
-    """Show what differs between two cells of this notebook, line by line.
-
-    Args:
-        before: a name that the first cell assigns.
-        after: a name that the second cell assigns.
-
-    Raises:
-        InputError: where no cell that has run assigns such a name.
-    """
-    cells = []
-    for name in (before, after):
-        source = cell_that_assigns(name)
-        if source is None:
-            raise InputError(
-                f"no cell that has run assigns `{name}`. Run the cells above.", parameter=name
-            )
-        cells.append(source.strip().splitlines())
-    old, new = cells
-    lines = list(difflib.unified_diff(old, new, lineterm="", n=len(old)))[3:]
-    difference = "\n".join(["```diff", *lines, "```"])
-    display_markdown(difference if lines else "The two cells are the same.")
-
-
 def show_source(code: Any) -> None:
     """Show the source of a class or function: a library's, or the gallery's own."""
     source = textwrap.dedent(inspect.getsource(code)).rstrip()
@@ -160,7 +102,7 @@ def show_model(
 
     from gallery_lib import tasks
 
-    batch = next(iter(loader(settings)))
+    batch = next(iter(on_device(loader(settings), torch.device("cpu"))))
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         loss(model, batch).backward()
     model.zero_grad(set_to_none=True)

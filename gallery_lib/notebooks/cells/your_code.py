@@ -23,8 +23,7 @@ from gallery_lib.config import TrainConfig, YourModelConfig
 from gallery_lib.console.user_errors import CELL_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_markdown
-from gallery_lib.notebooks.cells.kernel_parameters import checked
-from gallery_lib.notebooks.cells.task_settings import Settings, completed
+from gallery_lib.notebooks.cells.task_settings import Settings, checked, completed
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
 
@@ -215,14 +214,15 @@ def your_settings(
         f"optimizer={config.optimizer!r}, lr={config.learning_rate!r})\n"
     )
     try:
-        return _tried(file, config)
+        task_name, rows = _tried(file, config)
     except BaseException:
         file.unlink(missing_ok=True)
         raise
+    return completed(task_name, config, rows)
 
 
-def _tried(file: Path, config: YourModelConfig) -> Settings:
-    """Try one pass, and return the settings, shown with optimizer and first loss."""
+def _tried(file: Path, config: YourModelConfig) -> tuple[str, list[list[str]]]:
+    """Try one pass; return the task's name, and rows with optimizer and first loss."""
     import torch
 
     from gallery_lib import tasks
@@ -239,11 +239,5 @@ def _tried(file: Path, config: YourModelConfig) -> Settings:
     folder = file.parent / model_class
     folder.mkdir(exist_ok=True)
     task_name = f"{file.replace(folder / CELL_FILE)}:TASK"
-    optimizer = tasks.get(task_name).optimizer
-    arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
-    rows = [
-        ["optimizer", f"{optimizer.name}{arguments}"],
-        ["learning_rate", f"{optimizer.lr:g}"],
-        ["loss of the first batch", f"{loss:.4g}"],
-    ]
-    return completed(task_name, config, rows)
+    optimizer = tasks.get(task_name).optimizer.in_words
+    return task_name, [["optimizer", optimizer], ["loss of the first batch", f"{loss:.4g}"]]

@@ -19,12 +19,6 @@ from gallery_lib.notebooks.batch import plan
 OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 
 
-@pytest.fixture
-def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept any kernel: these tests start none, so it need not be registered."""
-    monkeypatch.setattr(plan, "_check_kernels", lambda notebooks: None)
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -44,7 +38,6 @@ def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
     runs_dir: Path,
     words: list[str],
     values: list[object],
-    any_kernel: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from gallery_lib.cli.main import main
@@ -86,17 +79,8 @@ def test_a_wrong_parameter_is_refused_by_plan_and_first_cell_without_torch(
     assert (result.stderr, result.stdout) == ("", f"{parameter}\n")
 
 
-def test_a_kernel_that_is_not_registered_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_notebook(tmp_path, "one", "1")
-    path.write_text(path.read_text().replace('"name": "gallery"', '"name": "no-such-kernel"'))
-    with refused(path, "`no-such-kernel`", "prepare.sh"):
-        plan.plan([str(path)])
-
-
 def test_the_parameters_cell_of_any_notebook_gives_names_and_values_are_literals(
-    tmp_path: Path, any_kernel: None
+    tmp_path: Path,
 ) -> None:
     path = write_notebook(tmp_path, "own", "steps", parameters=OWN)
     given = {"steps": "5", "name": "five", "rate": "1e-5", "quiet": "True"}
@@ -114,7 +98,7 @@ def test_a_notebook_that_cannot_be_read_is_refused(tmp_path: Path, content: str)
         plan.plan([str(path)])
 
 
-def test_a_parameter_goes_to_the_notebooks_that_have_it_and_to_no_other(any_kernel: None) -> None:
+def test_a_parameter_goes_to_the_notebooks_that_have_it_and_to_no_other() -> None:
     names, given = ["index", "data_parallel", "resnet50"], {"seed": "3", "epochs": "1"}
     planned = {one.name: one.parameters for one in plan.plan(names, "quick", given)}
     own = {"profile": "quick", "seed": 3}
@@ -138,7 +122,7 @@ def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(
 
 
 def test_a_notebook_is_found_by_name_by_file_name_and_by_path(
-    checkout: Path, tmp_path: Path, any_kernel: None
+    checkout: Path, tmp_path: Path
 ) -> None:
     own = checkout / "notebooks" / "index.ipynb"
     for name in ("index", "index.ipynb", str(own)):
