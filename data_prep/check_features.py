@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Check that features of your own can be trained on.
 
-FOLDER/train and FOLDER/val each have a manifest.tsv or Kaldi's files.
+FOLDER/train and FOLDER/val each have a manifest.tsv.
 
     python3 data_prep/check_features.py FOLDER --task tts_angular          # labels are speakers
     python3 data_prep/check_features.py FOLDER --task speech_transformer   # labels are transcripts
     python3 data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value
 
-Without --full, every header is read, and the values of some utterances. The check changes nothing.
+Without --full some of the files are read. The check changes nothing.
 Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
 """
 
@@ -28,23 +28,20 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import check
 from gallery_lib.data.folders import printable
 from gallery_lib.data.speech.check import check_features
-from gallery_lib.data.speech.features import KaldiLabels
 
-# Kaldi's file of labels, values a frame, the command that makes mock data, and the number of tokens
-# that the model has for transcripts
-TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
-    "tts_angular": ("utt2spk", 40, "python3 data_prep/mock_speakers.py", None),
-    "speech_transformer": ("text", 80, "python3 data_prep/mock_speech.py", 4233),
+# values a frame, the command that makes mock data, and the number of tokens that the model has for
+# transcripts; None: labels are speakers
+TASKS: dict[str, tuple[int, str, int | None]] = {
+    "tts_angular": (40, "python3 data_prep/mock_speakers.py", None),
+    "speech_transformer": (80, "python3 data_prep/mock_speech.py", 4233),
 }
 
 
 def _summary(args: argparse.Namespace) -> object:
-    labels, dims, make, vocabulary = TASKS[args.task]
+    dims, make, vocabulary = TASKS[args.task]
     make = f"{make} --out {printable(args.folder)}"
     return check_features(
-        *(args.folder, labels, args.dims or dims, make),
-        full=args.full,
-        vocabulary_size=vocabulary,
+        args.folder, args.dims or dims, make, full=args.full, vocabulary_size=vocabulary
     )
 
 

@@ -4,8 +4,8 @@
     python3 data_prep/text.py                       # English that every machine has, some seconds
     python3 data_prep/text.py --data_dir FOLDER     # your own .txt files (UTF-8), below FOLDER
 
-The English text takes a few MB. What is there already is read through, and refused where it is
-damaged. Other files than .txt are counted and named.
+The English text takes a few MB. What is there already stays. Other files than .txt are counted and
+named.
 
 A task with FOLDER as its data_dir finds what this command made of it. Without this command the task
 makes the same itself, more slowly. Nothing is downloaded. gallery_lib/data/text/tokenized.py does

@@ -13,7 +13,6 @@ from gallery_lib.config.command_line import Parser
 from gallery_lib.config.options import check_value
 from gallery_lib.console import exit_code
 from gallery_lib.data import mock_folder
-from gallery_lib.errors import RunFailed
 from gallery_lib.system import paths
 
 
@@ -53,7 +52,7 @@ def make(
     """Make mock data of a spec, whose fields are options, and return the exit code.
 
     `kind` names the folder in the gallery's cache. `presets` are specs by name, `small` being the
-    default. Data with several may take hours, so the command also takes --workers and --verify.
+    default. Data with several may take hours, so the command also takes --workers.
     """
     parser, cls = Parser(None, description), type(presets["small"])
     parser.add_argument(
@@ -63,16 +62,12 @@ def make(
     if len(presets) > 1:
         text = "sizes, all together, instead of the defaults (default: small)"
         parser.add_argument("--preset", choices=list(presets), help=text)
-        parser.add_argument("--workers", type=int, help="processes (default: one per core)")
-        text = "read everything and report what is missing or changed; makes nothing"
-        parser.add_argument("--verify", action="store_true", help=text)
-    parser.set_defaults(preset="small", workers=None, verify=False)
+        parser.add_argument("--workers", type=int, help="threads (default: one per core)")
+    parser.set_defaults(preset="small", workers=None)
 
     def body(given: argparse.Namespace) -> object:
         preset = f"{kind}-small" if given.preset == "small" else given.preset
         root = given.out or paths.data_dir(preset)
-        if given.verify:
-            return _verified(root)
         names = {f.name for f in dataclasses.fields(cls)} & vars(given).keys()
         values = {name: check_value(cls, name, getattr(given, name)) for name in names}
         spec = dataclasses.replace(presets[given.preset], **values)
@@ -80,14 +75,3 @@ def make(
         return generate(root, spec, **workers)
 
     return run(parser, body)
-
-
-def _verified(root: Path) -> str:
-    problems = mock_folder.verify(root)
-    if problems:
-        print("\n".join(problems))
-        raise RunFailed(
-            f"{len(problems)} problems in {root}. Incomplete data go on when they are made again; "
-            "move others away, and make them again."
-        )
-    return f"{root}: every file is as it was made"

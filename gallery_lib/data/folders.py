@@ -28,8 +28,6 @@ def printable(name: str | bytes | os.PathLike[str]) -> str:
     Control characters and invalid bytes are escaped.
     """
     text = os.fsdecode(name)
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -66,10 +64,6 @@ class LeftOut:
         """Return the line about what is left out of `folder`, or none."""
         return (f"left out of {printable(folder)}: {self}",) if self.counts else ()
 
-    def held(self, otherwise: str = "") -> str:
-        """Return what a folder without any fit file holds, after a space."""
-        return f" It holds {self}." if self.counts else otherwise
-
     def __str__(self) -> str:
         return ", ".join(
             f"{count} {reason} ({printable(self.examples[reason])})"
@@ -83,37 +77,44 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
     Endings match in upper and lower case. Paths are relative to `folder`. The walk always ends: a
     link back to a folder above it is not followed. InputError names a folder that cannot be listed.
     """
-    start, left_out = os.fspath(folder), LeftOut()
-    # (folder relative to `folder`, with a leading slash; names of its files)
-    listed: list[tuple[str, list[str]]] = []
-    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
-    while pending:
-        # `ancestors`: the real paths of the folders that led here, the folder's own path last
-        below, ancestors = pending.pop()
-        names, folders = [], []
-        for entry in scan(start + below):
-            path = f"{below[1:]}/{entry.name}" if below else entry.name
-            if entry.name.startswith("."):
-                left_out.add(HIDDEN, path)
-            elif is_folder(entry):
-                linked = entry.is_symlink()
-                real = os.path.realpath(entry.path) if linked else f"{ancestors[-1]}/{entry.name}"
-                if any(f"{ancestor}/".startswith(f"{real.rstrip('/')}/") for ancestor in ancestors):
-                    left_out.add("a link to a folder above it", path)
-                else:
-                    folders.append((f"{below}/{entry.name}", (*ancestors, real)))
-            elif not entry.name.lower().endswith(endings):
-                left_out.add("with another ending", path)
-            elif reason := _unfit(entry):
-                left_out.add(reason, path)
+    left_out = LeftOut()
+    listed: list[tuple[str, list[str]]] = []  # folder below `folder` with a leading slash, files
+
+    def visit(place: str, below: str, above: tuple[str, ...]) -> None:
+        names: list[str] = []
+        above = (*above, os.path.realpath(place))
+        for entry in scan(place):
+            path = f"{below}/{entry.name}"
+            if reason := _unfit(entry, endings, above):
+                left_out.add(reason, path[1:])
+            elif entry.is_dir():
+                visit(entry.path, path, above)
             else:
                 names.append(entry.name)
         listed.append((below, names))
-        pending += reversed(folders)
+
+    visit(os.fspath(folder), "", ())
     listed.sort()
-    return [
-        f"{below[1:]}/{name}" if below else name for below, names in listed for name in names
-    ], left_out
+    return [f"{below}/{name}"[1:] for below, names in listed for name in names], left_out
+
+
+def _unfit(entry: os.DirEntry[str], endings: tuple[str, ...], above: tuple[str, ...]) -> str | None:
+    """Return why a file or folder is left out, or None; `above` are the real folders above it."""
+    if entry.name.startswith("."):
+        return HIDDEN
+    try:
+        if entry.is_dir():
+            target = f"{os.path.realpath(entry.path).rstrip('/')}/"
+            back = entry.is_symlink() and any(f"{one}/".startswith(target) for one in above)
+            return "a link to a folder above it" if back else None
+        if not entry.name.lower().endswith(endings):
+            return "with another ending"
+        status = entry.stat()
+    except OSError:
+        return "a broken link"
+    if not stat.S_ISREG(status.st_mode):
+        return "a pipe, socket or device"
+    return None if status.st_size else "empty"
 
 
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -129,25 +130,6 @@ def scan(folder: Path | str) -> list[os.DirEntry[str]]:
         ) from error
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether `entry` is a folder or a link to a folder; a broken link is neither."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _unfit(entry: os.DirEntry[str]) -> str | None:
-    """Return why `entry` cannot be read as a file with content, or None if it can."""
-    try:
-        status = entry.stat()
-    except OSError:
-        return "a broken link"
-    if not stat.S_ISREG(status.st_mode):
-        return "a pipe, socket or device"
-    return None if status.st_size else "empty"
-
-
 def existing(folder: Path | str, what: str, hint: str, part: str = "", expected: str = "") -> Path:
     """Return the folder, or its subfolder `part`, as an absolute path.
 
@@ -155,24 +137,20 @@ def existing(folder: Path | str, what: str, hint: str, part: str = "", expected:
     pattern of files in the subfolder. InputError says that it is missing, a file or not readable.
     """
     folder = Path(folder).expanduser().absolute()
-    shown = f"The {what} {printable(folder)}"
     try:
-        state = "" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        if state:
-            raise InputError(f"{shown} {state}. {hint}", parameter="data_dir")
         if (folder / part).is_dir():
             return folder / part
+        state = "is a file" if folder.is_file() else "" if folder.is_dir() else "does not exist"
     except OSError as error:  # the name is too long, or a folder on the way may not be entered
         raise InputError(
             f"Cannot read the {what} {printable(folder)}: {error.strerror}.", parameter="data_dir"
         ) from error
-    names = [entry.name for entry in scan(folder) if is_folder(entry)]
-    holds = f"It holds {some(names)}." if names else "It holds no folders."
-    if folder.name in ("train", "val"):
-        holds += f" Did you mean its parent, {printable(folder.parent)}?"
-    raise InputError(
-        f"{shown} has no {part}/ in it; expected {expected}. {holds} {hint}", parameter="data_dir"
-    )
+    if not state:
+        state = f"has no {part}/ in it; expected {expected}. It holds "
+        state += some(entry.name for entry in scan(folder)) or "nothing"
+        if folder.name in ("train", "val"):
+            state += f". Did you mean its parent, {printable(folder.parent)}?"
+    raise InputError(f"The {what} {printable(folder)} {state}. {hint}", parameter="data_dir")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -186,19 +164,17 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file, without a byte-order mark; refuse any other."""
-    data = read_bytes(path)
     try:
-        text = data.decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
         if "\0" not in text:
             return text
-        reason, encoding = "it has zero bytes, as UTF-16 has", "utf-16"
+        reason = "it has zero bytes, as UTF-16 has"
     except UnicodeDecodeError as error:
-        reason = f"byte 0x{data[error.start]:02x} at position {error.start}"
-        encoding = "utf-16" if b"\0" in data else "latin1"
+        reason = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
     raise unfit_file(
         path,
-        f"it is not UTF-8 text: {reason}. Convert it (iconv -f {encoding} -t utf-8, perhaps), or "
-        "take it out of the folder.",
+        f"it is not UTF-8 text: {reason}. Convert it (iconv -t utf-8), or take it out of the "
+        "folder.",
     )
 
 

@@ -5,7 +5,6 @@ So an item is the same in any worker, in any order and in a resumed run.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
@@ -44,29 +43,10 @@ class SeededItems(Dataset[T], ABC):
             self._epoch.fill_(epoch)
 
     def rng(self, index: int) -> np.random.Generator:
-        """Return the generator of an item, valid until the thread asks for its next one."""
+        """Return the generator of an item in this epoch."""
         return of_item(self.seed, int(self._epoch), index)
 
 
-class _Generator(threading.local):
-    """Random generator of one thread; each item sets its key and counter anew.
-
-    Making a generator asks the system for entropy, which takes longer.
-    """
-
-    def __init__(self) -> None:
-        self.bits = np.random.Philox(key=0)
-        self.state = self.bits.state  # as it is before the first number
-        self.generator = np.random.Generator(self.bits)
-
-
-_of_thread = _Generator()
-
-
 def of_item(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return numpy's Philox generator of this key and counter; each call takes back the last."""
-    state = _of_thread.state["state"]
-    state["key"][:] = seed % 2**64, (seed >> 64) % 2**64
-    state["counter"][:] = 0, 0, epoch, index
-    _of_thread.bits.state = _of_thread.state
-    return _of_thread.generator
+    """Return numpy's Philox generator of this key and counter."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, epoch, index]))

@@ -49,15 +49,3 @@ def test_a_command_makes_data_once_and_refuses_with_its_exit_codes(
     refused = run(*impossible.split(), "--out", tmp_path / "none")
     check_refused_command(refused.returncode, refused.stderr, f"{field}={value!r}")
     assert not (tmp_path / "none").exists()
-
-
-def test_verify_names_what_is_missing(tiny_copy: Path) -> None:
-    run = partial(run_data_command, "mock_imagenet", "--out", tiny_copy, "--verify")
-    assert run().returncode == 0
-    victim = next((tiny_copy / "val").rglob("*.JPEG"))
-    victim.unlink()
-    verified = run()
-    assert (
-        verified.returncode == 1 and f"missing: {victim.relative_to(tiny_copy)}" in verified.stdout
-    )
-    assert run_data_command("mock_imagenet", "--out", "nowhere", "--verify").returncode == 2

@@ -8,7 +8,6 @@ import pytest
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text.tokenized import damaged
 from gallery_lib.errors import InputError
 
 
@@ -40,13 +39,3 @@ def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(
     assert f"--out {folder}" not in message
     assert not {"delete", "remove"} & set(message.lower().replace(",", " ").split())
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    own = damaged(tmp_path / "cache" / "data" / "text" / "wordpiece" / "train.npy", "it is cut")
-    assert f"Delete {tmp_path}/cache/data/text and make it again" in str(own)
-    theirs = damaged(tmp_path / "mine" / "wordpiece" / "train.npy", "it is cut")
-    assert "Make it again in a new folder" in str(theirs) and "Delete" not in str(theirs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,7 @@ from PIL import Image
 
 from gallery_lib.console.progress import Progress, busy
 from gallery_lib.data.folders import Faults, Summary, printable
-from gallery_lib.data.images import jpeg
-from gallery_lib.data.images.listing import SPLITS, Listing, list_split
+from gallery_lib.data.images.listing import SPLITS, Listing, list_pairs, list_split
 from gallery_lib.errors import InputError
 
 T = TypeVar("T")
@@ -50,7 +48,12 @@ def check_image_folder(
             train = listings.get("train")
             with faults.noted():
                 listings[name] = list_split(root, name, train.classes if train else None, faults)
-    paths = [path for listing in listings.values() for path in _chosen(listing, full)]
+    paths = [
+        listing.folder / name / file
+        for listing in listings.values()
+        for name, files in zip(listing.classes, listing.images, strict=True)
+        for file in _some_of(files, None if full else _SAMPLES_PER_CLASS)
+    ]
     _look_at(paths, _damage, faults, root, full, progress)
     faults.refuse()
     classes = len(next(iter(listings.values())).classes)
@@ -62,55 +65,39 @@ def check_image_folder(
     )
 
 
-def _chosen(listing: Listing, full: bool) -> list[Path]:
-    paths = []
-    for name, files in zip(listing.classes, listing.images, strict=True):
-        step = 1 if full else max(1, len(files) // _SAMPLES_PER_CLASS)
-        most = None if full else _SAMPLES_PER_CLASS
-        paths += [listing.folder / name / file for file in files[::step][:most]]
-    return paths
-
-
 def check_segmentation_folder(root: Path | str, full: bool = False) -> Summary:
     """Check both splits of `root` and return what they hold.
 
-    Besides damage, the check finds masks of another size than their image, masks of several
-    channels or values, and splits whose masks show no object. It reads a few pairs per split, or
-    all with `full`. InputError names what is missing, unfit or damaged.
+    Besides damage, the check finds masks of another size than their image, and masks of several
+    channels or values. It reads a few pairs per split, or all with `full`. InputError names what is
+    missing, unfit or damaged.
     """
     # here, since it imports torch, which takes seconds
-    from gallery_lib.data.images.segmentation_folder import list_pairs, load_pair, read_mask
+    from gallery_lib.data.images.segmentation_folder import load_pair
 
-    faults, root = Faults(), Path(root)
-    listed = {}
+    def look(pair: tuple[Path, Path]) -> list[str]:
+        """Read a pair as training does, then find what training would not notice."""
+        try:
+            load_pair(*pair, (1, 1))
+        except InputError as error:
+            return [str(error)]
+        return [line for path in pair for line in _damage(path)]
+
+    faults, root, listed, read = Faults(), Path(root), {}, 0
     for split in SPLITS:
         with faults.noted():
             listed[split] = list_pairs(root, split, faults)
-    read = 0
-    for listing in listed.values():
-        pairs = listing.pairs[:: 1 if full else max(1, len(listing.pairs) // _SAMPLES_PER_SPLIT)]
-        shows_object: list[bool] = []
-
-        def look(pair: tuple[Path, Path], shows_object: list[bool] = shows_object) -> list[str]:
-            """Read a pair as training does, then find what training would not notice."""
-            try:
-                load_pair(*pair, (1, 1))
-                shows_object.append(bool(read_mask(pair[1])[0].any()))
-            except InputError as error:
-                return [str(error)]
-            return _damage(*pair)
-
-        _look_at(pairs, look, faults, listing.folder, full)
-        if shows_object and not any(shows_object):
-            faults.add(
-                f"The masks in {printable(listing.folder / 'masks')} are all 0 "
-                f"({len(shows_object)} read): they show no object to learn."
-            )
-        read += len(pairs)
+            pairs = _some_of(listed[split].pairs, None if full else _SAMPLES_PER_SPLIT)
+            read += len(pairs)
+            _look_at(pairs, look, faults, listed[split].folder, full)
     faults.refuse()
     images = ", ".join(f"{len(listing.pairs)} {split}" for split, listing in listed.items())
     notices = tuple(line for listing in listed.values() for line in listing.notices())
     return Summary(root, f"{images} images with masks; {read} read", notices)
+
+
+def _some_of(items: Sequence[T], most: int | None) -> Sequence[T]:
+    return items[:: max(1, len(items) // most)][:most] if most else items
 
 
 def _look_at(
@@ -136,48 +123,31 @@ def _look_at(
         )
 
 
-def _damage(*paths: Path) -> list[str]:
-    damage = {path: examine(path) for path in paths}
-    return [f"{printable(path)}: {why}" for path, why in damage.items() if why]
+def _damage(path: Path) -> list[str]:
+    return [f"{printable(path)}: {why}"] if (why := examine(path)) else []
 
 
-def examine(path: str | os.PathLike[str]) -> str | None:
+def examine(path: Path) -> str | None:
     """Decode all of an image file and return damage that changes its pixels, or None."""
+    import simplejpeg
+
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if not data:
-        return "is empty"
-    try:
+        data = path.read_bytes()
         with Image.open(io.BytesIO(data)) as image:
-            is_jpeg = image.format in ("JPEG", "MPO")  # MPO: several, as cameras write it
-            warning = _jpeg_warning(data) if is_jpeg else None
-            if warning or not is_jpeg:
-                image.convert("RGB")
+            if image.format in ("JPEG", "MPO"):  # MPO: several, as cameras write it
+                try:
+                    colours = simplejpeg.decode_jpeg_header(data)[2]
+                    target = {"Gray": "GRAY", "CMYK": "CMYK", "YCCK": "CMYK"}.get(colours, "RGB")
+                    simplejpeg.decode_jpeg(data, target, strict=True)
+                except ValueError as error:
+                    image.convert("RGB")  # Pillow names what it cannot read
+                    return f"decodes with a warning: {error}"
+                return None
+            image.convert("RGB")
         if image.format == "PNG":
             with Image.open(io.BytesIO(data)) as image:
                 image.verify()  # its checksums
     except Exception as error:  # Pillow raises many types on damaged files
-        return _reason(error)
-    return warning
-
-
-def _reason(error: Exception) -> str:
-    text = re.sub(r" *<_io\.BytesIO object at 0x[0-9a-f]+>", " as an image", str(error))
-    return " ".join(text.split()) or type(error).__name__
-
-
-def _jpeg_warning(data: bytes) -> str | None:
-    """Return the warning with which libjpeg goes on decoding; None also without simplejpeg."""
-    simplejpeg = jpeg.simplejpeg
-    if simplejpeg is None:
-        jpeg.announce()
-        return None
-    try:
-        colourspace = simplejpeg.decode_jpeg_header(data)[2]
-        target = {"Gray": "GRAY", "CMYK": "CMYK", "YCCK": "CMYK"}.get(colourspace, "RGB")
-        simplejpeg.decode_jpeg(data, target, strict=True)
-    except ValueError as error:
-        return f"decodes with a warning: {_reason(error)}"
+        reason = re.sub(r" *<_io\.BytesIO object at 0x[0-9a-f]+>", " as an image", str(error))
+        return " ".join(reason.split()) or type(error).__name__
     return None

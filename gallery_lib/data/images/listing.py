@@ -1,4 +1,7 @@
-"""List the classes and images of an ImageNet-like folder; torch, which takes seconds, stays out."""
+"""List the images of a folder, by class or with their masks; torch, which takes seconds, stays out.
+
+`list_split` reads ImageNet's layout, `list_pairs` that of segmentation.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from gallery_lib.data.folders import (
     Faults,
     LeftOut,
     existing,
-    is_folder,
     printable,
     scan,
     some,
@@ -21,7 +23,7 @@ from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val")
-MAKE_COMMAND = "python3 data_prep/mock_imagenet.py"
+MAKE_COMMAND = "python3 data_prep/mock_{}.py"
 
 
 @dataclass(frozen=True)
@@ -55,35 +57,52 @@ class Listing:
         return tuple(lines)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of image and mask files of one split, sorted by name, and what is not read."""
+
+    folder: Path
+    pairs: list[tuple[Path, Path]]
+    left_out: LeftOut
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what a user should know about the split, one line each."""
+        return self.left_out.notice(self.folder)
+
+
 def list_classes(root: Path | str, split: str) -> list[str]:
     """Return the names of the class folders of `split`, sorted; InputError says what is missing."""
     return _class_folders(root, split)[0]
 
 
-def nothing_there(folder: Path, lacks: str, left_out: LeftOut, make_command: str) -> InputError:
-    """Return the error about a folder without what a data set reads, and how mock data are made."""
+def _folder(root: Path | str, kind: str, part: str, expected: str) -> Path:
+    make = f"Mock data, in a folder of its own: {MAKE_COMMAND.format(kind)}"
+    hint = f"Give a folder with train/ and val/ in it. {make}"
+    return existing(root, "data folder", hint, part, expected)
+
+
+def _nothing_there(folder: Path, lacks: str, left_out: LeftOut, kind: str) -> InputError:
+    holds = f" It holds {left_out}." if left_out.counts else ""
     return InputError(
-        f"{printable(folder)} {lacks}.{left_out.held()} Mock data, in a folder of its own: "
-        f"{make_command}",
+        f"{printable(folder)} {lacks}.{holds} Mock data, in a folder of its own: "
+        f"{MAKE_COMMAND.format(kind)}",
         parameter="data_dir",
     )
 
 
 def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
-    make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
-    hint = f"Give a folder with train/ and val/ in it. {make}"
-    folder = existing(root, "data folder", hint, split, f"{split}/CLASS/*.JPEG")
+    folder = _folder(root, "imagenet", split, f"{split}/CLASS/*.JPEG")
     classes, left_out = [], LeftOut()
     for entry in scan(folder):
         if entry.name.startswith("."):
             left_out.add(HIDDEN, entry.name)
-        elif is_folder(entry):
+        elif Path(entry.path).is_dir():
             classes.append(entry.name)
         else:
             left_out.add("in no class folder", entry.name)
     if not classes:
         lacks = f"has no class folders; expected {split}/CLASS/*.JPEG"
-        raise nothing_there(folder, lacks, left_out, MAKE_COMMAND)
+        raise _nothing_there(folder, lacks, left_out, "imagenet")
     return classes, left_out
 
 
@@ -111,16 +130,13 @@ def list_split(
             "model has outputs for the classes of train/ alone: add them there, or move these out "
             "of the folder."
         )
-    present, images = set(own), []
-    empty, instead = [], LeftOut()
+    images, empty, instead = [], [], LeftOut()
     for name in names:
-        files: list[str] = []
-        if name in present:
-            files, unread = walk(folder / name, EXTENSIONS)
-            left_out.update(unread, f"{name}/")
-            if not files:
-                empty.append(name)
-                instead.update(unread, f"{name}/")
+        files, unread = walk(folder / name, EXTENSIONS) if name in own else ([], LeftOut())
+        left_out.update(unread, f"{name}/")
+        if name in own and not files:
+            empty.append(name)
+            instead.update(unread, f"{name}/")
         images.append(files)
     if empty:
         holds = f" They hold {instead}." if instead.counts else ""
@@ -131,5 +147,48 @@ def list_split(
         )
     if faults is None:
         noted.refuse()
-    missing = tuple(name for name in names if name not in present)
+    missing = tuple(sorted(set(names) - set(own)))
     return Listing(folder, names, images, left_out, missing)
+
+
+def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pairs:
+    """Return the images of `split` with their masks.
+
+    `faults` notes images without a mask of their own, which are left out then.
+
+    Raises:
+        InputError: the message says what is missing and where.
+    """
+    left_out = LeftOut()
+    noted = Faults() if faults is None else faults
+    files: dict[str, dict[str, Path]] = {}
+    expected = f"{split}/images/NAME.jpg and {split}/masks/NAME.png"
+    for kind, endings in {"images": EXTENSIONS, "masks": (".png",)}.items():
+        folder = _folder(root, "segmentation", f"{split}/{kind}", expected)
+        names, unread = walk(folder, endings)
+        left_out.update(unread, f"{kind}/")
+        by_stem = files.setdefault(kind, {})
+        for name in names:
+            other = by_stem.setdefault(str(Path(name).with_suffix("")), folder / name)
+            if other != folder / name:
+                noted.add(
+                    f"{printable(other)} and {printable(name)} would belong to the same file. Give "
+                    "them different names."
+                )
+    images, masks = files["images"], files["masks"]
+    if not images:
+        lacks = f"holds no images ({', '.join(EXTENSIONS)})"
+        raise _nothing_there(folder.with_name("images"), lacks, left_out, "segmentation")
+    for stem in masks.keys() - images.keys():
+        left_out.add("a mask without an image", f"masks/{masks[stem].relative_to(folder)}")
+    if lacking := [stem for stem in images if stem not in masks]:
+        noted.add(
+            f"{len(lacking)} of {len(images)} images in {printable(folder.with_name('images'))} "
+            f"have no mask ({some(images[stem].name for stem in lacking)}): "
+            f"{printable(images[lacking[0]].name)} needs {printable(folder / lacking[0])}.png. Add "
+            "the masks, or move these images out of the folder."
+        )
+    if faults is None:
+        noted.refuse()
+    pairs = [(path, masks[stem]) for stem, path in images.items() if stem in masks]
+    return Pairs(folder.parent, pairs, left_out)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
-from gallery_lib.data.images import jpeg
 from gallery_lib.system.files import atomic_write
 
 SPLITS = ("train", "val")
@@ -34,8 +33,6 @@ JPEG_QUALITY = 96
 JPEG_SUBSAMPLING = "444"
 # version of the drawing: change it whenever render() would draw another image for the same spec
 STYLE = 1
-# on disk, with the last block half empty on average
-_MEAN_FILE_BYTES = 116 * 1024
 
 _TILE_SIDE = 1024
 _TILES = 3
@@ -131,7 +128,12 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
 
 def encode(image: NDArray[np.uint8]) -> bytes:
     """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes of the data set's quality."""
-    return jpeg.encode(image, JPEG_QUALITY, JPEG_SUBSAMPLING)
+    import simplejpeg
+
+    encoded: bytes = simplejpeg.encode_jpeg(
+        image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
+    )
+    return encoded
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
@@ -284,7 +286,6 @@ def generate(
         },
         partial(_write, spec),
         workers=workers,
-        job_bytes=_MEAN_FILE_BYTES,
         progress=progress,
     )
 

@@ -5,28 +5,25 @@ The layout is `ROOT/train/images/NAME.jpg` (or another usual ending) with
 has the size of its image and one channel: 0 for the background, one other value for the object. A
 worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the
 device. Flips depend on (seed, epoch, index) alone. The whole image is resized, nothing is cropped.
+Pixels are read as they are stored, not as EXIF turns them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import Image
 
-from gallery_lib.data.folders import Faults, LeftOut, existing, printable, some, unfit_file, walk
+from gallery_lib.data.folders import printable, some, unfit_file
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
-from gallery_lib.data.images.listing import EXTENSIONS, nothing_there
+from gallery_lib.data.images.listing import list_pairs
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.seeded_items import SeededItems
-
-MASK_EXTENSION = ".png"
-MAKE_COMMAND = "python3 data_prep/mock_segmentation.py"
 
 
 def finish_batch(
@@ -40,75 +37,11 @@ def finish_batch(
     return images, masks.long()
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of image and mask files of one split, sorted by name, and what is not read."""
-
-    folder: Path
-    pairs: list[tuple[Path, Path]]
-    left_out: LeftOut
-
-    def notices(self) -> tuple[str, ...]:
-        """Return what a user should know about the split, one line each."""
-        return self.left_out.notice(self.folder)
-
-
-def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pairs:
-    """Return the images of `split` with their masks.
-
-    `faults` notes images without a mask of their own, which are left out then.
-
-    Raises:
-        InputError: the message says what is missing and where.
-    """
-    make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
-    hint = f"Give a folder with train/ and val/ in it. {make}"
-    expected = f"{split}/images/NAME.jpg and {split}/masks/NAME.png"
-    for kind in ("images", "masks"):
-        folder = existing(root, "data folder", hint, f"{split}/{kind}", expected).parent
-    left_out = LeftOut()
-    by_stem: dict[str, dict[str, str]] = {}
-    noted = Faults() if faults is None else faults
-    for kind, endings in {"images": EXTENSIONS, "masks": (MASK_EXTENSION,)}.items():
-        names, unread = walk(folder / kind, endings)
-        left_out.update(unread, f"{kind}/")
-        stems = by_stem.setdefault(kind, {})
-        for name in names:
-            other = stems.setdefault(str(Path(name).with_suffix("")), name)
-            if other != name:
-                noted.add(
-                    f"{printable(other)} and {printable(name)} in {printable(folder / kind)} would "
-                    "belong to the same file. Give them different names."
-                )
-    images, masks = by_stem["images"], by_stem["masks"]
-    if not images:
-        lacks = f"holds no images ({', '.join(EXTENSIONS)})"
-        raise nothing_there(folder / "images", lacks, left_out, MAKE_COMMAND)
-    for stem in masks.keys() - images.keys():
-        left_out.add("a mask without an image", f"masks/{masks[stem]}")
-    if lacking := [stem for stem in images if stem not in masks]:
-        others = f" ({some(images[stem] for stem in lacking)})" if len(lacking) > 1 else ""
-        noted.add(
-            f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no "
-            f"mask{others}: {printable(images[lacking[0]])} needs "
-            f"{printable(folder / 'masks' / lacking[0])}.png. Add the masks, or move these images "
-            "out of the folder."
-        )
-    if faults is None:
-        noted.refuse()
-    pairs = [
-        (folder / "images" / name, folder / "masks" / masks[stem])
-        for stem, name in images.items()
-        if stem in masks
-    ]
-    return Pairs(folder, pairs, left_out)
-
-
-def read_mask(path: Path) -> tuple[NDArray[np.bool_], int]:
-    """Return where the mask's object is [H, W], and its EXIF orientation; refuse other values."""
+def read_mask(path: Path) -> NDArray[np.uint8]:
+    """Return 1 where the mask's object is and else 0, uint8 [H, W]; refuse other values."""
     try:
         with Image.open(path) as image:
-            channels, values, orientation = image.getbands(), np.asarray(image), _turn(image)
+            channels, values = image.getbands(), np.asarray(image)
     except Exception as error:  # Pillow raises many types on damaged files
         problem = f"no mask: {error}. Replace it, or move it and its image out of the folder."
         raise unfit_file(path, problem) from error
@@ -119,13 +52,7 @@ def read_mask(path: Path) -> tuple[NDArray[np.bool_], int]:
         shown = some(str(value) for value in np.unique(values))
         problem = f"the values {shown}; a mask must have 0 for the background and one other value."
         raise unfit_file(path, problem)
-    return values != 0, orientation
-
-
-def _turn(image: Image.Image) -> int:
-    """Return how a viewer is to turn or mirror the stored pixels; 1 is not at all."""
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in range(2, 9) else 1
+    return (values != 0).astype(np.uint8)
 
 
 def load_pair(
@@ -145,21 +72,11 @@ def load_pair(
         return 0, 0, height, width
 
     pixels = load(image, whole, size, fast=fast)
-    shows, turn = read_mask(mask)
-    with Image.open(image) as opened:
-        turn_of_image = _turn(opened)
-    if turn != turn_of_image:
-        raise unfit_file(
-            mask,
-            f"EXIF orientation {turn}, and {turn_of_image} for its image {printable(image)}. "
-            "Pixels are read as they are stored, so the two do not lie on each other. Turn the "
-            "pixels themselves (PIL.ImageOps.exif_transpose), or remove the orientation.",
-        )
-    if shows.shape != original[-1]:
-        size_of_mask, size_of_image = ("×".join(map(str, s)) for s in (shows.shape, original[-1]))
+    values = read_mask(mask)
+    if values.shape != original[-1]:
+        size_of_mask, size_of_image = ("×".join(map(str, s)) for s in (values.shape, original[-1]))
         problem = f"{size_of_mask} pixels, and its image {printable(image)} has {size_of_image}."
         raise unfit_file(mask, problem)
-    values = shows.astype(np.uint8)
     if values.shape != size:
         values = np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST))
     return pixels, torch.from_numpy(values)

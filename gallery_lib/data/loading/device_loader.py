@@ -10,9 +10,8 @@ the next batches are copied on a stream of their own while the model computes (`
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -87,25 +86,12 @@ class DeviceLoader:
             _progress=Progress(share),
         )
 
-    @property
-    def dataset(self) -> Any:
-        """Return the caller's data set."""
-        return self._caller.dataset
-
-    @property
-    def sampler(self) -> Any:
-        """Return the caller's sampler, whose `set_epoch` belongs to the caller."""
-        return self._caller.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Return the caller's batch sampler."""
-        return self._caller.batch_sampler
-
     def __getattr__(self, name: str) -> Any:
         if "loader" not in vars(self):  # while this object is being copied
             raise AttributeError(name)
-        return getattr(vars(self)["loader"], name)
+        # Data and samplers are the caller's, whose `set_epoch` belongs to the caller.
+        of_caller = name in ("dataset", "sampler", "batch_sampler")
+        return getattr(vars(self)["_caller" if of_caller else "loader"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):
@@ -206,25 +192,13 @@ def _moved_by_itself(batch: Any, device: torch.device) -> Any:
     tensors = list(tensors_in(batch))
     if tensors and all(tensor.device == device for tensor in tensors):
         return batch
-    try:
-        return (
-            batch.to(device, non_blocking=True)
-            if _takes_non_blocking(type(batch).to)
-            else batch.to(device)
-        )
-    except (TypeError, ValueError, AttributeError):
-        if tensors:
-            raise
-        return batch  # the `to` of a quantity or a date means something else
-
-
-@functools.lru_cache(maxsize=256)
-def _takes_non_blocking(to: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(to).parameters
-    except (TypeError, ValueError):
-        return False
-    return "non_blocking" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for more in ({"non_blocking": True}, {}):
+        try:
+            return batch.to(device, **more)
+        except (TypeError, ValueError, AttributeError):
+            if tensors and not more:
+                raise
+    return batch  # the `to` of a quantity or a date means something else
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -73,8 +73,6 @@ def _seeded_state(generator: Any, seed: int) -> Any:
         return torch.Generator(generator.device).manual_seed(seed).get_state()
     if isinstance(generator, random.Random):
         return random.Random(seed).getstate()
-    if isinstance(generator, np.random.RandomState):
-        return np.random.RandomState(seed % 2**32).get_state()
     if isinstance(generator, np.random.Generator):
         return type(generator.bit_generator)(seed).state
     return None

@@ -20,10 +20,9 @@ from gallery_lib.data.folders import printable
 from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.data.speech import features
 from gallery_lib.data.speech.check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.features import Utterance, load
+from gallery_lib.data.speech.features import Statistics, Utterance, load
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
-Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
 
 def _short(
@@ -62,7 +61,7 @@ class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     ) -> None:
         super().__init__(train, seed)
         folder = Path(root).expanduser().absolute() / split
-        utterances = features.read_folder(folder, "utt2spk", MAKE_COMMAND, dims)
+        utterances = features.read_folder(folder, MAKE_COMMAND, dims)
         speakers = by_speaker(utterances, frames, folder)
         kept = {utterance.name for own in speakers.values() for utterance in own}
         self.dims, self.notices = dims, _short(folder, utterances, kept, frames)

@@ -131,7 +131,7 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         train: SpeechFolder | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        utterances = read_folder(self.folder, "text", MAKE_COMMAND, FILTERS)
+        utterances = read_folder(self.folder, MAKE_COMMAND, FILTERS)
         if train is None:
             labels = (tidy(utterance.label) for utterance in utterances)
             self.characters = Characters.of(labels, vocabulary_size, self.folder)

@@ -34,12 +34,8 @@ _NEITHER_LETTER_NOR_SPACE = re.compile(r"[^A-Za-z ]+")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in a fixed order, with one paragraph per line.
+    """Documents in a fixed order, with one paragraph per line."""
 
-    `source` is a short phrase that names the origin of the text.
-    """
-
-    source: str
     documents: tuple[str, ...]
 
     @property
@@ -79,9 +75,7 @@ def standard_library(folder: Path) -> Corpus:
         seen.update(new)
         if new:
             documents.append("\n".join(new))
-    return Corpus(
-        "docstrings, comments and messages of Python's standard library", tuple(documents)
-    )
+    return Corpus(tuple(documents))
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -130,9 +124,9 @@ def text_files(root: Path) -> tuple[list[Path], LeftOut]:
     root = existing(root, "text folder", "Give a folder with .txt files in it (UTF-8).")
     files, left_out = walk(root, (".txt",))
     if not files:
-        holds = left_out.held(otherwise=" It is empty.")
         raise InputError(
-            f"The text folder {printable(root)} has no .txt files in it or below.{holds}",
+            f"The text folder {printable(root)} has no .txt files in it or below. It holds "
+            f"{left_out if left_out.counts else 'nothing'}.",
             parameter="data_dir",
         )
     return sorted(root / file for file in files), left_out
@@ -155,7 +149,7 @@ def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
             `MINIMUM_CHARACTERS` characters in all.
     """
     documents = tuple("\n".join(_paragraphs(read_text(path))) for path in files)
-    corpus = Corpus(f"text files of {printable(root.name)}", tuple(filter(None, documents)))
+    corpus = Corpus(tuple(filter(None, documents)))
     return _large_enough(corpus, f"The .txt files of {printable(root)}")
 
 

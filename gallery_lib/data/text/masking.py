@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.data.seeded_items import SeededItems
-from gallery_lib.data.text.tokenized import TokenisedText, damaged
+from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
 
 IGNORED = -100
@@ -108,7 +108,7 @@ class PackedText(SeededItems[dict[str, Tensor]]):
 
     `hide` makes the fields of a sample; the fields of a batch are [N, sequence_length]. `at_most`
     limits the number of samples, spread evenly over the text. The constructor raises InputError
-    when the text is shorter than a sample. An item raises InputError when its tokens are damaged.
+    when the text is shorter than a sample.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PackedText(SeededItems[dict[str, Tensor]]):
     ) -> None:
         super().__init__(train, seed)
         self.text, self.sequence_length, self.hide = text, sequence_length, hide
-        self._tokens, self._split = text.tokens(split), split
+        self._tokens = text.tokens(split)
         self.notices = text.notices if train else ()
         self._words = sequence_length - 2  # per sample, without the start and end tokens
         samples = len(self._tokens) // self._words
@@ -143,11 +143,5 @@ class PackedText(SeededItems[dict[str, Tensor]]):
     def _item(self, index: int) -> dict[str, Tensor]:
         start = int(index * self._stride) * self._words
         words = self._tokens[start : start + self._words].astype(np.int64)
-        if (largest := int(words.max())) >= self.text.pieces:
-            raise damaged(
-                self.text.folder / f"{self._split}.npy",
-                f"token {start + int(words.argmax())} is {largest}, and the vocabulary has "
-                f"{self.text.pieces} pieces",
-            )
         fields = self.hide(words, self.rng(index), self.text)
         return {name: torch.from_numpy(values) for name, values in fields.items()}

@@ -1,7 +1,7 @@
 """Tokenised text: made once from a corpus, then memory-mapped as arrays of token ids.
 
-    ROOT/made.json                                         what it was made of, and digests
-    ROOT/wordpiece/tokenizer.json  train.npy  held_out.npy  about.json      uint16 [tokens]
+    ROOT/made.json                                         what it was made of
+    ROOT/wordpiece/tokenizer.json  train.npy  held_out.npy      uint16 [tokens]
     ROOT/byte-bpe/…                                        the same text, other tokens
 
 `prepare` writes such a folder, completely or not at all (`mock_folder.py`). `find` returns the
@@ -16,16 +16,14 @@ numbers pieces inside words in hash-map order, and ties between merges follow th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "held_out")
 MAKE_COMMAND = "python3 data_prep/text.py"
-_ABOUT = "about.json"
+_TOKENIZER = "tokenizer.json"
 PIECES = 8000
 """Maximum size of a trained vocabulary, special tokens included; a short text may give fewer."""
 _ALPHABET = 1000
@@ -148,111 +146,73 @@ def encode(tokenizer: Tokenizer, documents: Sequence[str], end: int) -> np.ndarr
     return np.concatenate(parts)
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep `tokenizers` single-threaded: after it has used threads, it warns about a fork."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
 @dataclass(frozen=True)
 class TokenisedText:
     """Text in one kind of tokens, in a folder that `prepare` wrote.
 
-    `pieces` is the size of the trained vocabulary, `counts` the number of tokens by split.
-    `notices` holds lines about text files that were left out.
+    `pieces` is the size of the trained vocabulary. `notices` holds lines about text files that were
+    left out.
     """
 
     folder: Path
     specials: Specials
     pieces: int
-    counts: dict[str, int]
     notices: tuple[str, ...] = ()
 
     def tokens(self, split: str) -> np.ndarray:
         """Return all tokens of `train` or `held_out`, memory-mapped: uint16 [tokens].
 
         Each document ends with `specials.end`.
-
-        Raises:
-            InputError: for a file that is missing, truncated, or of another dtype or shape.
         """
-        path, count = self.folder / f"{split}.npy", self.counts[split]
-        try:
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise damaged(path, getattr(error, "strerror", None) or str(error)) from error
-        if tokens.dtype != np.uint16 or tokens.shape != (count,):
-            what = f"{tokens.dtype} {list(tokens.shape)}, and uint16 [{count}] was written"
-            raise damaged(path, f"it holds {what}")
+        tokens: np.ndarray = np.load(self.folder / f"{split}.npy", mmap_mode="r")
         return tokens
 
     def tokenizer(self) -> Tokenizer:
         """Return the trained tokenizer, which also decodes token ids to text."""
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return _tokenizer(self.folder)
 
 
-def prepare(
-    data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True
-) -> Made:
+def _tokenizer(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / _TOKENIZER))
+
+
+def prepare(data_dir: Path | str | None = None, root: Path | str | None = None) -> Made:
     """Train both tokenizers on text and write the tokenised text to `root`.
 
-    Text that is tokenised already is verified, not made again.
-
     `data_dir` is a folder of text files, by default the text of `corpus.default()`, and `root` the
-    output, by default the folder that `find` reads. Without `threads` the tokenizers stay
-    single-threaded, so that the calling process can fork afterwards.
+    output, by default the folder that `find` reads.
 
     Raises:
-        InputError: The text is unfit, `root` holds something else, or its tokens are damaged.
+        InputError: The text is unfit, or `root` holds something else.
         RunFailed: Writing failed.
     """
     key, folder = "default", paths.data_dir("english")
-    source: Path | None = None
-    files: list[Path] = []
+    make_corpus: Callable[[], Corpus] = text_corpus.default
     notices: tuple[str, ...] = ()
     if data_dir is not None:
         source = Path(data_dir).expanduser().absolute()
         files, left_out = text_corpus.text_files(source)
         key = text_corpus.digest(source, files)
-        folder = paths.data_dir(f"tokens-{key}")
-        notices = left_out.notice(source)
+        folder, notices = paths.data_dir(f"tokens-{key}"), left_out.notice(source)
+        make_corpus = functools.partial(text_corpus.text_folder, source, files)
     root = folder if root is None else Path(root).expanduser()
+    # Unfit text is refused before anything is written.
+    corpus = None if mock_folder.is_made(root) else make_corpus()
 
-    @functools.cache
-    def corpus() -> Corpus:
-        return text_corpus.text_folder(source, files) if source else text_corpus.default()
+    def write(path: Path, name: str) -> None:
+        assert corpus is not None
+        _write_kind(path.parent, KINDS[name], corpus)
 
-    if not mock_folder.is_made(root):
-        corpus()  # unfit text is refused before anything is written
-
-    def write(about: Path, name: str) -> None:
-        _write_kind(about.parent, name, corpus())
-
-    with contextlib.nullcontext() if threads else _one_thread():
-        made = mock_folder.make(
-            root,
-            {"kind": "tokenised text", "key": key},
-            {f"{name}/{_ABOUT}": (name,) for name in KINDS},
-            write,
-            progress=False,
-        )
-    about = {name: _read_about(made.root / name) for name in KINDS}
-    counts = "; ".join(
-        f"{name}: {entry['tokens']['train']:,} + {entry['tokens']['held_out']:,}"
-        for name, entry in about.items()
+    made = mock_folder.make(
+        root,
+        {"kind": "tokenised text", "key": key},
+        {f"{name}/{_TOKENIZER}": (name,) for name in KINDS},
+        write,
+        progress=False,
     )
-    holds = f"{about['wordpiece']['source']}; training and held-out tokens, {counts}"
-    return dataclasses.replace(made, holds=holds, notices=notices)
+    return dataclasses.replace(made, notices=notices)
 
 
 def find(data_dir: str | None, kind: str) -> TokenisedText:
@@ -272,49 +232,19 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
                 f"There is no text to train on in {printable(root)}. Make it with: {MAKE_COMMAND}",
                 parameter="data_dir",
             )
-        made = prepare(root, threads=False)
+        # One thread: this process will fork, of which `tokenizers` warns after it has used threads.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        made = prepare(root)
         root, notices = made.root, made.notices
-    about = _read_about(root / kind)
-    return TokenisedText(
-        root / kind, KINDS[kind].specials, about["pieces"], about["tokens"], notices
-    )
+    folder = root / kind
+    pieces = _tokenizer(folder).get_vocab_size()
+    return TokenisedText(folder, KINDS[kind].specials, pieces, notices)
 
 
-def _read_about(folder: Path) -> dict[str, Any]:
-    """Return the source, the number of pieces and the tokens by split of one kind."""
-    path = folder / _ABOUT
-    try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from None
-    return about
-
-
-def damaged(path: Path, reason: str) -> InputError:
-    """Return the error about a damaged file in a folder of one kind, with what to do.
-
-    Text in the gallery's cache is to be deleted and made again. Any other folder stays as it is,
-    and the text is made again in a new folder.
-    """
-    root = path.parent.parent
-    again = f"Delete {printable(root)} and make it again: {MAKE_COMMAND}"
-    if not root.is_relative_to(paths.cache_dir()):
-        options = "--data_dir TEXT_FOLDER --out NEW_FOLDER"
-        again = f"Make it again in a new folder: {MAKE_COMMAND} {options}"
-    return InputError(
-        f"The tokenised text {printable(path)} is damaged: {reason}. {again}", parameter=str(path)
-    )
-
-
-def _write_kind(folder: Path, name: str, corpus: Corpus) -> None:
-    kind, documents = KINDS[name], dict(zip(SPLITS, corpus.split(), strict=True))
+def _write_kind(folder: Path, kind: Kind, corpus: Corpus) -> None:
+    documents = dict(zip(SPLITS, corpus.split(), strict=True))
     tokenizer = kind.train(documents["train"])
-    counts = {}
     for split, texts in documents.items():
-        tokens = encode(tokenizer, texts, kind.specials.end)
-        np.save(folder / f"{split}.npy", tokens)
-        counts[split] = len(tokens)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    about = {"source": corpus.source, "pieces": tokenizer.get_vocab_size(), "tokens": counts}
-    with atomic_write(folder / _ABOUT) as file:
-        json.dump(about, file)
+        np.save(folder / f"{split}.npy", encode(tokenizer, texts, kind.specials.end))
+    with atomic_write(folder / _TOKENIZER) as file:
+        file.write(tokenizer.to_str())

@@ -34,7 +34,7 @@ SCORE_BINS = 2000  # of cosines from −1 to 1: an equal error rate is known to 
 
 
 def utterances(config: TrainConfig) -> Splits:
-    """Return utterances of the folder `config.data_dir` (manifests, or Kaldi's), else mock ones.
+    """Return utterances of the folder `config.data_dir` else mock ones.
 
     They have `config.sequence_length` frames.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from data_command import run_data_command
-from PIL import ExifTags, Image
+from PIL import Image
 from refusal import check_refused_command, refused
 from torch.utils.data import DataLoader
 
@@ -142,11 +142,6 @@ def test_zero_is_background_and_any_one_other_value_the_object(
     assert "7 read" in str(check_segmentation_folder(copy, full=True))
 
 
-def empty_all(folder: Path) -> None:
-    for mask in (folder / "val" / "masks").iterdir():
-        Image.fromarray(np.zeros((640, 959), np.uint8)).save(mask)
-
-
 def third_mask(mode: str, values: np.ndarray) -> Callable[[Path], object]:
     return lambda folder: save_mask(folder / "train/masks/000003.png", mode, values)
 
@@ -181,7 +176,6 @@ DEFECTS: list[tuple[Callable[[Path], object], list[str]]] = [
         lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
         ["train/images/000003.jpg: damaged", "1 bytes"],
     ),
-    (empty_all, ["all 0"]),
 ]
 
 
@@ -217,28 +211,6 @@ def test_all_faults_are_named_in_one_run(copy: Path) -> None:
     for full in (False, True):
         with refused("data_dir", "3 faults were found", *words):
             check_segmentation_folder(copy, full=full)
-
-
-@pytest.mark.parametrize("turned", ["images", "masks", "both"])
-def test_pairs_that_exif_turns_apart_are_refused_by_the_check_and_in_training(
-    copy: Path, turned: str
-) -> None:
-    """By 180 degrees, so that the sizes agree."""
-    path = {"images": copy / "train/images/000003.jpg", "masks": copy / "train/masks/000003.png"}
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 3
-    for kind in path if turned == "both" else [turned]:
-        with Image.open(path[kind]) as image:
-            image.save(path[kind], exif=exif)
-    if turned == "both":
-        assert "7 read" in str(check_segmentation_folder(copy, full=True))
-        return
-    with refused(
-        "data_dir", "000003", "and 3 for its image" if turned == "images" else "orientation 3"
-    ):
-        check_segmentation_folder(copy, full=True)
-    with refused(path["masks"], "EXIF orientation"):
-        training(copy)[3]
 
 
 def test_two_images_of_one_mask_are_refused(copy: Path) -> None:

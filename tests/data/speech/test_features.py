@@ -1,16 +1,14 @@
-"""Utterances from a manifest and from a Kaldi folder, what is unfit, and the check of both."""
+"""Utterances from a manifest, what is unfit, and the check of both."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
 from data_command import DATA_PREP, run_data_command
@@ -34,17 +32,6 @@ ARRAYS = {
 SPEAKER = {name: f"s{i // 2}" for i, name in enumerate(ARRAYS)}
 
 
-def kaldi(folder: Path, **options: object) -> Path:
-    """Return the same six utterances as a Kaldi folder."""
-    folder.mkdir()
-    kaldiio.save_ark(str(folder / "feats.ark"), ARRAYS, scp=str(folder / "feats.scp"), **options)
-    (folder / "utt2spk").write_text(
-        "".join(f"{name} {speaker}\n" for name, speaker in SPEAKER.items())
-    )
-    (folder / "text").write_text("".join(f"{name}\tthe words of {name}\n" for name in ARRAYS))
-    return folder
-
-
 @pytest.fixture
 def tsv(tmp_path: Path) -> Path:
     """Return a folder of six utterances of three speakers as .npy files with a manifest."""
@@ -59,7 +46,7 @@ def tsv(tmp_path: Path) -> Path:
 
 
 def list_speakers(folder: Path) -> list[features.Utterance]:
-    return list_utterances(folder, "utt2spk", "make --it")
+    return list_utterances(folder, "make --it")
 
 
 def test_a_manifest_lists_its_utterances_in_order_with_labels_frames_and_features(
@@ -81,36 +68,6 @@ def test_frames_that_are_not_listed_are_read_from_the_files(tsv: Path) -> None:
     utterances = list_speakers(tsv)
     assert {u.frames for u in utterances} == {None}
     assert [u.frames for u in with_frames(utterances)] == [10, 11, 12, 13, 14, 15]
-
-
-@pytest.mark.parametrize("compression", [None, 2, 3, 5])
-def test_a_kaldi_folder_gives_the_same_utterances_also_compressed(
-    tmp_path: Path, compression: int
-) -> None:
-    folder = kaldi(
-        tmp_path / "kaldi", **({} if compression is None else {"compression_method": compression})
-    )
-    utterances = list_speakers(folder)
-    assert [(u.name, u.label) for u in utterances] == list(SPEAKER.items())
-    assert [u.frames for u in with_frames(utterances)] == [10, 11, 12, 13, 14, 15]
-    for utterance, array in zip(utterances, ARRAYS.values(), strict=True):
-        assert shape(utterance) == array.shape
-        assert (
-            np.allclose(load(utterance), array, atol=0.05 if compression else 0)
-            and load(utterance).dtype == np.float32
-        )
-
-
-def test_a_kaldi_folder_with_relative_archives_frames_and_transcripts_can_be_moved(
-    tmp_path: Path,
-) -> None:
-    folder = kaldi(tmp_path / "kaldi")
-    (folder / "feats.scp").write_text((folder / "feats.scp").read_text().replace(f"{folder}/", ""))
-    (folder / "utt2num_frames").write_text("u2 12\n")
-    moved = Path(shutil.move(folder, tmp_path / "moved"))
-    assert np.array_equal(load(list_speakers(moved)[5]), ARRAYS["u5"])
-    third = list_utterances(moved, "text", "")[2]
-    assert (third.label, third.frames) == ("the words of u2", 12)
 
 
 def test_statistics_are_those_of_the_frames(tsv: Path) -> None:
@@ -139,35 +96,17 @@ def test_a_malformed_manifest_is_named_with_the_line(
         list_speakers(tsv)
 
 
-def test_a_folder_that_is_missing_or_holds_neither_layout_suggests_mock_data(
+def test_a_folder_that_is_missing_or_has_no_manifest_suggests_mock_data(
     tmp_path: Path,
 ) -> None:
     with refused("data_dir", tmp_path / "none", "make --it"):
         list_speakers(tmp_path / "none")
     (tmp_path / "notes.txt").write_text("")
-    with refused("data_dir", "manifest.tsv", "feats.scp", "notes.txt", "make --it"):
+    with refused("data_dir", "manifest.tsv", "notes.txt", "make --it"):
         list_speakers(tmp_path)
     (tmp_path / "manifest.tsv").write_text("path\tlabel\n")
     with refused("data_dir", tmp_path, "no utterances"):
         list_speakers(tmp_path)
-
-
-@pytest.mark.parametrize("entry", ["u0 cat feats.ark |", "u0 feats.ark", "u0 feats.ark:13[0:4]"])
-def test_commands_and_ranges_in_an_scp_file_are_refused(tmp_path: Path, entry: str) -> None:
-    folder = kaldi(tmp_path / "kaldi")
-    (folder / "feats.scp").write_text(entry + "\n")
-    with refused(folder / "feats.scp", "line 1", repr(entry.split(" ", 1)[1]), "`file.ark:offset`"):
-        list_speakers(folder)
-
-
-def test_kaldi_folders_without_labels_are_refused(tmp_path: Path) -> None:
-    folder = kaldi(tmp_path / "kaldi")
-    (folder / "utt2spk").write_text("u0 s0\n")
-    with refused(folder / "utt2spk", "utterance u1"):
-        list_speakers(folder)
-    (folder / "utt2spk").unlink()
-    with refused("data_dir", "utt2spk"):
-        list_speakers(folder)
 
 
 run = partial(run_data_command, "check_features")
@@ -217,40 +156,27 @@ def test_all_faults_are_named_in_one_run_and_twenty_at_most_in_words(copy: Path)
     assert all(word in bad.stderr for word in ("line 2: 1 values", "line 4: 1 val", "not finite"))
 
 
-def test_an_offset_that_is_no_matrix_is_refused_instead_of_read_as_something_else(
-    tmp_path: Path,
-) -> None:
-    folder = kaldi(tmp_path / "kaldi")
-    with (folder / "feats.ark").open("ab") as archive:
-        offset = archive.tell()
-        archive.write(b"PKL" + pickle.dumps({}))
-    (folder / "feats.scp").write_text(f"u0 {folder}/feats.ark:{offset}\n")
-    (utterance,) = list_speakers(folder)
-    for read in (shape, load):
-        with refused(folder / "feats.ark", f"offset {offset}"):
-            read(utterance)
-
-
 def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    kaldi_root = tmp_path / "kaldi"
-    kaldi_root.mkdir()
     for split, rename in (("train", "s"), ("val", "t")):
         shutil.copytree(tsv, root / split)
         (root / split / "manifest.tsv").write_text(
             (tsv / "manifest.tsv").read_text().replace("\ts", f"\t{rename}")
         )
-        kaldi(kaldi_root / split)
     good = run(root, "--task", "tts_angular", "--dims", "4", "--full")
     assert (good.returncode, good.stderr) == (
         0,
         "",
     ) and "val: 6 utterances, 3 different labels, 75 frames; 4 values a frame" in good.stdout
-    assert run(kaldi_root, "--task", "speech_transformer", "--dims", "4").returncode == 0
+    assert run(root, "--task", "speech_transformer", "--dims", "4").returncode == 0
+    common = tmp_path / "common"
+    common.mkdir()
+    for split in ("train", "val"):
+        (common / split).symlink_to(tsv)
 
     for arguments, values in (
         ((root, "--task", "tts_angular"), ["4 values a frame", 40]),
-        ((kaldi_root, "--task", "tts_angular", "--dims", "4"), ["3 speakers", "train/", "val/"]),
+        ((common, "--task", "tts_angular", "--dims", "4"), ["3 speakers", "train/", "val/"]),
         (
             (tmp_path / "none", "--task", "speech_transformer"),
             [tmp_path / "none", "python3 data_prep/mock_speech.py"],
@@ -264,18 +190,10 @@ def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path)
     check_refused_command(single.returncode, single.stderr, "1 of 3 speakers", "t2 has 1")
 
 
-@pytest.mark.parametrize("kind", ["npy", "ark", "compressed ark"])
-def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> None:
-    if kind == "npy":
-        np.save(tmp_path / "u.npy", ARRAYS["u5"])
-        utterance = features.Utterance("u", "s", tmp_path / "u.npy")
-    else:
-        options = {"compression_method": 2} if kind == "compressed ark" else {}
-        utterance = list_speakers(kaldi(tmp_path / "kaldi", **options))[-1]
-    assert shape(utterance) == ARRAYS["u5"].shape
-    data = utterance.path.read_bytes()
-    utterance.path.write_bytes(data[:-3])
-    with refused(utterance.path, "greater than file" if kind == "npy" else f"of {len(data)} bytes"):
+def test_a_truncated_file_is_found_by_its_header(tsv: Path) -> None:
+    utterance = list_speakers(tsv)[-1]
+    utterance.path.write_bytes(utterance.path.read_bytes()[:-3])
+    with refused(utterance.path, "greater than file"):
         shape(utterance)
 
 
@@ -297,9 +215,7 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
     train = SpeechFolder(copy / "train", 160, 100)
     assert train.notices == ()
     (copy / "train" / "alignment.tsv").unlink(missing_ok=True)
-    lengths = sorted(
-        stacked_length(len(load(u))) for u in list_utterances(copy / "train", "text", "")
-    )
+    lengths = sorted(stacked_length(len(load(u))) for u in list_utterances(copy / "train", ""))
     short = SpeechFolder(copy / "train", lengths[-1] // 2 - 1, 100)
     (line,) = short.notices
     left = sum(length > 2 * (lengths[-1] // 2 - 1) for length in lengths)
@@ -315,9 +231,9 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
 
 
 def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path) -> None:
-    assert check_features(copy, "text", 80, "", vocabulary_size=100).notices == ()
+    assert check_features(copy, 80, "", vocabulary_size=100).notices == ()
     with refused("data_dir", "room for 2"):
-        check_features(copy, "text", 80, "", vocabulary_size=5)
+        check_features(copy, 80, "", vocabulary_size=5)
 
 
 def test_the_check_knows_the_model_s_tokens() -> None:
@@ -325,4 +241,4 @@ def test_the_check_knows_the_model_s_tokens() -> None:
     assert spec and spec.loader
     command = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(command)
-    assert command.TASKS["speech_transformer"][3] == speech_transformer.VOCABULARY
+    assert command.TASKS["speech_transformer"][2] == speech_transformer.VOCABULARY

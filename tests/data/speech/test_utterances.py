@@ -1,10 +1,9 @@
-"""Utterances and their batches: frames, cuts between words, vocabularies, and Kaldi folders."""
+"""Utterances and their batches: frames, cuts between words, vocabularies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
 import torch
@@ -35,7 +34,7 @@ def test_a_stacked_frame_is_four_frames_from_every_third_on(frames: int) -> None
 def test_an_item_is_normalised_frames_and_the_numbers_of_its_characters(root: Path) -> None:
     data = SpeechFolder(root / "train", 160, 100)
     features, characters = data[5]
-    listed = list_utterances(root / "train", "text", "")[5]
+    listed = list_utterances(root / "train", "")[5]
     assert data.characters.decode(characters.tolist()) == listed.label
     assert (features.dtype, features.shape) == (
         torch.float32,
@@ -134,20 +133,6 @@ def test_held_out_data_takes_vocabulary_and_scale_from_the_training_data(root: P
 
 
 # Real data
-
-
-def test_a_kaldi_folder_gives_the_same_items(root: Path, tmp_path: Path) -> None:
-    utterances = list_utterances(root / "train", "text", "")
-    with kaldiio.WriteHelper(f"ark,scp:{tmp_path}/feats.ark,{tmp_path}/feats.scp") as writer:
-        for number, u in enumerate(utterances):
-            writer(f"utt{number:03d}", load(u))
-    (tmp_path / "text").write_text(
-        "".join(f"utt{n:03d} {u.label}\n" for n, u in enumerate(utterances)), encoding="utf-8"
-    )
-    plain, kaldi = SpeechFolder(root / "train", 160, 100), SpeechFolder(tmp_path, 160, 100)
-    assert kaldi.lengths == plain.lengths
-    for index in (0, 7, 23):
-        assert all(torch.equal(a, b) for a, b in zip(plain[index], kaldi[index], strict=True))
 
 
 def test_a_missing_feature_file_is_named_before_anything_is_read(copy: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -
         ["ab" * 500_000],
         ["short text. " * 2000],
     ):
-        corpus = text_corpus.Corpus("test", tuple(documents))
+        corpus = text_corpus.Corpus(tuple(documents))
         train, held_out = corpus.split()
         share = sum(map(len, held_out)) / sum(map(len, train + held_out))
         assert 0.05 < share < 0.12
@@ -65,6 +65,6 @@ def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -
             sorted("".join(documents).replace(" ", "")),
         )
         assert letters[0] == letters[1]
-    train, held_out = text_corpus.Corpus("test", ("alpha beta\ngamma " * 20_000,)).split()
+    train, held_out = text_corpus.Corpus(("alpha beta\ngamma " * 20_000,)).split()
     words = {word for part in train + held_out for word in part.split()}
     assert len(train) > 10 and words == {"alpha", "beta", "gamma"}  # none is cut

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from refusal import check_refused_command, refused
 
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenized as text
-from gallery_lib.data.text.masking import PackedText, infill, mask_tokens
 
 
 def test_a_folder_of_text_is_tokenised_once_into_the_cache(
@@ -27,7 +25,7 @@ def test_a_folder_of_text_is_tokenised_once_into_the_cache(
 ) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     first = text.find(str(text_files), "wordpiece")
-    assert first.folder.is_relative_to(tmp_path) and "TOKENIZERS_PARALLELISM" not in os.environ
+    assert first.folder.is_relative_to(tmp_path)
     # From here on, tokenising again would fail.
     monkeypatch.setattr(text_corpus, "text_folder", None)
     assert text.find(str(text_files), "byte-bpe").folder.parent == first.folder.parent
@@ -90,7 +88,7 @@ def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
     ("content", "values"),
     [
         (None, ["does not exist"]),
-        ({}, ["no .txt files", "It is empty."]),
+        ({}, ["no .txt files", "It holds nothing"]),
         ({"notes.md": b"words"}, ["no .txt files", "1 with another ending (notes.md)"]),
         ({"a.txt": b"", "b.txt": b" \n\n "}, [" 0 characters", 20000]),
         ({"a.txt": b"A few words only."}, [" 17 characters", 20000]),
@@ -98,8 +96,8 @@ def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
             {"a.txt": b"words " * 5000, "b.txt": b"na\xefve " * 5000},
             ["b.txt: it is not UTF-8", "0xef", "position 2"],
         ),
-        ({"a.txt": ("words " * 5000).encode("utf-16")}, ["0xff", "-f utf-16 "]),
-        ({"a.txt": ("words " * 5000).encode("utf-16-le")}, ["zero bytes", "-f utf-16 "]),
+        ({"a.txt": ("words " * 5000).encode("utf-16")}, ["0xff", "iconv"]),
+        ({"a.txt": ("words " * 5000).encode("utf-16-le")}, ["zero bytes", "iconv"]),
     ],
 )
 def test_unfit_text_ends_the_command_with_code_2_and_one_message(
@@ -112,27 +110,7 @@ def test_unfit_text_ends_the_command_with_code_2_and_one_message(
             (folder / name).write_bytes(data)
     result = run("--data_dir", folder, cache=tmp_path / "cache")
     check_refused_command(result.returncode, result.stderr, folder, *values)
-    assert result.stderr.count("\n") == 1 and not list((tmp_path / "cache").rglob("about.json"))
-
-
-def with_an_id(path: Path, index: int, value: int) -> None:
-    tokens = np.load(path)
-    tokens[index] = value
-    np.save(path, tokens)
-
-
-def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(
-    prepared: Path, tmp_path: Path
-) -> None:
-    made = Path(shutil.copytree(prepared, tmp_path / "made"))
-    with_an_id(made / "byte-bpe" / "train.npy", 70, 60_000)
-    data = PackedText(byte_bpe(made), "train", 32, infill, train=True)
-    data[0]
-    with refused(made / "byte-bpe/train.npy", "token 70 is 60000"):
-        data[2]
-    os.truncate(made / "wordpiece" / "held_out.npy", 300)
-    with refused(made / "wordpiece/held_out.npy"):
-        PackedText(wordpiece(made), "held_out", 32, mask_tokens, train=False)
+    assert result.stderr.count("\n") == 1 and not list((tmp_path / "cache").rglob("*.json"))
 
 
 def test_text_files_of_any_case_count_and_others_are_named(
@@ -149,19 +127,11 @@ def test_text_files_of_any_case_count_and_others_are_named(
     assert done.notices == (f"left out of {copy}: {left_out}",)
 
 
-def test_a_folder_without_what_its_tokens_are_is_damaged(prepared: Path, tmp_path: Path) -> None:
-    made = Path(shutil.copytree(prepared, tmp_path / "made"))
-    (made / "wordpiece" / "about.json").write_text("{")
-    with refused(made / "wordpiece" / "about.json", "is damaged"):
-        text.find(str(made), "wordpiece")
-
-
 @pytest.mark.slow
 def test_the_default_text_is_english_of_some_size_made_in_seconds(tmp_path: Path) -> None:
     made = run(cache=tmp_path)
     assert made.returncode == 0, made.stderr
-    about = json.loads((tmp_path / "data" / "english" / "wordpiece" / "about.json").read_text())
-    assert about["tokens"]["train"] > 100_000
+    assert len(np.load(tmp_path / "data" / "english" / "wordpiece" / "train.npy")) > 100_000
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 20e6
     assert "complete already" in run(cache=tmp_path).stdout
 

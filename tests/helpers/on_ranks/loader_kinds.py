@@ -78,12 +78,11 @@ class OfOwnGenerators(OfPython):
 
     def __init__(self) -> None:
         self.of_python, self.of_numpy = random.Random(), np.random.default_rng()
-        self.of_old_numpy, self.of_torch = np.random.RandomState(), torch.Generator()
+        self.of_torch = torch.Generator()
         self.of_torch.seed()
 
     def __iter__(self) -> Iterator[int]:
         order = self.of_numpy.permutation(self.of_python.sample(DATA, SAMPLES))
-        order = order[self.of_old_numpy.permutation(SAMPLES)]
         return iter(order[torch.randperm(SAMPLES, generator=self.of_torch).numpy()].tolist())
 
 
