@@ -36,7 +36,6 @@ _ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu, _NAMES)
 _SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free, _NAMES)
 _FUSED: dict[type, type[fused.Fused]] = _forms(fused, ("Adam", "AdamW", "SGD", "Adagrad"))
 _OURS = (fused_cpu.OnePass, SyncFree, fused.Fused)
-_LEFT = "what it cannot take is left to torch's own step"
 
 
 def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = True) -> str:
@@ -61,65 +60,54 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     _bring_states(optimizer)
     if isinstance(optimizer, _OURS):
         return f"{name} is accelerated already ({type(optimizer).__module__})."
-    reason = _reason_not_accelerated(optimizer)
-    if reason is not None:
-        return f"{name} stays as it is: {reason}."
-    kind = type(optimizer)
-    devices = sorted({str(p.device) for group in optimizer.param_groups for p in group["params"]})
-    where = ", ".join(devices)
-    on_gpu = any(device.startswith("cuda") for device in devices)
-    takes_less_fused = on_gpu and not scaled and kind in _FUSED
-    if not takes_less_fused and _reason_against_sync_free(optimizer) is None:
-        _adopt(optimizer, _SYNC_FREE[kind])
-        return f"{name} is sync-free on {where}; {_LEFT}."
-    if devices == ["cpu"] and _one_pass_is_there(kind):
-        _adopt(optimizer, _ONE_PASS[kind])
-        return f"{name} takes its steps in one pass over memory on the CPU; {_LEFT}."
-    _adopt(optimizer, _FUSED[kind])
-    return f"{name} takes torch's fused form on {where}; {_LEFT}."
+    form, text = _choose(optimizer, scaled)
+    if form is None:
+        return f"{name} stays as it is: {text}."
+    _adopt(optimizer, form)
+    return f"{name} {text}; what it cannot take is left to torch's own step."
 
 
-def _reason_not_accelerated(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return why `optimizer` keeps its own step, or None where a faster form takes it."""
+def _choose(
+    optimizer: torch.optim.Optimizer, scaled: bool
+) -> tuple[type[torch.optim.Optimizer] | None, str]:
+    """Return the class of the fastest form and what to say of it; None with the reason."""
     kind, groups = type(optimizer), optimizer.param_groups
-    if getattr(torch.optim, kind.__name__, None) is not kind:
-        return f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
     parameters = [p for group in groups for p in group["params"]]
-    device_types = {p.device.type for p in parameters}
-    dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
+    where = ", ".join(sorted({str(p.device) for p in parameters}))
+    device_types, dtypes = ({p.device.type for p in parameters}, {p.dtype for p in parameters})
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        return None, f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
     if device_types not in ({"cpu"}, {"cuda"}):
-        return f"its parameters are on {', '.join(sorted(device_types)) or 'no device'}"
+        return None, f"its parameters are on {where or 'no device'}"
     if kind not in _FUSED and kind not in _SYNC_FREE:  # one pass has the classes of sync_free
-        return "there is no faster form of it here"
+        return None, "there is no faster form of it here"
     for group in (optimizer.defaults, *groups):
         if (form := fused.choice(group)) is not None:
-            return f"{form} was chosen"
+            return None, f"{form} was chosen"
     if not _step_is_torchs(optimizer):
-        return "its `step` was replaced"
+        return None, "its `step` was replaced"
+    on_cpu, reason = device_types == {"cpu"}, _reason_against_sync_free(optimizer)
     # Within `usage.on_cpu_too()` the CPU takes the sync-free form, as CUDA does.
-    in_one_pass = device_types == {"cpu"} and not usage.used(torch.device("cpu"))
-    if in_one_pass and _one_pass_is_there(kind):
-        if not any(p.dtype is torch.float32 for p in parameters):
-            return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
-        if not any(map(fused_cpu.takes_options, groups)):
-            return (
-                "its options have no form in one pass over memory (amsgrad, centered, "
-                "dampening, or a tensor)"
-            )
-        return None if cpu_optimizers.available() else "there is no C++ compiler"
-    if not any(p.dtype in (torch.float32, torch.float64) for p in parameters):
-        return f"its parameters are {dtypes}"
-    if kind not in _FUSED and (reason := _reason_against_sync_free(optimizer)) is not None:
-        return f"torch has no fused form of it, and {reason}"
-    return None
+    if reason is None and (on_cpu or scaled or kind not in _FUSED):
+        return _SYNC_FREE[kind], f"is sync-free on {where}"
+    if on_cpu and kind in _ONE_PASS:
+        reason = _reason_against_one_pass(groups, dtypes)
+        if reason is None:
+            return _ONE_PASS[kind], "takes its steps in one pass over memory on the CPU"
+    if kind not in _FUSED:
+        return None, f"{reason}, and torch has no fused form of it"
+    if not dtypes & {torch.float32, torch.float64}:
+        return None, f"its parameters are {', '.join(sorted(map(str, dtypes)))}"
+    return _FUSED[kind], f"takes torch's fused form on {where}"
 
 
-def _one_pass_is_there(kind: type) -> bool:
-    """Return whether steps of `kind` are to be taken in one pass.
-
-    Without a C++ compiler torch's fused implementation, where there is one, is next best.
-    """
-    return kind in _ONE_PASS and (cpu_optimizers.available() or kind not in _FUSED)
+def _reason_against_one_pass(groups: list[dict[str, Any]], dtypes: set[torch.dtype]) -> str | None:
+    """Return why no step would be taken in one pass on the CPU; None if some would."""
+    if not cpu_optimizers.available():
+        return "there is no C++ compiler"
+    if torch.float32 in dtypes and any(map(fused_cpu.takes_options, groups)):
+        return None
+    return "one pass over memory takes fp32 parameters, and numbers as options"
 
 
 def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:

@@ -6,8 +6,7 @@ same. The differences are:
 - Overflow is judged on the gradients as they are when `step` or `unscale_` is called, after their
   reduction. The ranks of the process group agree on it (one all-reduce of a scalar, which NCCL
   enqueues). So no rank skips alone.
-- With this package's optimizers and own kernels, gradients are read once for the check and for
-  their norm (`gradient_norm`).
+- Where own kernels run, they check the gradients.
 - `step_was_skipped` is a flag on the device.
 
 This package's optimizers, and torch's fused ones, take scale and flag themselves
@@ -25,10 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.optim.sync_free import SyncFree
 
 
 class WaitsForDevice(RuntimeWarning):
@@ -90,34 +87,6 @@ class GradScaler(torch.amp.GradScaler):
         """Return the number of steps skipped since this object was made; waits for the device."""
         return 0 if self._skips is None else int(self._skips)
 
-    def gradient_norm(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return the L2 norm of the unscaled gradients, an fp32 scalar on their device.
-
-        Call it before `step`, which reuses the same read to check for overflow.
-
-        Raises:
-            InputError: for an optimizer that is none of `sync_free`.
-            RuntimeError: when its gradients have been checked already.
-        """
-        if not isinstance(optimizer, SyncFree):
-            raise InputError(
-                "gradient_norm takes an optimizer of gallery_lib.optim.sync_free, "
-                f"not {type(optimizer).__name__}.",
-                parameter="optimizer",
-            )
-        norm, found_inf = gradient_statistics(_gradients_of(optimizer))
-        if not self._enabled:
-            return norm
-        scale, _ = self._check_scale_growth_tracker("gradient_norm")
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["found_inf_per_device"]:
-            raise RuntimeError(
-                "gradient_norm() comes after unscale_(), step() or another gradient_norm() "
-                "since the last update()."
-            )
-        state["found_inf_per_device"] = self._agreed({found_inf.device: found_inf})
-        return norm / scale.to(norm.device, non_blocking=True)
-
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Take a step as torch's scaler does; set `step_was_skipped` here and on the optimizer."""
         result = super().step(optimizer, *args, **kwargs)
@@ -133,9 +102,6 @@ class GradScaler(torch.amp.GradScaler):
     # Overrides of the parts of torch's step, unscale_ and update.
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["found_inf_per_device"]:  # gradient_norm has checked already
-            return state["found_inf_per_device"]
         gradients = _gradients_of(optimizer)
         devices = {gradient.device for gradient in gradients}
         if not all(usage.used(device) for device in devices):
@@ -144,8 +110,9 @@ class GradScaler(torch.amp.GradScaler):
             device: gradient_statistics([g for g in gradients if g.device == device])[1]
             for device in devices
         }
-        state["found_inf_per_device"] = self._agreed(flags_by_device)
-        return state["found_inf_per_device"]
+        flag = self._agreed(flags_by_device)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flag
+        return flag
 
     def _unscale_grads_(self, *arguments: Any, **named: Any) -> dict[torch.device, Tensor]:
         return self._agreed(super()._unscale_grads_(*arguments, **named))

@@ -41,8 +41,6 @@ class SyncFree(torchs_step.PickledAsTorchs):
     _rule: str
     _counts_steps = True
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
-    clip_factor: Tensor | None = None
-    """Scalar on the device that multiplies the gradients when it is set."""
     step_was_skipped: Tensor | None = None
     """Overflow flag of the last step, on the device; None when none was given."""
 
@@ -126,12 +124,9 @@ class SyncFree(torchs_step.PickledAsTorchs):
         """
         if found_inf is not None and bool(found_inf):
             return
-        factor = 1.0 if scale is None else 1.0 / float(scale)
-        if self.clip_factor is not None:
-            factor *= float(self.clip_factor)
-        for p in parameters if factor != 1.0 else ():
-            assert p.grad is not None
-            p.grad.mul_(factor)
+        for p in parameters if scale is not None else ():
+            assert scale is not None and p.grad is not None
+            p.grad.mul_(1.0 / float(scale))
         self.grad_scale, self.found_inf = None, None
         try:
             torchs_step.take(self, super().step, [group])
@@ -163,7 +158,6 @@ class SyncFree(torchs_step.PickledAsTorchs):
             steps=[state["step"] for state in states] if self._counts_steps else (),
             gradient_scale=here(scale),
             found_inf=here(found_inf),
-            clip_factor=here(self.clip_factor),
             learning_rate=here(lr) if on_device else None,
         )
 

@@ -7,12 +7,10 @@ shows in the scale, which the host reads. That is how the baseline keeps its sch
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.schedules import SkipAware
-from gallery_lib.optim.sync_free import SyncFree
 
 
 class Updates:
@@ -45,7 +43,9 @@ class Updates:
     def take(self) -> None:
         """Make one update from the present gradients, or none if they overflowed."""
         if self.max_norm is not None:
-            self._clip(self.max_norm)
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         own = isinstance(self.scaler, GradScaler)
         scale = 0.0 if own else self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -55,24 +55,7 @@ class Updates:
         if self.schedule is not None and not skipped:
             self.schedule.step()
 
-    def _clip(self, max_norm: float) -> None:
-        if isinstance(self.scaler, GradScaler) and isinstance(self.optimizer, SyncFree):
-            norm = self.scaler.gradient_norm(self.optimizer)
-            self.optimizer.clip_factor = clip_factor(norm, max_norm)
-        else:
-            self.scaler.unscale_(self.optimizer)
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
     def skipped_steps(self) -> int:
         """Return the number of steps skipped so far; may wait for the device."""
         own = self.scaler.skipped_steps() if isinstance(self.scaler, GradScaler) else 0
         return self.skipped_before + self._skipped + own
-
-
-def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor that brings gradients of this norm to at most `max_norm`, on the device.
-
-    The formula is that of `clip_grad_norm_`.
-    """
-    return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()

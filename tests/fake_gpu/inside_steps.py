@@ -20,7 +20,6 @@ from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.sync_free import SGD
-from gallery_lib.optim.updates import clip_factor
 
 STEPS, IMAGES, SIZE, CLASSES = 4, 6, 12, 5
 
@@ -89,7 +88,6 @@ def on_the_cpu() -> list[float]:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), labels, label_smoothing=0.1)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -112,8 +110,6 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         loss = cross_entropy(self.call(x), labels, label_smoothing=0.1)
         self.scaler.scale(loss).backward()
-        norm = self.scaler.gradient_norm(self.optimizer)
-        self.optimizer.clip_factor = clip_factor(norm, 0.5)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach()
@@ -224,8 +220,6 @@ def test_forward_and_backward_are_captured_and_replayed(device):
             for parameter in model.parameters():
                 parameter.grad.zero_()
             graph.replay()
-            norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-            training.optimizer.clip_factor = clip_factor(norm, 0.5)
             training.optimizer.step()
             losses.append(loss.clone())
     assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
