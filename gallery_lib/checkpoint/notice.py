@@ -22,8 +22,6 @@ REQUEST_FILE = "end-requested-host{}"
 It names the signal. Ranks of other hosts agree with these at the next step. A host that the run has
 lost asks nobody.
 """
-ENDED_FILE = "ended-early.json"
-"""File in a run's folder that says why a run ended before its last step, and how it goes on."""
 _ONE_NOTICE_SECONDS = 2.0
 
 

@@ -43,7 +43,7 @@ class Saver:
     Args:
         folder: the folder of checkpoints.
         parts: what a checkpoint holds.
-        interval: between two checkpoints.
+        interval: between two checkpoints; None: none is saved.
         keep: number of checkpoints to keep.
         say: tells a line to whoever watches the training.
         notice: what this process hears.
@@ -53,7 +53,7 @@ class Saver:
         self,
         folder: Path,
         parts: Parts,
-        interval: Interval,
+        interval: Interval | None,
         keep: int,
         say: Callable[[str], None],
         notice: Notice,
@@ -61,7 +61,9 @@ class Saver:
         self.folder, self._parts, self._interval, self._keep = folder, parts, interval, keep
         self._say, self._notice = say, notice
         self._alone = process_group.world_size() == 1
-        self._group: Any = None if self._alone else dist.new_group(backend="gloo")
+        self._group: Any = None
+        if not self._alone and interval is not None:
+            self._group = dist.new_group(backend="gloo")
         self._began = time.monotonic()
         self._flags: tuple[Tensor, Any] | None = None
         self._thread: threading.Thread | None = None
@@ -71,6 +73,8 @@ class Saver:
 
     def due(self, step: int) -> Due:
         """Return what is to be done at the end of a step. Every rank calls it after each step."""
+        if self._interval is None:
+            return Due(False, False)
         timed = self._interval.seconds
         over = timed is not None and time.monotonic() - self._began >= timed
         end, by_time = self._agreed(bool(self._notice.heard()), over)

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
@@ -25,12 +24,11 @@ from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import IMPORTS, Phase, read_phases
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.visible import visible
-from gallery_lib.errors import GoOnLater, InputError, RunFailed
+from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.launcher import preflight, run_folder
 from gallery_lib.launcher.commands import WORKER, command_of, environment_of, shown_command
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, sockets
-from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     SOCKETS_VARIABLE,
@@ -304,9 +302,5 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> R
 
 def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
     """Return why a run has ended before its last step, with the command that goes on with it."""
-    reason = f"the run in {config.run_dir} has ended with a checkpoint"
-    with contextlib.suppress(FileNotFoundError, InputError):
-        file = Path(config.run_dir or "") / notice.ENDED_FILE
-        reason = str(read_json(file, dict[str, Any], again="")["reason"])
     command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return f"{reason}. Go on with: {command}"
+    return f"the run in {config.run_dir} has ended with a checkpoint. Go on with: {command}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
-from gallery_lib.checkpoint.notice import ENDED_FILE, REQUEST_FILE
+from gallery_lib.checkpoint.notice import REQUEST_FILE
 from gallery_lib.config import TrainConfig
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.phases import PHASES_FILE
@@ -21,7 +21,7 @@ from gallery_lib.train.failure import ERROR_FILES
 
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = re.compile(
-    r"(config|phases|results|losses|traffic|ended-early)\.json|steps\.jsonl"
+    r"(config|phases|results|losses|traffic)\.json|steps\.jsonl"
     r"|weights\.pt|failure\.txt|held|checkpoints|\..*\.tmp"
     r"|(rendezvous|torchrun|launcher-host|log-rank|error-rank|probe|initial-|slurm-|run-host"
     r"|end-requested-host|\.lock-host).*"
@@ -87,7 +87,7 @@ def clear(folder: Path, host: int) -> None:
 
     Other hosts of the run may be at work already: what they ask of their own ranks stays.
     """
-    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host), ENDED_FILE):
+    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE, REQUEST_FILE.format(host)):
         for file in folder.glob(name):
             file.unlink()
 

@@ -10,7 +10,6 @@ though not the huge pages, are set while it runs.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import gc
 import os
 import platform
@@ -44,12 +43,6 @@ def reason_not_applied() -> str | None:
             if name in preload:
                 return f"{name} is preloaded and replaces glibc's allocator"
     return None
-
-
-def installed() -> list[str]:
-    """Return the allocators for LD_PRELOAD that the linker finds here, by file name."""
-    names = ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
-    return [found for name in names if (found := ctypes.util.find_library(name))]
 
 
 def trim() -> None:

@@ -11,13 +11,11 @@ same. The differences are:
 
 This package's optimizers, and torch's fused ones, take scale and flag themselves
 (`_step_supports_amp_scaling`). Any other optimizer works as with torch's scaler: the host reads the
-flag to decide, which waits for the device. A warning says so once per class.
+flag to decide, which waits for the device.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
 from typing import Any
 
 import torch
@@ -26,21 +24,6 @@ from torch import Tensor
 
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import usage
-
-
-class WaitsForDevice(RuntimeWarning):
-    """An optimizer cannot skip a step on the device; the host waits for the flag at every step."""
-
-
-@functools.cache
-def _announce(optimizer: str) -> None:
-    warnings.warn(
-        f"{optimizer} cannot skip a step on the device: the scaler waits at each of its steps for "
-        "the overflow flag. gallery_lib.optim.sync_free has optimizers that can, and torch's Adam, "
-        "AdamW, SGD and Adagrad can with fused=True.",
-        WaitsForDevice,
-        stacklevel=5,
-    )
 
 
 def _gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -116,12 +99,6 @@ class GradScaler(torch.amp.GradScaler):
 
     def _unscale_grads_(self, *arguments: Any, **named: Any) -> dict[torch.device, Tensor]:
         return self._agreed(super()._unscale_grads_(*arguments, **named))
-
-    def _maybe_opt_step(
-        self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
-    ) -> float | None:
-        _announce(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}")
-        return super()._maybe_opt_step(optimizer, *args, **kwargs)
 
     def _agreed(self, flags_by_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         """Return one overflow flag, on the scale's device, for all devices and ranks."""

@@ -140,14 +140,13 @@ def _weighted_findings(results: Results) -> Iterator[tuple[float, str]]:
 def technique_rows() -> Rows:
     """Return the table of techniques: whether each applies here, else what is missing."""
     compiler, gpus, cores = hardware.cpp_compiler(), hardware.gpu_count(), hardware.cores()
-    reason, installed = allocator.reason_not_applied(), ", ".join(allocator.installed())
+    reason = allocator.reason_not_applied()
     layout = "not used: convolutions on a CPU without AVX-512 gain nothing from it"
     if hardware.prefers_channels_last(hardware.device_type()):
         layout = "applies"
     bf16 = "no units for it: O1 is emulated and slower than O0; compiler-opt uses the fp32 units"
     if hardware.computes_in_bf16("cpu"):
         bf16 = "has units for it: O1 gains"
-    other = f"found: {installed}; used when LD_PRELOAD names it" if installed else "none found"
     return [
         ["technique", "here"],
         [
@@ -157,7 +156,6 @@ def technique_rows() -> Rows:
         ["allocator", f"does not apply: {reason}" if reason else "applies"],
         ["channels_last", layout],
         *(_ON_GPU if gpus else _of_a_step_on_cpu(has_compiler=bool(compiler))),
-        ["another allocator", other],
         ["bfloat16 on the CPU", bf16],
         ["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"],
         ["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"],

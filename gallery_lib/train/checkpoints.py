@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ from torch import Tensor
 
 from gallery_lib.checkpoint import state
 from gallery_lib.checkpoint.folders import CHECKPOINTS, interval_of, newest_first
-from gallery_lib.checkpoint.notice import ENDED_FILE, Notice
+from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.saver import Saver
 from gallery_lib.checkpoint.state import Parts, Saved, graphs_made
 from gallery_lib.comm import process_group
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
-from gallery_lib.system.files import written_if_possible
-from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -103,12 +100,10 @@ class RunCheckpoints:
         self._session, self._config, self._parts = session, config, parts_of(session)
         self._graphs = CompiledGraphs(session)
         self._folder = Path(config.run_dir) / CHECKPOINTS
-        self._saver: Saver | None = None
-        if config.checkpoint_every is not None:
-            interval = interval_of(config.checkpoint_every)
-            self._saver = Saver(
-                self._folder, self._parts, interval, config.keep, session.log.say, notice
-            )
+        every = config.checkpoint_every
+        interval = None if every is None else interval_of(every)
+        say = session.log.say
+        self._saver = Saver(self._folder, self._parts, interval, config.keep, say, notice)
 
     def begin(self, saved: Saved | None, logged_steps: int) -> Trained:
         """Return where the training begins: at its start, or where a checkpoint has left off.
@@ -133,8 +128,6 @@ class RunCheckpoints:
             "lost_steps": lost,
             "processes_before": before,
             "processes": now,
-            "resumed_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "checkpoint": str(saved.path),
         }
         trained.interruptions = [*saved.content["run"]["interruptions"], entry]
         return trained
@@ -161,11 +154,10 @@ class RunCheckpoints:
     def due(self, steps: int) -> tuple[bool, bool]:
         """Return whether to save after so many steps, and whether to end then."""
         self._graphs.step_done()
-        return (False, False) if self._saver is None else self._saver.due(steps)
+        return self._saver.due(steps)
 
     def save(self, trained: Trained, steps: int) -> None:
         """Save a checkpoint after `steps`, all of which are logged."""
-        assert self._saver is not None
         session, clock = self._session, self._session.clock
         run = {
             "epoch": trained.epoch,
@@ -183,18 +175,14 @@ class RunCheckpoints:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is whole."""
-        if self._saver is not None:
-            self._saver.finish()
+        self._saver.finish()
 
     def end_early(self, steps: int) -> GoOnLater | RunFailed:
-        """Return the error with which a run ends that was told to, and note it in its folder."""
-        assert self._saver is not None
-        run_dir, reason = Path(self._config.run_dir), self._saver.end(steps)
+        """Return the error with which a run ends that was told to."""
+        reason = self._saver.end(steps)
+        self._session.log.say(reason)
         if not newest_first(self._folder):
             return RunFailed(f"{reason}, and there is none before it.")
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            with written_if_possible(run_dir):
-                write_json(run_dir / ENDED_FILE, {"step": steps, "reason": reason})
         return GoOnLater(f"{reason}. Run it again with --resume=auto.")
 
 

@@ -266,10 +266,11 @@ def _write(session: Session, results: Results, trained: Trained) -> None:
     if trained.broken_off:
         # The first rank that fails has the others ended, and rank 0 has to write first.
         process_group.all_ranks(None)
+        at = trained.diverged or {}
         raise Diverged(
-            f"{trained.diverged}, so the run has been ended. "
-            f"{config.run_dir}/results.json has what was measured until then. A smaller lr may "
-            "help; --no-terminate-on-nan trains on in any case"
+            f"its loss is no finite number from step {at['step']} on rank {at['rank']} on, so the "
+            f"run has been ended. {config.run_dir}/results.json has what was measured until then. "
+            "A smaller lr may help; --no-terminate-on-nan trains on in any case"
         )
 
 

@@ -25,22 +25,15 @@ from gallery_lib.train.session import Session
 from gallery_lib.tune import choice
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """Step, from 1, and rank at which a training's loss was first no finite number."""
+def divergence(
+    means: Sequence[float], own: Sequence[Tensor], first_step: int
+) -> dict[str, int] | None:
+    """Return step and rank at which a loss was first no finite number, or None.
 
-    step: int
-    rank: int
-
-    def __str__(self) -> str:
-        return f"its loss is no finite number from step {self.step} on rank {self.rank} on"
-
-
-def divergence(means: Sequence[float], own: Sequence[Tensor], first_step: int) -> Divergence | None:
-    """Return the divergence among some consecutive steps, or None. Collective if there is one.
+    A collective call if there is one.
 
     Args:
-        means: losses, averaged over ranks.
+        means: losses of consecutive steps, averaged over ranks.
         own: this rank's losses of the same steps, scalars.
         first_step: number of the first of these steps, from 1.
     """
@@ -48,7 +41,7 @@ def divergence(means: Sequence[float], own: Sequence[Tensor], first_step: int) -
     if place is None:
         return None
     finite = process_group.all_ranks(bool(own[place].isfinite()))
-    return Divergence(first_step + place, finite.index(False) if False in finite else 0)
+    return {"step": first_step + place, "rank": finite.index(False) if False in finite else 0}
 
 
 @dataclass
@@ -57,7 +50,7 @@ class Trained:
 
     # [[step, loss], …] with every step from 1; the loss is the mean over ranks.
     curve: list[list[float]] = field(default_factory=list)
-    diverged: Divergence | None = None
+    diverged: dict[str, int] | None = None  # step, rank
     broken_off: bool = False  # whether training ended where it diverged
     step_seconds: list[float] = field(default_factory=list)
     epoch: int = 0  # number of the pass under way
@@ -164,7 +157,7 @@ def results_of(
         techniques=techniques,
         data=data,
         started_from=dataclasses.asdict(session.started_from) if session.started_from else {},
-        diverged_at=dataclasses.asdict(trained.diverged) if trained.diverged else None,
+        diverged_at=trained.diverged,
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
         load=load,

@@ -60,8 +60,8 @@ class Results:
     # What else wanted the machine; None: not looked at, as in a comparison, which looks itself.
     load: MachineLoad | None = None
     tuning: str = ""  # why `--tune` chose as it did, as a table; '' without tuning
-    # Where the run was resumed: step, lost_steps, processes_before, processes, resumed_at,
-    # checkpoint (None: it started again). Its times are then those of several processes' lives.
+    # Where the run was resumed: step, lost_steps, processes_before, processes.
+    # Its times are then those of several processes' lives.
     interruptions: list[dict[str, Any]] = field(default_factory=list)
     # step_seconds: mean over at least ten times the batches that loading processes have in flight;
     # input_seconds: wait for data in it, and steady_input_seconds in a usual step; steps: how many.

@@ -291,8 +291,7 @@ class StepClock:
         self.page_faults: list[int] = []
         self.phases: dict[str, list[float]] = {}
         self.paused_seconds = 0.0
-        self._pending: list[tuple[Any, Any, float]] = []
-        self._pending_phases: list[tuple[str, Any, Any]] = []
+        self._pending: list[tuple[list[float], Any, Any, float]] = []
         self._last: Any = None
         self._last_phase: Any = None
         self._last_faults = 0
@@ -314,36 +313,32 @@ class StepClock:
     def phase_done(self, name: str) -> None:
         """Mark the end of a part of the current step (on CUDA: that it is queued)."""
         now = self._mark()
-        if self.cuda:
-            self._pending_phases.append((name, self._last_phase, now))
-        else:
-            self.phases.setdefault(name, []).append(now - self._last_phase)
+        self._add(self.phases.setdefault(name, []), self._last_phase, now)
         self._last_phase = now
 
     def step_done(self) -> None:
         """Mark the end of one step (on CUDA: that it is queued) and the beginning of the next."""
         now = self._mark()
-        if self.cuda:
-            self._pending.append((self._last, now, self._before_pause))
-        else:
-            self.durations.append(now - self._last + self._before_pause)
+        self._add(self.durations, self._last, now, self._before_pause)
         self._before_pause = 0.0
         self._last = self._last_phase = now
         faults = _page_faults()
         self.page_faults.append(faults - self._last_faults)
         self._last_faults = faults
 
+    def _add(self, series: list[float], begin: Any, end: Any, before: float = 0.0) -> None:
+        if self.cuda:
+            self._pending.append((series, begin, end, before))
+        else:
+            series.append(end - begin + before)
+
     def read(self) -> list[float]:
         """Return all durations so far in seconds; on CUDA this waits for the device."""
         if self._pending:
-            self._pending[-1][1].synchronize()
-            self.durations.extend(
-                begin.elapsed_time(end) / 1000.0 + before for begin, end, before in self._pending
-            )
-            for name, begin, end in self._pending_phases:
-                self.phases.setdefault(name, []).append(begin.elapsed_time(end) / 1000.0)
+            self._pending[-1][2].synchronize()
+            for series, begin, end, before in self._pending:
+                series.append(begin.elapsed_time(end) / 1000.0 + before)
             self._pending.clear()
-            self._pending_phases.clear()
         return self.durations
 
     def usual_phases(self, warmup: int = 0) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Tuning decision: the fastest candidate whose gain is certain and whose gradients are right.
 
 Right are gradients that match the baseline's. The candidates take turns. One that raises, or whose
-gradients differ, is dropped with the reason. The decision is kept in a file that people may read
-and edit. There is one file per model, kind of input, machine and set of versions.
+gradients differ, is dropped with the reason. The decision is kept in `tuning/` of the cache: one
+file per model, kind of input, machine and set of versions.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
-import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +28,9 @@ from gallery_lib.config import Config
 from gallery_lib.console.progress import note
 from gallery_lib.console.table import seconds, text_table
 from gallery_lib.data.loading.nesting import tensors_in
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import InputError
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.json_files import read_json, set_aside, write_json
+from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.system.version import version
 from gallery_lib.tune.trial import BASELINE, Candidate, Inputs, Trial, candidates, worst_deviation
 
@@ -68,7 +66,6 @@ class Choice:
     chosen: str
     rows: tuple[Row, ...]
     kept: bool = False
-    path: str = ""
 
     def table(self) -> str:
         """Return a text table: candidate, step time, ratio with interval, gradients, verdict."""
@@ -174,48 +171,13 @@ def key(
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Content of the file that keeps a choice."""
-
-    model: str
-    chosen: str
-    rows: tuple[Row, ...]
-
-
 def _read(path: Path, variants: list[Candidate]) -> Choice | None:
-    """Return the kept choice, or None where there is none.
-
-    A damaged file is set aside and counts as none.
-
-    Raises:
-        InputError: for a file that chooses an unknown candidate.
-    """
-    try:
-        kept = read_json(path, _Kept, again="")
-    except FileNotFoundError:
-        return None
-    except InputError as error:
-        if process_group.rank() == 0:
-            set_aside(path, error)
-        return None
-    names = [candidate.name for candidate in variants]
-    if kept.chosen not in names:
-        close = did_you_mean(kept.chosen, names)
-        raise InputError(
-            f"{path} chooses {kept.chosen!r}, which is no candidate.{close} Known: "
-            f"{', '.join(names)}; or delete the file.",
-            parameter=str(path),
-        )
-    return Choice(kept.chosen, kept.rows, kept=True, path=str(path))
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return `row` with infinity replaced by the largest float, since JSON has no infinity.
-
-    A candidate whose gradients are not numbers deviates as far as possible.
-    """
-    return {name: sys.float_info.max if value == math.inf else value for name, value in row.items()}
+    """Return the kept choice; None where there is none that can be used."""
+    with contextlib.suppress(FileNotFoundError, InputError):
+        kept = read_json(path, Choice, again="")
+        if kept.chosen in [candidate.name for candidate in variants]:
+            return dataclasses.replace(kept, kept=True)
+    return None
 
 
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
@@ -223,9 +185,6 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
 
     A new choice is measured now and kept, unless nothing ran, for want of memory say. The model,
     its gradients and torch's random state stay as before.
-
-    Raises:
-        InputError: for a kept file that was edited to an unknown candidate.
     """
     variants = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, variants)}.json"
@@ -234,20 +193,13 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
         return kept
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         rows, name = take_turns(model, inputs, config, device, variants)
-    choice = Choice(
-        process_group.from_rank_0(name), tuple(rows), path=str(path) if config.tune.keep else ""
-    )
+    choice = Choice(process_group.from_rank_0(name), tuple(rows))
     measured = any(row.step_seconds is not None for row in rows)
     if config.tune.keep and measured and process_group.rank() == 0:
-        values = {
-            "model": type(model).__name__,
-            "chosen": choice.chosen,
-            "rows": [_finite(dataclasses.asdict(row)) for row in choice.rows],
-        }
         # If the cache cannot be written, the next run measures again.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, values)
+            write_json(path, dataclasses.asdict(choice))
     return choice
 
 
@@ -267,8 +219,7 @@ def explanation(model: nn.Module) -> str:
 
 def _explain(model: nn.Module, choice: Choice) -> None:
     origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
-    where = f"; {choice.path} may be edited or deleted" if choice.path else ""
-    last = f"{type(model).__name__} runs as `{choice.chosen}` ({origin}{where})."
+    last = f"{type(model).__name__} runs as `{choice.chosen}` ({origin})."
     _explanations[model] = f"{choice.table()}\n{last}"
     if process_group.rank() == 0:
         note(_explanations[model])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,5 +137,5 @@ def worst_deviation(
             continue
         deviation = abs(candidate.get(name, math.nan) / baseline[name] - 1.0)
         if not deviation <= worst:  # also true for NaN
-            worst, where = (deviation if deviation == deviation else math.inf), name
+            worst, where = (deviation if deviation == deviation else sys.float_info.max), name
     return worst, where

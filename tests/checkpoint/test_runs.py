@@ -144,7 +144,8 @@ def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
     (saved,) = folders.newest_first(run_dir / "checkpoints")
     step = int(saved.stem.removeprefix("step-"))
     message = errors.splitlines()[-1]
-    assert f"ended after step {step} with a checkpoint. Go on with: python3 " in message
+    assert f"ended after step {step} with a checkpoint" in output
+    assert "has ended with a checkpoint. Go on with: python3 " in message
     assert "--nproc_per_node=2" in message and "--resume=auto" in message
     assert "error" not in message and not list(run_dir.glob("error-rank*"))
     goes_on = _command(checkout, run_dir, f"--max_steps={step + 5}", *words[1:], "--resume=auto")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gallery_lib.optim import adoption, fused, fused_cpu, kind, sync_free
+from gallery_lib.optim import adoption, fused, fused_cpu, kind
 from gallery_lib.optim.adoption import accelerate_optimizer
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -103,20 +103,27 @@ def assert_alike(
 
 
 @every_class
-@pytest.mark.parametrize(("begun", "closure"), [(0, False), (3, True)])
-def test_it_trains_as_an_untouched_twin(name: str, begun: int, closure: bool) -> None:
+@pytest.mark.parametrize(
+    ("begun", "closure", "own_kernels"), [(0, False, False), (3, True, False), (3, False, True)]
+)
+def test_it_trains_as_an_untouched_twin(
+    name: str, begun: int, closure: bool, own_kernels: bool, request: pytest.FixtureRequest
+) -> None:
     """`begun`: steps before it is changed, of which there are states."""
+    said, options = SAID[name], {}
+    if own_kernels:
+        request.getfixturevalue("kernels")
+        said = said if name == "Adagrad" else f"{name} is sync-free on cpu"
+        options = {"weight_decay": 0.0} if name == "Adam" else {}
     models = network(), network()
-    ours, theirs = (make(name, model) for model in models)
+    ours, theirs = (make(name, model, **options) for model in models)
     for model, optimizer in zip(models, (ours, theirs), strict=True):
         train(model, optimizer, range(begun))
     before = id(ours), ours.param_groups, ours.state, ours.defaults
-    assert (
-        accelerate_optimizer(ours)
-        == f"{SAID[name]}; what it cannot take is left to torch's own step."
-    )
+    assert accelerate_optimizer(ours) == f"{said}; what it cannot take is left to torch's own step."
     assert (id(ours), ours.param_groups, ours.state, ours.defaults) == before
-    assert isinstance(ours, getattr(torch.optim, name)) and kind(ours) == "fused"
+    assert isinstance(ours, getattr(torch.optim, name))
+    assert kind(ours) == ("sync-free" if "sync-free" in said else "fused")
     losses = [
         train(m, o, range(begun, 12), closure=closure)
         for m, o in zip(models, (ours, theirs), strict=True)
@@ -125,23 +132,6 @@ def test_it_trains_as_an_untouched_twin(name: str, begun: int, closure: bool) ->
     assert_alike(ours, theirs)
     assert repr(ours) == repr(theirs)
     assert "is accelerated already" in accelerate_optimizer(ours)
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "RMSprop", "RAdam"])
-def test_where_own_kernels_run_it_is_sync_free(name: str, kernels: None) -> None:
-    models = network(), network()
-    options = {"weight_decay": 0.0} if name == "Adam" else {}
-    ours, theirs = (make(name, model, **options) for model in models)
-    for model, optimizer in zip(models, (ours, theirs), strict=True):
-        train(model, optimizer, range(3))
-    assert (
-        accelerate_optimizer(ours)
-        == f"{name} is sync-free on cpu; what it cannot take is left to torch's own step."
-    )
-    assert type(ours) is getattr(sync_free, name) and kind(ours) == "sync-free"
-    losses = [train(m, o, range(3, 10)) for m, o in zip(models, (ours, theirs), strict=True)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert_alike(ours, theirs)
 
 
 def test_what_the_sync_free_form_does_not_offer_stays_right(kernels: None) -> None:
@@ -433,19 +423,25 @@ def test_other_classes_stay_as_they_are() -> None:
 
 
 def test_what_brings_nothing_is_said() -> None:
-    assert "its options have no form in one pass over memory" in unchanged(
-        make("AdamW", network(), amsgrad=True)
-    )
-    assert "its options have no form in one pass over memory" in unchanged(
-        make("AdamW", network(), lr=torch.tensor(0.1))
-    )
-    assert "these are torch.float64" in unchanged(make("AdamW", network(torch.float64)))
+    for options in ({"centered": True}, {"lr": torch.tensor(0.1)}):
+        assert (
+            "one pass over memory takes fp32 parameters, and numbers as options, and torch has no "
+            "fused form of it" in unchanged(make("RMSprop", network(), **options))
+        )
     assert "its parameters are torch.bfloat16" in unchanged(
         make("Adagrad", network(torch.bfloat16))
     )
     assert "its parameters are on cpu, meta" in unchanged(
         torch.optim.AdamW([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device="meta"))])
     )
+
+
+def test_what_one_pass_cannot_take_is_torchs_fused_form() -> None:
+    for model, options in ((network(), {"amsgrad": True}), (network(torch.float64), {})):
+        twin = copy.deepcopy(model)
+        ours, theirs = (make("AdamW", one, **options) for one in (model, twin))
+        assert "takes torch's fused form on cpu" in accelerate_optimizer(ours)
+        assert train(model, ours, range(5)) == pytest.approx(train(twin, theirs, range(5)), 1e-5)
 
 
 def test_a_step_that_somebody_has_replaced_is_kept() -> None:

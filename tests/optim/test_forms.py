@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -32,20 +30,16 @@ from optim.as_torch import (
 )
 from refusal import refused
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.optim import OptimizerSpec, fused, fused_cpu, kind, sync_free
+from gallery_lib.optim import fused, fused_cpu, sync_free
 
 ROUNDED = (torch.float32, torch.float64)
 every_class = pytest.mark.parametrize("name", NAMES)
 one_pass = functools.partial(compare, fused_cpu)
 
 # --------------------------------------------------------------------------------------------------
-# What may change between two steps. A step that finds its group as it was takes a shorter way.
+# Drawn trainings. What may change between two steps:
 
 
 def _a_state_is_dropped(optimizer: torch.optim.Optimizer) -> None:
@@ -134,39 +128,6 @@ def trained(
 def same(of: Any, name: str, *case: Any) -> None:
     ours, theirs = (trained(module, name, *case) for module in (of, torch.optim))
     assert_same(ours, theirs, name, FP32 if of is fused_cpu else ROUNDED)
-
-
-FUSED = [("Adam", {"amsgrad": True}), ("AdamW", {}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(("name", "options"), FUSED)
-def test_a_change_between_fused_steps_is_noticed(name, options, change):
-    alike = ["alike"] * 3
-    steps = [("nothing", alike)] * 3 + [(change, alike)] + [("nothing", alike)] * 2
-    same(fused, name, [{"weights": ["fp32", "channels_last", "scalar"], **options}], steps)
-
-
-@pytest.mark.parametrize("gradient", [*GRADIENTS, "given again"])
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
-def test_another_gradient_after_fused_steps_that_were_alike_is_noticed(name, gradient):
-    last = ["alike"] if gradient == "given again" else [gradient]
-    first = ["none"] if gradient == "given again" else ["alike"]
-    steps = [("nothing", [*first, "alike"])] * 3 + [("nothing", [*last, "alike"])] * 2
-    same(fused, name, [{"weights": ["fp32", "channels_last"]}], steps)
-
-
-def test_fused_steps_that_are_alike_do_not_ask_torch_for_its_lists_again(monkeypatch):
-    asked, made = [], torch.optim.AdamW._init_group
-
-    def counted(self: Any, *arguments: Any) -> Any:
-        asked.append(self)
-        return made(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "_init_group", counted)
-    groups = [{"weights": ["fp32", "scalar"]}]
-    trained(fused, "AdamW", groups, [("nothing", ["alike"] * 2)] * 6)
-    assert len(asked) == 2  # the first step makes the states
 
 
 @st.composite
@@ -290,34 +251,8 @@ def scaled(kind: Kind, options: dict[str, Any]) -> Any:
     return weight.detach(), optimizer.state_dict()
 
 
-def copied(kind: Kind, options: dict[str, Any]) -> Any:
-    """A copy, a pickle, and a checkpoint that torch's class or ours goes on from."""
-    weights = [nn.Parameter(random(6)), nn.Parameter(random(3, 2), requires_grad=False)]
-    optimizer = kind(weights, lr=0.01, foreach=False, **options)
-    forms = torch.optim if kind.__module__ == fused_cpu.__name__ else fused_cpu
-    other = getattr(forms, kind.__name__)
-
-    def train(optimizer: torch.optim.Optimizer, steps: range) -> Any:
-        for step in steps:
-            optimizer.param_groups[0]["params"][0].grad = random(6, seed=step)
-            optimizer.step()
-        parameters = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
-        return parameters, copy.deepcopy(optimizer.state_dict())
-
-    results = [train(optimizer, range(2))]
-    results.append(train(copy.deepcopy(optimizer), range(2, 4)))
-    results.append(train(pickle.loads(pickle.dumps(optimizer)), range(2, 4)))
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    continued = other([nn.Parameter(p.detach().clone()) for p in weights], lr=0.5, foreach=False)
-    continued.load_state_dict(torch.load(file, weights_only=True))
-    results.append(train(continued, range(2, 4)))
-    return results
-
-
 SCENARIOS = (shared_memory, listed_twice, one_count_for_two, default_dtype, inference_mode)
-SCENARIOS += (differentiable, compiled, scaled, copied)
+SCENARIOS += (differentiable, compiled, scaled)
 
 
 @every_class
@@ -338,31 +273,6 @@ def taken(monkeypatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(cpu_optimizers, "_step", step)
     return calls
-
-
-@every_class
-def test_groups_that_differ_each_take_their_own_way(name, taken):
-    """An fp32 group is stepped by the C++ although the other one cannot be; one is added later."""
-
-    def scenario(kind: Kind, options: dict[str, Any]) -> Any:
-        groups = [
-            {"params": [nn.Parameter(random(9, seed=1))], "lr": 0.3},
-            {"params": [nn.Parameter(random(9, seed=2, dtype=torch.float64))], "weight_decay": 0.2},
-        ]
-        optimizer = kind(groups, lr=0.1, foreach=False, **options)
-        for step in range(4):
-            if step == 2:
-                later = [nn.Parameter(random(4, seed=3)), nn.Parameter(random(4, seed=4))]
-                optimizer.add_param_group({"params": later, "lr": 0.2})
-            for group in optimizer.param_groups:
-                for weight in group["params"]:
-                    weight.grad = random(*weight.shape, seed=step, dtype=weight.dtype)
-            optimizer.step()
-        weights = [p.detach() for group in optimizer.param_groups for p in group["params"]]
-        return weights, optimizer.state_dict()
-
-    one_pass(name, scenario)
-    assert taken == [("adam" if name == "AdamW" else name.lower(), n) for n in (1, 1, 1, 2, 1, 2)]
 
 
 def changed_states(name: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -403,30 +313,6 @@ def test_states_of_another_kind(name):
 
         # Two steps in fp32 came before.
         one_pass(name, scenario, (*FP32, torch.float64) if what == "in fp64" else FP32)
-
-
-@every_class
-def test_hooks_run_once_in_every_way_of_taking_the_step(name):
-    for dtype in (torch.float32, torch.float64):
-        weight, seen = nn.Parameter(random(3, dtype=dtype)), []
-        optimizer = getattr(fused_cpu, name)([weight])
-        handles = [
-            optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before")),
-            optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after")),
-            register_optimizer_step_pre_hook(lambda *_, seen=seen: seen.append("all before")),
-            register_optimizer_step_post_hook(lambda *_, seen=seen: seen.append("all after")),
-        ]
-
-        def closure(weight=weight, seen=seen) -> float:
-            seen.append("closure")
-            assert torch.is_grad_enabled()
-            weight.grad = torch.ones_like(weight)
-            return 0.0
-
-        optimizer.step(closure)
-        for handle in handles:
-            handle.remove()
-        assert seen == ["all before", "before", "closure", "after", "all after"]
 
 
 def test_without_a_compiler_and_under_a_scaler_torchs_fused_class_takes_the_step(
@@ -486,13 +372,3 @@ def test_one_pass_is_as_near_to_float64_as_torchs_and_is_taken(name, options, ta
     assert ours <= 2 * theirs + 1e-7
     torchs = {"amsgrad", "dampening", "centered"} & options.keys() or "tensor" in str(options)
     assert len(taken) == (0 if torchs else 60)
-
-
-def test_the_accelerated_backend_takes_them_on_the_cpu():
-    weights = [nn.Parameter(torch.ones(3))]
-    for name in NAMES:
-        spec = OptimizerSpec(name, lr=1e-3)
-        ours = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=True)
-        plain = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=False)
-        assert isinstance(ours, fused_cpu.OnePass) and kind(ours) == "fused"
-        assert type(plain) is getattr(torch.optim, name) and kind(plain) == "torch's own"

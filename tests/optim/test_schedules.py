@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from typing import Any
 
 import pytest
@@ -32,26 +31,6 @@ def rates_of(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> lis
         optimizer.step()
         schedule.step()
     return seen
-
-
-@pytest.mark.parametrize("name", schedules.WITH_LENGTH)
-@pytest.mark.parametrize("warmup", [0, 3])
-@pytest.mark.parametrize("after", [2, 3, 7])
-def test_a_schedule_goes_on_from_a_file_of_its_state(name, warmup, after):
-    whole = rates_of(*training(name, warmup), STEPS)
-    optimizer, schedule = training(name, warmup)
-    begun = rates_of(optimizer, schedule, after)
-    file = io.BytesIO()
-    torch.save([optimizer.state_dict(), schedule.state_dict()], file)
-    file.seek(0)
-    states = torch.load(file, weights_only=True)
-    optimizer, schedule = training(name, warmup)
-    for part, state in zip((optimizer, schedule), states, strict=True):
-        part.load_state_dict(state)
-    assert begun + rates_of(optimizer, schedule, STEPS - after) == whole
-    if warmup:
-        assert whole[warmup] == max(whole) == pytest.approx(0.5)
-    assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
 @pytest.mark.parametrize("name", schedules.WITH_LENGTH)
@@ -144,15 +123,6 @@ def test_every_step_has_the_learning_rate_of_the_updates_done_before_it(schedule
         assert step(optimizer, ours, number in SKIPPED) == torchs(schedule, updates)[1]
         updates += number not in SKIPPED
     assert ours.get_last_lr() == torchs(schedule, updates)[1]
-
-
-def test_without_scaling_it_is_the_wrapped_schedule():
-    optimizer = optimizer_of_two_groups()
-    ours = SkipAware(SCHEDULES["StepLR"](optimizer))
-    for _ in range(7):
-        optimizer.step()
-        ours.step()
-    assert ours.get_last_lr() == torchs("StepLR", 7)[1]
 
 
 def test_a_schedule_of_a_metric_is_refused():
