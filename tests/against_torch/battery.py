@@ -29,6 +29,7 @@ CONFIGS = ("plain",) * 8 + ("eager",) * 8 + ("contiguous",) * 2 + ("aot",) * 4 +
 SPECIAL = ("double", "several_dtypes", "complex", "tied", "shared", "hooks", "batch_norm")
 MODEL_SHARES = (*MODELS, *SPECIAL * 3)
 """Names of models; those that alone show a kind of fault are repeated to be drawn more often."""
+DRAWN_LOADERS = [name for name, loader in LOADERS.items() if not loader.rare]
 LAUNCHES = tuple(name for name, launch in launches.LAUNCHES.items() for _ in range(launch.share))
 SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer",
             "scheduler", "comm", "workers")  # fmt: skip
@@ -86,7 +87,11 @@ def drawn(random: Random) -> Case:
         launch = choose(LAUNCHES)
         several = launches.LAUNCHES[launch].world > 1
         call = choose(product.CALLS + (product.CALLS_OF_RANKS if several else ()))
-        model, loader, config = choose(MODEL_SHARES), choose(list(LOADERS)), choose(CONFIGS)
+        model, loader, config = (
+            choose(MODEL_SHARES),
+            choose(DRAWN_LOADERS),
+            choose(CONFIGS),
+        )
         if call in product.CALLS_OF_RANKS:
             launch = choose(("two_group_before", "two_group_without_variables"))
             loader, config = choose(("distributed_sampler", "stream_by_rank")), "plain"

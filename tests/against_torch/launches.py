@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 import psutil
 
+from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,32 +40,37 @@ class Launch:
     """
 
     world: int = 1
-    variables: bool = False
+    variables: str = ""  # of a launcher: torchrun's, or a scheduler's
     group: str = ""  # made by the user `before` or `after` accelerate()
     command: str = ""  # a real launcher, instead of forks of the server
     share: int = 10  # of draws, in relation to others
 
     def variables_of(self, rank: int, port: str) -> dict[str, str]:
-        """Return the variables that torchrun would set for a rank, where it is like that."""
+        """Return the variables that the launcher would set for a rank."""
         if not self.variables:
             return {}
-        own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-        sizes = {"WORLD_SIZE": self.world, "LOCAL_WORLD_SIZE": self.world}
+        names = process_group.LAUNCHERS[self.variables]
+        own = dict(zip(names, (rank, self.world, rank), strict=True))
+        if self.variables == "torchrun":
+            own |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": self.world}
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return {name: str(value) for name, value in {**own, **sizes, **place}.items()}
+        return {name: str(value) for name, value in {**own, **place}.items()}
 
 
 LAUNCHES: dict[str, Launch] = {
     "one": Launch(share=60),
     "one_group_before": Launch(group="before"),
     "one_group_after": Launch(group="after"),
-    "one_of_torchrun": Launch(variables=True),
-    "two": Launch(world=2, variables=True, share=24),
-    "two_group_before": Launch(world=2, variables=True, group="before"),
+    "one_of_torchrun": Launch(variables="torchrun"),
+    "two": Launch(world=2, variables="torchrun", share=24),
+    "two_group_before": Launch(world=2, variables="torchrun", group="before"),
     "two_group_without_variables": Launch(world=2, group="before"),
-    "torchrun": Launch(world=2, variables=True, command="torchrun", share=1),
+    "torchrun": Launch(world=2, variables="torchrun", command="torchrun", share=1),
     "spawn": Launch(world=2, group="before", command="spawn", share=1),
     "four_group_before": Launch(world=4, group="before", share=0),
+    "two_group_after": Launch(world=2, group="after", share=0),
+    "srun": Launch(world=2, variables="srun", share=0),
+    "open_mpi": Launch(world=2, variables="Open MPI", share=0),
 }
 
 
@@ -82,19 +88,19 @@ def before(name: str, side: str, rank: int, meeting: Path) -> None:
         _join(name, rank, meeting)
 
 
-def after(name: str, rank: int) -> None:
+def after(name: str, rank: int, meeting: Path) -> None:
     """Create the user's process group where the launch has one after accelerate()."""
     import torch.distributed as dist
 
-    if LAUNCHES[name].group == "after":
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=rank, world_size=1)
+    if LAUNCHES[name].group == "after" and not dist.is_initialized():
+        _join(name, rank, meeting)
 
 
 def _join(name: str, rank: int, meeting: Path) -> None:
     import torch.distributed as dist
 
     options: dict[str, Any] = {"timeout": timedelta(seconds=40)}
-    if not LAUNCHES[name].variables:
+    if LAUNCHES[name].variables != "torchrun":
         options |= {"init_method": f"file://{meeting}", "rank": rank}
         options["world_size"] = LAUNCHES[name].world
     dist.init_process_group("gloo", **options)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -229,6 +231,36 @@ class Endless(WithoutLength):
         return itertools.cycle(range(self.length))
 
 
+class OfPython(Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(self.length), self.length))
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class OfNumpy(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(self.length))
+
+
+class OfOwnGenerators(OfPython):
+    """Sampler with generators of its own, which nobody has seeded."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.of_python, self.of_numpy = random.Random(), np.random.default_rng()
+        self.of_torch = torch.Generator()
+        self.of_torch.seed()
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.of_numpy.permutation(self.of_python.sample(range(self.length), self.length))
+        return iter(order[torch.randperm(self.length, generator=self.of_torch).numpy()].tolist())
+
+
 Build = Callable[[Items, Case, dict[str, Any]], "DataLoader[Any]"]
 
 
@@ -249,10 +281,11 @@ class Loader:
     only_list: bool = False  # it makes its own batches
     shuffles: bool = False
     endless: bool = False
+    rare: bool = False  # it is not drawn, since one process is not compared with another
 
 
 def _generator(case: Case) -> torch.Generator:
-    return torch.Generator().manual_seed(case.seed + 77)
+    return torch.Generator().manual_seed(case.seed + 77 + _place()[0])
 
 
 def _subset(case: Case) -> list[int]:
@@ -354,6 +387,21 @@ LOADERS: dict[str, Loader] = {
         ),
         one_process=True,
         shuffles=True,
+    ),
+    **{
+        name: Loader(_sampled(lambda items, _, k=kind: k(len(items))), shuffles=True, rare=True)
+        for name, kind in {
+            "python_random": OfPython,
+            "numpy_random": OfNumpy,
+            "own_generators": OfOwnGenerators,
+        }.items()
+    },
+    "random_batches": Loader(
+        lambda items, case, known: DataLoader(
+            items, batch_sampler=BatchSampler(RandomSampler(items), case.batch_size, False), **known
+        ),
+        shuffles=True,
+        rare=True,
     ),
     "endless": Loader(
         _sampled(lambda items, _: Endless(len(items))),

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import itertools
 import math
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,10 +82,10 @@ class Run:
         if self.scheduler is not None:
             self.scheduler.step()
 
-    def look_alone(self) -> None:
-        """Take the first batch of a pass on rank 0 alone, of a loader that divides the data."""
+    def look_alone(self, most: int | None = 1) -> None:
+        """Take the first batches of a pass on rank 0 alone, of a loader that divides the data."""
         if self.rank == 0 and not isinstance(self.loader, Replay):
-            next(iter(self.loader), None)
+            list(itertools.islice(self.loader, most))
 
     def quiet(self) -> Any:
         """Return `no_sync()` of the model, or a context that does nothing where there is none."""
@@ -110,6 +112,19 @@ def rare(function: Callable[[Run], None]) -> Callable[[Run], None]:
 def _epochs(run: Run) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
     for _ in range(run.case.epochs):
         yield run.batches()
+
+
+def _ahead(batches: Iterator[Any], most: int) -> Iterator[Any]:
+    """Yield the batches that a thread fetches, which is at most so many ahead."""
+    ahead: queue.Queue[Any] = queue.Queue(most)
+
+    def fetch() -> None:
+        for batch in batches:
+            ahead.put(batch)
+        ahead.put(None)
+
+    threading.Thread(target=fetch, daemon=True).start()
+    yield from iter(ahead.get, None)
 
 
 def _steps(
@@ -439,6 +454,25 @@ def laid_out_anew(run: Run) -> None:
                 for p in run.model.parameters():
                     p.set_(p.T.contiguous().T)
         _steps(run, ((x.to(next(run.model.parameters()).dtype), y) for x, y in epoch))
+
+
+@rare
+def rank_0_reads_a_pass(run: Run) -> None:
+    for epoch in _epochs(run):
+        run.look_alone(None)
+        _steps(run, epoch)
+
+
+@rare
+def fetched_by_thread(run: Run) -> None:
+    for epoch in _epochs(run):
+        _steps(run, _ahead(epoch, 2))
+
+
+@rare
+def read_on(run: Run) -> None:
+    """Train on batches of a thread that reads on over passes, on each rank as far as it can."""
+    _steps(run, _ahead(itertools.chain.from_iterable(_epochs(run)), 1 + 2 * run.rank))
 
 
 @rare

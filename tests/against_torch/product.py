@@ -12,7 +12,7 @@ from torch import nn
 from gallery_lib.acceleration import one_call
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.tuner import Tuner
-from gallery_lib.config import Comm, Compiler, Config, Memory
+from gallery_lib.config import Comm, Compiler, Config, Loader, Memory
 
 from .case import Case
 from .launches import LAUNCHES
@@ -30,6 +30,7 @@ CONFIGS: dict[str, Callable[[], Config]] = {
     ),
     "aot": lambda: Config(compiler=Compiler(backend="aot_eager")),
     "inductor": Config,
+    "always": lambda: Config(compiler=Compiler(enabled=False), loader=Loader(shard="always")),
 }
 COMMS: dict[str, dict[str, Any]] = {
     "default": {},

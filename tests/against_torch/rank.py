@@ -42,7 +42,7 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
     torch.set_num_threads(1)
     CALLS.clear()
     for seed in (random.seed, np.random.seed):
-        seed(case.seed)
+        seed(case.seed + (rank if side == "product" else 0))
     # The product's ranks start with different weights, and rank 0's are the run's.
     torch.manual_seed(case.seed + (rank if side == "product" else 0))
     model = MODELS[case.model].build()
@@ -59,7 +59,7 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
         optimizer = optimizer_of(case.optimizer, model)
         scheduler = SCHEDULERS[case.scheduler](optimizer)
         ready, more = (by_hand.average if world > 1 else lambda _: None), _unchanged
-    launches.after(case.launch, rank)
+    launches.after(case.launch, rank, folder / f"meet-{side}")
     parts = (model, loader, validation, optimizer, scheduler)
     run = Run(case, rank, world, *parts, ready, more, world > 1, record)
     if case.call == "early" and side == "product":

@@ -83,7 +83,7 @@ def _sections() -> list[Section]:
     any_launch, two = {"any": ONE}, {"two processes": TWO}
     return [
         Section("Models", "model", list(MODELS), COLUMNS),
-        Section("Loaders", "loader", list(LOADERS), both),
+        Section("Loaders", "loader", [n for n in LOADERS if not LOADERS[n].rare], both),
         Section("Batches", "batch", list(BATCHES), both),
         Section("Loops", "loop", list(LOOPS), COLUMNS),
         Section("Optimizers", "optimizer", list(OPTIMIZERS), both),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from against_torch.case import Case
+from against_torch.launches import Server
+from against_torch.run import SAME, run
 from refusal import refused
 
 from gallery_lib.comm import process_group
@@ -24,38 +21,6 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
 }
-SEES_ITS_SHARE = """
-import sys, torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from gallery_lib import Config, accelerate
-
-def main(rank=None, world=None, address=None):
-    if address:
-        late, _ = accelerate(nn.Linear(1, 1), Config.plain())
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
-        try: late(torch.ones(1, 1))
-        except ValueError as error: print(error)
-    torch.manual_seed(0)
-    model, loader = accelerate(nn.Linear(1, 1), \
-DataLoader(TensorDataset(torch.arange(8.0).view(8, 1)), batch_size=4), Config.plain())
-    seen = []
-    for (x,) in loader:
-        seen += x.flatten().tolist()
-        ((model(x) - dist.get_rank()) ** 2).mean().backward()
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (seen, model.weight.grad.item()))
-    if dist.get_rank() == 0:
-        assert sorted(sum((seen for seen, _ in everyone), [])) == list(range(8)), everyone
-        assert everyone[0][1] == everyone[1][1], everyone
-        print("right")
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    if sys.argv[1:]: torch.multiprocessing.spawn(main, (2, sys.argv[1]), nprocs=2)
-    else: main()
-"""
 
 
 def without_launcher(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
@@ -109,37 +74,16 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mp.spawn", "srun", "Open MPI"])
-def test_processes_that_were_not_started_by_torchrun_train_together(
-    tmp_path: Path, checkout: Path, launcher: str
-) -> None:
+@pytest.mark.parametrize("launch", ["spawn", "srun", "open_mpi", "two_group_after"])
+def test_processes_that_were_not_started_by_torchrun_train_together(launch: str) -> None:
     """A process group that is made after accelerate() is refused at the first call."""
-    script = tmp_path / "script.py"
-    script.write_text(SEES_ITS_SHARE)
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
-    if launcher == "mp.spawn":
-        command.append(f"file://{tmp_path}/store")
-        places = [environment]
-    else:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        theirs = SRUN if launcher == "srun" else OPEN_MPI
-        own = {name: "0" for name in theirs if name.endswith(("RANK", "PROCID", "LOCALID"))}
-        places = [{**environment, **theirs, **meet, **rank} for rank in (own, {})]
-    running = [
-        subprocess.Popen(
-            command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    verdict = run(Case(launch=launch), Server())
+    if launch == "two_group_after":
+        assert verdict.lines[0].count(
+            "the process group of 2 processes was made after accelerate()"
         )
-        for place in places
-    ]
-    said = "".join(process.communicate(timeout=300)[0] for process in running)
-    assert [process.returncode for process in running] == [0] * len(running), said
-    assert "right" in said
-    late = "the process group of 2 processes was made after accelerate()"
-    assert said.count(late) == (2 if launcher == "mp.spawn" else 0)
+    else:
+        assert verdict.outcome == SAME, verdict.lines
 
 
 def test_local_ranks_and_peers() -> None:

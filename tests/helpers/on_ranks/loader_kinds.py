@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -53,40 +52,17 @@ class EndlessWithLength(Endless):
         return SAMPLES
 
 
-class OfPython(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(random.sample(DATA, SAMPLES))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-
-class OfNumpy(OfPython):
-    def __iter__(self) -> Iterator[int]:
-        return iter(np.random.permutation(SAMPLES))
-
-
-class OfSystem(OfPython):
+class OfSystem(Sampler[int]):
     """Sampler whose order nothing decides."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(random.SystemRandom().sample(DATA, SAMPLES))
 
-
-class OfOwnGenerators(OfPython):
-    """Sampler with generators of its own, which nobody has seeded."""
-
-    def __init__(self) -> None:
-        self.of_python, self.of_numpy = random.Random(), np.random.default_rng()
-        self.of_torch = torch.Generator()
-        self.of_torch.seed()
-
-    def __iter__(self) -> Iterator[int]:
-        order = self.of_numpy.permutation(self.of_python.sample(DATA, SAMPLES))
-        return iter(order[torch.randperm(SAMPLES, generator=self.of_torch).numpy()].tolist())
+    def __len__(self) -> int:
+        return SAMPLES
 
 
-class Failing(OfPython):
+class Failing(OfSystem):
     def __iter__(self) -> Iterator[int]:
         yield 0
         if rank() == 1:
@@ -215,9 +191,6 @@ def _whole(number: int) -> Any:
 LOADERS: dict[str, Callable[..., Any]] = {
     "sequential": lambda **o: DataLoader(DATA, 2, **o),
     "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
-    "shuffled, generator": lambda **o: DataLoader(
-        DATA, 2, shuffle=True, generator=torch.Generator().manual_seed(rank()), **o
-    ),
     "with replacement": lambda **o: DataLoader(
         DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o
     ),
@@ -228,17 +201,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
         range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o
     ),
     "subset": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4, 16)), **o),
-    "Python's random": lambda **o: DataLoader(DATA, 2, sampler=OfPython(), **o),
-    "NumPy's random": lambda **o: DataLoader(DATA, 2, sampler=OfNumpy(), **o),
-    "random batches": lambda **o: DataLoader(
-        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o
-    ),
-    "random batches, no collation": lambda **o: DataLoader(
-        torch.arange(SAMPLES),
-        batch_size=None,
-        sampler=BatchSampler(RandomSampler(DATA), 2, False),
-        **o,
-    ),
     "no length": lambda **o: DataLoader(DATA, 2, sampler=NoLength(), **o),
     "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
     "endless": lambda **o: DataLoader(DATA, 2, sampler=Endless(), **o),
@@ -292,7 +254,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
     "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
     "entropy": lambda **o: DataLoader(DATA, 2, sampler=OfSystem(), **o),
-    "own generators": lambda **o: DataLoader(DATA, 2, sampler=OfOwnGenerators(), **o),
     "stream of worker_init_fn": lambda **o: DataLoader(
         Counting(), 2, worker_init_fn=_part_of_worker, **{"num_workers": 2, **o}
     ),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import queue
 import random
-import threading
 import warnings
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gallery_lib import Config, accelerate
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
@@ -98,87 +93,6 @@ def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list
             sampler.set_epoch(epoch)
         expected.append([batch.tolist() for batch in DataLoader(DATA, 2, sampler=sampler)])
     return passes, expected
-
-
-class Training:
-    """A training of a small model on a loader; its loops are of kinds that people write."""
-
-    def __init__(self, kind: str) -> None:
-        _seed()
-        model: Any = torch.nn.Linear(1, 1)
-        config = Config.plain()
-        config.loader.shard = "auto" if kind == "shuffled" else "always"
-        self.model, self.loader = accelerate(model, LOADERS[kind](), config)
-        self.read: queue.Queue[Any] | None = None
-
-    def _step(self, batch: Any) -> Any:
-        self.model(batch.view(-1, 1).float()).mean().backward()
-        return batch.tolist()
-
-    def steps(self) -> list[Any]:
-        """Train on each batch."""
-        return [self._step(batch) for batch in self.loader]
-
-    def accumulate(self) -> list[Any]:
-        """Average the gradients after each third batch alone."""
-        batches = []
-        for number, batch in enumerate(self.loader, 1):
-            with self.model.no_sync() if number % 3 else contextlib.nullcontext():
-                batches.append(self._step(batch))
-        return batches
-
-    def thread(self) -> list[Any]:
-        """Train on batches that a thread of the user's fetches ahead."""
-        ahead: queue.Queue[Any] = queue.Queue(2)
-
-        def fetch() -> None:
-            for batch in self.loader:
-                ahead.put(batch)
-            ahead.put(None)
-
-        thread = threading.Thread(target=fetch)
-        thread.start()
-        batches = [self._step(batch) for batch in iter(ahead.get, None)]
-        thread.join()
-        return batches
-
-    def reader(self) -> list[Any]:
-        """Train on batches of a thread that reads on over passes, on each rank as far as it can."""
-        if self.read is None:
-            self.read = queue.Queue(1 + 2 * rank())
-            threading.Thread(target=self._read_on, daemon=True).start()
-        return [self._step(batch) for batch in iter(self.read.get, None)]
-
-    def _read_on(self) -> None:
-        assert self.read is not None
-        for _ in range(2):
-            for batch in self.loader:
-                self.read.put(batch)
-            self.read.put(None)
-
-    def validate(self) -> list[Any]:
-        """Pass over the batches without any communication."""
-        with torch.no_grad():
-            return [
-                self.model.module(b.view(-1, 1).float()) is None or b.tolist() for b in self.loader
-            ]
-
-    def alone(self, how: str) -> None:
-        """Do something with the loader on rank 0 alone, while the other ranks go on."""
-        if rank() == 0:
-            next(iter(self.loader)) if how == "peek" else list(self.loader)
-
-
-def trained(kind: str, loop: str, alone: str = "") -> list[list[Any]]:
-    """Return the batches of two passes of a training; `alone` is done on rank 0 before each."""
-    training = Training(kind)
-    passes = []
-    for _ in range(2):
-        if alone:
-            training.alone(alone)
-        passes.append(getattr(training, loop)())
-    dist.barrier()
-    return passes
 
 
 def changed_later() -> dict[str, Any]:
