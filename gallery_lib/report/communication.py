@@ -89,17 +89,16 @@ def parity_rows(effects: Effects) -> Rows:
 
     The error of a gradient is its distance from the mean in float64.
     """
-    header = [f"technique ({EMULATED})", "sent by a host in a step, computed"]
-    header += ["counted by its network card", "error of the gradient", "limit", "parity"]
-    rows = [header]
+    header = [f"technique ({EMULATED})", "sent by a host in a step"]
+    rows = [[*header, "error of the gradient", "limit", "parity"]]
     for name, effect in effects.ways.items():
-        computed, sent = effect.computed_bytes, effect.sent_bytes
         error, limit = (
             "–" if value is None else f"{value:.1g}"
             for value in (effect.gradient_error, None if name == ALONE else effect.limit)
         )
+        sent = effect.sent_bytes
         counted = "not counted" if sent is None else f"{sent / _MEBI:.2f} MiB"
-        rows.append([name, f"{computed / _MEBI:.2f} MiB", counted, error, limit, effect.parity])
+        rows.append([name, counted, error, limit, effect.parity])
     return rows
 
 

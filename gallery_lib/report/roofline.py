@@ -9,7 +9,6 @@ from gallery_lib.measure.profile.roofline.result import (
     PRODUCTS,
     Part,
     Roofline,
-    Spread,
     summed,
 )
 from gallery_lib.measure.profile.step_profile import FUSED
@@ -107,24 +106,17 @@ def headline(roofline: Roofline) -> str:
 
 def _limit_lines(roofline: Roofline) -> list[str]:
     """Return the limits and the step times, a line each."""
-    limits = roofline.limits
-    unit = (1.0, "s") if roofline.step_seconds.median >= 1.0 else (1e-3, "ms")
     lines = [
         *(
-            f"matrix product in {dtype}: {_spread(rate, _TERA, 'TFLOP/s')}"
-            for dtype, rate in limits.flops_per_second.items()
+            f"matrix product in {dtype}: {number(rate / _TERA)} TFLOP/s"
+            for dtype, rate in roofline.limits.flops_per_second.items()
         ),
-        f"copy: {_spread(limits.copy_bytes_per_second, _GIGA, 'GB/s')}",
-        f"step: {_spread(roofline.step_seconds, *unit)}",
-        f"step under the profiler: {_spread(roofline.profiled_seconds, *unit)}",
+        f"copy: {number(roofline.limits.copy_bytes_per_second / _GIGA)} GB/s",
+        f"step: {seconds_text(roofline.step_seconds)}",
+        f"step under the profiler: {seconds_text(roofline.profiled_seconds)}",
     ]
     busy = roofline.load.sentence() if roofline.load else ""
     return [*lines, *filter(None, [busy])]
-
-
-def _spread(spread: Spread, unit: float, name: str) -> str:
-    low, high = number(spread.low / unit), number(spread.high / unit)
-    return f"{number(spread.median / unit)} {name} ({low} to {high})"
 
 
 def _answer(roofline: Roofline) -> str:

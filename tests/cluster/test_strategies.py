@@ -34,9 +34,11 @@ def test_one_process_on_each_of_two_hosts() -> None:
             assert effect.sent_bytes is not None and effect.sent_bytes < 20_000
             continue
         assert effect.parity == "passed", (name, effect)
+        # Two hosts send each other each gradient once; int8 has scales of 4 bytes, too.
+        size = {"exact": 4, "bf16": 2, "int8": 1 + 4 / 256}[effect.options["wire"]]
+        computed = size * effects.parameters
         assert effect.sent_bytes is not None
-        most = 1.2 * effect.computed_bytes + 20_000  # more by what TCP adds
-        assert effect.computed_bytes <= effect.sent_bytes < most, name
+        assert computed <= effect.sent_bytes < 1.2 * computed + 20_000, name  # TCP adds to it
     for name in ("bf16", "int8"):
         ratio = effects.ways[name].ratio
         assert ratio is not None and ratio.ratio > 1.2, (name, ratio)
@@ -47,6 +49,5 @@ def test_two_processes_on_each_of_two_hosts_average_hierarchically_as_well() -> 
     assert effects.hosts == "2 hosts × 2 processes"
     hierarchical = effects.ways["hierarchical"]
     assert hierarchical.parity == "passed" and effects.ways["int8"].options["hierarchical"]
-    assert hierarchical.computed_bytes == pytest.approx(effects.ways[PLAIN].computed_bytes / 1.5)
     assert hierarchical.sent_bytes is not None
-    assert hierarchical.sent_bytes < 1.2 * hierarchical.computed_bytes + 20_000
+    assert hierarchical.sent_bytes < 1.2 * 4 * effects.parameters + 20_000  # as of one process

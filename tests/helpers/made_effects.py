@@ -15,15 +15,7 @@ def effect(wire: str, seconds: float, error: float | None, same: bool = True) ->
     """Return the effect of a technique whose steps take `seconds`, in four rounds."""
     rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
     ratio = ratio_of_medians(BASELINE, rounds)
-    return Effect(
-        dataclasses.asdict(Comm(wire=wire)),
-        rounds,
-        ratio,
-        4 * 2**20,
-        4.2 * 2**20,
-        error,
-        same,
-    )
+    return Effect(dataclasses.asdict(Comm(wire=wire)), rounds, ratio, 4.2 * 2**20, error, same)
 
 
 def effects() -> Effects:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gallery_lib.measure.profile.roofline.counts import Operation, Work
 from gallery_lib.measure.profile.roofline.measure import operations
-from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, Spread, groups
+from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, groups
 from gallery_lib.measure.profile.step_profile import OPTIMIZER
 from gallery_lib.system.machine_load import MachineLoad
 
-LIMITS = Limits({"bfloat16": Spread(2e12, 1.9e12, 2.1e12)}, Spread(25e9, 24e9, 26e9))
+LIMITS = Limits({"bfloat16": 2e12}, 25e9)
 CONVOLUTION = Operation("aten::convolution_backward", ((16, 2048, 7, 7), (16, 512, 14, 14)) * 2)
 KERNEL = Operation(f"generated::cpp_fused_{'native_batch_norm_' * 5}12 (graph 2)")
 WORK = {
@@ -31,8 +31,8 @@ def made_roofline() -> Roofline:
         versions={},
         techniques={},
         limits=LIMITS,
-        step_seconds=Spread(0.8, 0.79, 0.82),
-        profiled_seconds=Spread(0.802, 0.8, 0.83),
+        step_seconds=0.8,
+        profiled_seconds=0.802,
         load=MachineLoad(0.0, 0.5),
         groups=groups(parts),
         operations=parts,

@@ -105,9 +105,9 @@ def test_the_length_follows_the_epochs(tmp_path: Path) -> None:
 
 def test_the_reference_of_a_comparison_has_the_rates_of_the_variants() -> None:
     variant = TrainConfig(lr_schedule="cosine", lr_warmup_steps=5, max_steps=70)
-    reference = reference_config(variant, 3, 1)
-    assert (reference.max_steps, reference.lr_schedule_steps) == (3, 70)
+    reference = reference_config(variant, 5)
+    assert (reference.max_steps, reference.lr_schedule_steps) == (5, 70)
     given = dataclasses.replace(variant, lr_schedule_steps=500)
-    assert reference_config(given, 3, 1).lr_schedule_steps == 500
+    assert reference_config(given, 5).lr_schedule_steps == 500
     constant = dataclasses.replace(variant, lr_schedule="task")
-    assert reference_config(constant, 3, 1).lr_schedule_steps is None
+    assert reference_config(constant, 5).lr_schedule_steps is None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
 import sys
 import time
@@ -33,7 +32,6 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.compression import packed_bytes
 from gallery_lib.measure.communication.launch import end_after
 from gallery_lib.system.json_files import converted, write_json
 
@@ -70,8 +68,7 @@ class Effect:
     rounds: list[list[float]]  # step times in seconds, of the slowest rank
     # The step time of DDP's own strategy over this one's; None for DDP's own.
     ratio: stats.Ratio | None
-    computed_bytes: float  # sent by a host in a step, as `sent_bytes` counts them
-    # As the host's network card counted them, with TCP's part; None where no card is named.
+    # By a host in a step, as its network card counted them; None where no card is named.
     sent_bytes: float | None
     gradient_error: float | None  # over the gradient, in L2; None without communication
     same_on_all_ranks: bool | None  # bit for bit
@@ -110,45 +107,6 @@ class Effects:
     def of(cls, values: dict[str, Any]) -> Effects:
         """Return the effects from the plain values that `dataclasses.asdict` made of them."""
         return converted(values, cls)
-
-
-# --------------------------------------------------------------------------------------------------
-# Bytes that the gradients of a model take on the wire, by format, from its parameters' shapes: what
-# `comm/` sends, without what TCP and the filling of buckets add.
-
-
-Shape = Sequence[int]
-
-
-def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters that are trained."""
-    return [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
-
-
-def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
-    """Return the bytes of all gradients of a step in fp32, once, in the format of `options`."""
-    values = sum(math.prod(shape) for shape in shapes)
-    if options.wire == "int8":
-        return packed_bytes(values, "int8")
-    return values * {"exact": 4, "bf16": 2, "fp16": 2}[options.wire]
-
-
-def sent_bytes(shapes: Sequence[Shape], options: Comm, hosts: int, processes: int = 1) -> float:
-    """Return the bytes that a host of `processes` processes sends in a step; as many come in.
-
-    Each value is sent to where it is added up, and its sum is sent on. A ring over n ranks
-    (Patarasuk and Yuan, 2009) sends 2 (n - 1) / n of the gradients over each of its links. One of
-    these links leaves each host. Hierarchical strategies have a ring over the hosts alone. int8
-    that is not hierarchical, with several processes a host, goes from every rank to every other
-    instead of round a ring.
-    """
-    ranks = hosts if options.hierarchical else hosts * processes
-    ring = 2 * (ranks - 1) / ranks * gradient_bytes(shapes, options)
-    if options.wire != "int8" or options.hierarchical:
-        return ring
-    # Of what each of the host's ranks has, all but what stays on the host.
-    to_its_place = (ranks - processes) * processes / ranks
-    return (to_its_place + (ranks - 1) / ranks) * gradient_bytes(shapes, options)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -258,7 +216,6 @@ def measure(config: StrategiesConfig) -> int:
         if first:
             print(f"round {number + 1} of {config.rounds}", flush=True)
     accelerate_ddp(training.model, Comm())
-    shapes, size = shapes_of(training.net), (len(hosts.hosts), len(hosts.hosts[0]))
     by_name = {}
     for name, way in candidates.items():
         own = stats.percentiles(sent[name])["p50"] if sent[name] else -1.0
@@ -268,7 +225,6 @@ def measure(config: StrategiesConfig) -> int:
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
             ratio=None if name == PLAIN else stats.ratio_of_medians(*pair),
-            computed_bytes=sent_bytes(shapes, way, *size) if way else 0.0,
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,
@@ -277,7 +233,7 @@ def measure(config: StrategiesConfig) -> int:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)
     if first and config.out:
         parameters = sum(parameter.numel() for parameter in training.net.parameters())
-        effects = Effects(str(hosts), size[1], parameters, stats.CONFIDENCE, by_name)
+        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, stats.CONFIDENCE, by_name)
         write_json(Path(config.out), dataclasses.asdict(effects))
     return 0
 

@@ -54,7 +54,6 @@ class Turns:
     warmup_steps: int
     rounds: int
     block_steps: int
-    probe_batches: int = PROBE_BATCHES
 
     @classmethod
     def of(cls, config: TrainConfig, compare: CompareConfig) -> Turns:
@@ -195,7 +194,6 @@ class _Lineup:
             self.server.address,
             turns.warmup_steps,
             turns.block_steps,
-            turns.probe_batches,
             list(variant.recipe),
         )
         self.jobs[name] = start(

@@ -31,7 +31,7 @@ import gallery_lib
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.launcher.job import start
-from gallery_lib.measure.comparison.gradient_probe import differences_of_start
+from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES, differences_of_start
 from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
 from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND, WORKER, Role
 from gallery_lib.optim.schedules import WITH_LENGTH
@@ -93,7 +93,7 @@ class Untimed:
     kept: bool = False
 
 
-def reference_config(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
+def reference_config(config: TrainConfig, parity_steps: int) -> TrainConfig:
     """Return the options of the reference run for a variant's `config`.
 
     It sees as many batches as variants probe. Its schedule of the learning rate goes over the
@@ -106,7 +106,7 @@ def reference_config(config: TrainConfig, parity_steps: int, probe_batches: int)
         config,
         compiler_opt=False,
         amp_level="O0",
-        max_steps=max(parity_steps, probe_batches),
+        max_steps=max(parity_steps, PROBE_BATCHES),
         lr_schedule_steps=schedule_steps,
         warmup_steps=0,
         evaluate=False,
@@ -182,7 +182,6 @@ class UntimedRuns:
         self._config = reference_config(
             configuration(first, self._turns, folder / "reference"),
             compare.parity_steps,
-            self._turns.probe_batches,
         )
         self._file = reference_file(self._config, launch.nproc_per_node)
         self._reference: Untimed | None = None

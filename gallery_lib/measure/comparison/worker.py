@@ -132,7 +132,6 @@ class Role:
     address: str | None = None  # of the turn server; None: it takes no turns
     warmup_steps: int = 0
     block_steps: int = 0
-    probe_batches: int = PROBE_BATCHES
     recipe: list[str] = field(default_factory=list)  # recipes.py
     move: int = 0  # seed of the rounding by which a second run's weights are moved
 
@@ -165,9 +164,7 @@ class Probing(Observer):
     def probe(self, session: Session, *, restore: bool) -> None:
         """Run the probe and write its result, from rank 0."""
         session.phases.begin(PROBE)
-        result = gradient_probe.run_probe(
-            session, self.initial, self.batches[: self.role.probe_batches], restore=restore
-        )
+        result = gradient_probe.run_probe(session, self.initial, self.batches, restore=restore)
         if session.log.rank == 0:
             result |= {
                 "weights": gradient_probe.digest(self.initial),

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +36,6 @@ from gallery_lib.measure.profile.roofline.result import (
     Limits,
     Part,
     Roofline,
-    Spread,
     groups,
     read_roofline,
     write_roofline,
@@ -151,8 +151,8 @@ class Measuring(Observer):
             steps.append(self.step(session))
             profiled.append(seconds_of_step(lambda: self.step(session), names))
             watch.at_pause()
-        spreads = {name: Spread.of(measured) for name, measured in rates.items()}
-        limits = Limits(copy_bytes_per_second=spreads.pop(_COPY), flops_per_second=spreads)
+        medians = {name: statistics.median(measured) for name, measured in rates.items()}
+        limits = Limits(copy_bytes_per_second=medians.pop(_COPY), flops_per_second=medians)
         parts = operations(work, middle_of(profiled), limits)
         roofline = Roofline(
             task=session.config.model,
@@ -162,8 +162,8 @@ class Measuring(Observer):
             versions={name: library_version(name) or "not installed" for name in _LIBRARIES},
             techniques=session.techniques,
             limits=limits,
-            step_seconds=Spread.of(steps),
-            profiled_seconds=Spread.of([sum(step.values()) for step in profiled]),
+            step_seconds=statistics.median(steps),
+            profiled_seconds=statistics.median(sum(step.values()) for step in profiled),
             load=watch.seen(),
             groups=groups(parts),
             operations=parts,
@@ -351,8 +351,8 @@ def operations(
     parts = []
     for operation in {**work, **seconds}:
         done = work.get(operation, Work())
-        rate = limits.flops_per_second[done.dtype].median if done.flops and done.dtype else 1.0
-        by_products, by_copies = done.flops / rate, done.bytes / limits.copy_bytes_per_second.median
+        rate = limits.flops_per_second[done.dtype] if done.flops and done.dtype else 1.0
+        by_products, by_copies = done.flops / rate, done.bytes / limits.copy_bytes_per_second
         limited_by = PRODUCTS if by_products > by_copies else COPIES
         parts.append(
             Part(

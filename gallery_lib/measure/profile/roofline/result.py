@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,25 +20,11 @@ BETWEEN = "between operators"
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Median of measured values, with the lowest and the highest."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread:
-        """Return the spread of at least one value."""
-        return Spread(statistics.median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
 class Limits:
     """Rates of this machine's matrix products, by dtype, and of a copy."""
 
-    flops_per_second: dict[str, Spread]
-    copy_bytes_per_second: Spread  # bytes read plus bytes written
+    flops_per_second: dict[str, float]
+    copy_bytes_per_second: float  # bytes read plus bytes written
 
 
 @dataclass(frozen=True)
@@ -78,8 +63,8 @@ class Roofline:
     versions: dict[str, str]
     techniques: dict[str, str]
     limits: Limits
-    step_seconds: Spread  # without the profiler
-    profiled_seconds: Spread
+    step_seconds: float  # without the profiler
+    profiled_seconds: float
     load: MachineLoad | None
     groups: list[Part]
     operations: list[Part]
