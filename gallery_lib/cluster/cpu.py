@@ -1,4 +1,4 @@
-"""CPU share of each host of a lab: a cgroup quota, cores of its own, both, or none and the reason.
+"""CPU share of each host of a lab: a cgroup quota, cores of its own, both, or none.
 
 A host gets a quota where cgroups can be made. It gets cores of its own where each host has whole
 ones and there are enough: there it never stalls.
@@ -7,6 +7,7 @@ ones and there are enough: there it never stalls.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
@@ -21,41 +22,27 @@ LEAST_CPUS = 0.05
 _PERIOD_MICROSECONDS = 20_000
 
 
-def _parent_cgroup() -> tuple[str, Path] | None:
+def _parent_cgroup() -> tuple[int, Path] | None:
     """Return a cgroup with a CPU controller in which this user may make others, and its version."""
     first = hardware.own_cgroup("cgroup")
     if first and os.access(first[0], os.W_OK):
-        return "cgroup v1", first[0]
+        return 1, first[0]
     second, top = hardware.own_cgroup("cgroup2") or (None, None)
     while second and (control := second / "cgroup.subtree_control").is_file():
         if "cpu" in control.read_text().split() and os.access(second, os.W_OK):
-            return "cgroup v2", second
+            return 2, second
         second = None if second == top else second.parent
     return None
 
 
 def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
     """Return the best CPU share that this machine offers. Nothing is made yet."""
-    if parent := _parent_cgroup():
-        own = _cores_by_host(hosts, int(cpus)) if float(cpus).is_integer() else ()
-        return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"), cores=own)  # type: ignore[arg-type]
-    return _cores(hosts, cpus, "this user can make no cgroup that controls the CPU")
-
-
-def _cores_by_host(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
-    cores = sorted(os.sched_getaffinity(0))
-    if per_host * hosts > len(cores):
-        return ()
-    return tuple(tuple(cores[host * per_host : (host + 1) * per_host]) for host in range(hosts))
-
-
-def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
-    per_host = max(1, round(cpus))
-    if cores := _cores_by_host(hosts, per_host):
-        return CpuShare("cores", cores=cores, reason=reason)
-    there = len(os.sched_getaffinity(0))
-    too_few = f"{there} core(s) are too few to give {per_host} to each of {hosts} hosts"
-    return CpuShare("none", reason=f"{reason}, and {too_few}")
+    there, own = sorted(os.sched_getaffinity(0)), int(cpus)
+    cores: tuple[tuple[int, ...], ...] = ()
+    if float(cpus).is_integer() and own * hosts <= len(there):
+        cores = tuple(tuple(there[host * own : (host + 1) * own]) for host in range(hosts))
+    version, parent = _parent_cgroup() or (0, None)
+    return CpuShare(version, str(parent / f"gallery-lab-{lab_id}") if parent else None, cores)
 
 
 def default_cpus(hosts: int) -> float:
@@ -63,48 +50,37 @@ def default_cpus(hosts: int) -> float:
     return max(LEAST_CPUS, hardware.cores() / hosts)
 
 
-def _host_folder(share: CpuShare, host: int) -> Path:
-    assert share.folder is not None
-    return Path(share.folder) / f"host{host}"
-
-
-def set_quota(share: CpuShare, host: int, cpus: float) -> None:
-    """Limit a host of a lab with cgroups to `cpus` cores' worth of time."""
-    quota = max(1000, round(cpus * _PERIOD_MICROSECONDS))
-    folder = _host_folder(share, host)
-    if share.kind == "cgroup v2":
-        (folder / "cpu.max").write_text(f"{quota} {_PERIOD_MICROSECONDS}")
-    else:
-        (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
-        (folder / "cpu.cfs_quota_us").write_text(str(quota))
-
-
 def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
-    """Make the lab's cgroups; return the share, or the next best when the kernel refuses."""
+    """Make the lab's cgroups; return the share, without them when the kernel refuses."""
     if share.folder is None:
         return share
     try:
         Path(share.folder).mkdir()
-        if share.kind == "cgroup v2":
+        if share.version == 2:
             Path(share.folder, "cgroup.subtree_control").write_text("+cpu")
         for host in hosts:
-            _host_folder(share, host.number).mkdir()
-            set_quota(share, host.number, host.cpus)
-    except OSError as error:
+            quota = max(1000, round(host.cpus * _PERIOD_MICROSECONDS))
+            folder = Path(share.folder, host.name)
+            folder.mkdir()
+            if share.version == 2:
+                (folder / "cpu.max").write_text(f"{quota} {_PERIOD_MICROSECONDS}")
+            else:
+                (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+                (folder / "cpu.cfs_quota_us").write_text(str(quota))
+    except OSError:
         remove(share)
-        reason = f"a cgroup with a quota could not be made ({error})"
-        return _cores(len(hosts), hosts[0].cpus, reason)
+        return dataclasses.replace(share, folder=None)
     return share
 
 
-def joining(share: CpuShare, host: int) -> list[str]:
+def joining(share: CpuShare, host: Host) -> list[str]:
     """Return the words before a command that is to run within the host's share."""
     words = []
     if share.folder is not None:
         join = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
-        words += ["/bin/sh", "-c", join, str(_host_folder(share, host))]
+        words += ["/bin/sh", "-c", join, f"{share.folder}/{host.name}"]
     if share.cores:
-        words += [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))]
+        words += [tool("taskset"), "-c", ",".join(map(str, share.cores[host.number]))]
     return words
 
 
@@ -131,8 +107,5 @@ def remove(share: CpuShare) -> bool:
 
 def shown(share: CpuShare) -> str:
     """Return the share as one line for people."""
-    if share.kind == "none":
-        return f"none: {share.reason}"
-    if share.kind == "cores":
-        return f"cores of their own ({share.reason})"
-    return f"{share.kind} quota" + (", and cores of their own" if share.cores else "")
+    parts = ["a cgroup quota"] * bool(share.folder) + ["cores of their own"] * bool(share.cores)
+    return " and ".join(parts) or "none: this user can make no cgroup that controls the CPU"

@@ -21,7 +21,7 @@ import time
 
 from gallery_lib.cluster import cpu, network, requirements, state
 from gallery_lib.cluster.state import State
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import RunFailed
 from gallery_lib.system.processes import PYTHON, search_path
 
 _KEEP = b"keep\n"
@@ -87,7 +87,7 @@ def clear(lab: State) -> None:
     """End and remove everything of the lab; the caller holds the lock.
 
     Raises:
-        InputError: when it belongs to another user.
+        PermissionError: when it belongs to another user.
         RunFailed: when something will not go.
     """
     deadline = time.monotonic() + _KILL_SECONDS
@@ -99,23 +99,14 @@ def clear(lab: State) -> None:
                 "They may wait for a device; try again later."
             )
         for pid in pids:
-            try:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            except PermissionError:
-                raise InputError(
-                    f"the lab `{lab.name}` belongs to another user, "
-                    "as whom it has to be taken down.",
-                    parameter="name",
-                ) from None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     state.delete(lab)
 
 
 def clear_leftovers() -> list[str]:
     """Clear every known lab that is not alive; return their names. The caller holds the lock."""
-    for path in state.folder().glob(".*.json.*"):  # of writers that were killed
-        path.unlink(missing_ok=True)
     labs = [lab for name in state.names() if (lab := state.read(name)) and not alive(lab)]
     for lab in labs:
         clear(lab)
@@ -124,7 +115,6 @@ def clear_leftovers() -> list[str]:
 
 def take_down(name: str) -> list[str]:
     """Remove the lab of that name, and what killed processes have left; return all their names."""
-    state.check_name(name)
     with state.locked():
         cleared = clear_leftovers()
         if known := state.read(name):

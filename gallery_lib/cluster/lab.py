@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gallery_lib.cluster import cpu, keeper, link_rate, network, requirements, state
-from gallery_lib.cluster.requirements import LabUnavailable
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
 from gallery_lib.console.table import text_table
@@ -24,7 +23,7 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 
 
 def _planned(config: LabConfig, lab_id: str) -> State:
-    state.check_name(config.name)
+    state.file_of(config.name)
     bits_per_second = link_rate.bits_per_second(config.rate)
     if config.cpus is not None and config.cpus > hardware.cores():
         raise InputError(
@@ -54,7 +53,7 @@ class Lab:
     Example:
         >>> from gallery_lib.cluster.lab import Lab
         >>> with Lab(hosts=2, rate="100mbit") as lab:  # needs root, or user namespaces
-        ...     lab.set_rate(1, "10mbit")
+        ...     lab.cut(1)
         ...     lab.popen(0, ["true"]).wait()
         0
     """
@@ -81,10 +80,8 @@ class Lab:
         """
         lab_state = state.read(name)
         if lab_state is None or not keeper.alive(lab_state):
-            up = keeper.names_up()
-            known_names = f" There are: {', '.join(up)}." if up else ""
             raise InputError(
-                f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: "
+                f"no lab `{name}` is up.{did_you_mean(name, keeper.names_up())} One is made by: "
                 f"gallery lab up --name {name}",
                 parameter="name",
             )
@@ -152,7 +149,7 @@ class Lab:
         self.down()
 
     # ----------------------------------------------------------------------------------------------
-    # What it is
+    # What it is, and what is done with it
 
     @property
     def name(self) -> str:
@@ -161,7 +158,7 @@ class Lab:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Return the hosts, with their addresses and rates as they are now."""
+        """Return the hosts, with their addresses and rates."""
         return self._state.hosts
 
     @property
@@ -169,40 +166,20 @@ class Lab:
         """Return how hosts get their share of the cores, or `none` and the reason."""
         return cpu.shown(self._state.cpu)
 
-    @property
-    def has_cpu_shares(self) -> bool:
-        """Return whether hosts have CPU shares."""
-        return self._state.cpu.kind != "none"
-
     def processes(self, host: int) -> list[int]:
         """Return the ids of the processes in a host, as seen outside it."""
-        return network.in_host(self._state, self._number(host))
+        return network.in_host(self._state, host)
 
     def described(self) -> str:
         """Return the lab and a table of its hosts; links are emulated, whatever their rate."""
-        rows = [["host", "address", "rate of the emulated link", "CPU share", "processes"]]
+        rows = [["host", "address", "rate of the emulated link", "cores", "processes"]]
         for host in self.hosts:
-            link = link_rate.shown(host.rate) + (", cut" if host.cut else "")
-            cpus = f"{host.cpus * host.slowed:.2f} cores" if self.has_cpu_shares else "none"
-            cpus += f" (slowed down to {host.slowed:g})" if host.slowed < 1 else ""
-            rows.append(
-                [host.name, host.address, link, cpus, str(len(self.processes(host.number)))]
-            )
+            cpus, inside = f"{host.cpus:.2f}", str(len(self.processes(host.number)))
+            rows.append([host.name, host.address, link_rate.shown(host.rate), cpus, inside])
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._state.began))
         rights = "in a user namespace" if self._state.user_namespace else "as root"
         head = f"lab `{self.name}`, made {since} {rights}\nCPU share: {self.cpu_share}"
         return f"{head}\n\n{text_table(rows)}"
-
-    def _number(self, host: int) -> int:
-        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < len(self.hosts):
-            raise InputError(
-                f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}.",
-                parameter="host",
-            )
-        return host
-
-    # ----------------------------------------------------------------------------------------------
-    # What is done with it
 
     def popen(
         self,
@@ -223,52 +200,16 @@ class Lab:
             environment: variables on top of this process's own.
             **arguments: arguments of subprocess.Popen.
         """
-        number = self._number(host)
-        place = [*cpu.joining(self._state.cpu, number), *network.entering(self._state, number)]
-        process = start_supervised([*place, *command], environment or {}, **arguments)
+        share = cpu.joining(self._state.cpu, self.hosts[host])
+        words = [*share, *network.entering(self._state, host), *command]
+        process = start_supervised(words, environment or {}, **arguments)
         self._started = [*(other for other in self._started if other.poll() is None), process]
         return process
 
-    def _change(self, host: int, **values: Any) -> None:
-        """Record a change of a host in the lab's file, which others may have changed meanwhile."""
-        with state.locked():
-            kept = state.read(self.name)
-            if kept is None or kept.id != self._state.id or not keeper.alive(kept):
-                raise InputError(f"the lab `{self.name}` is not up any more.", parameter="name")
-            self._state = kept.changed(host, **values)
-            state.write(self._state)
-
-    def set_rate(self, host: int, rate: str) -> None:
-        """Set another rate for a host's link, in both directions."""
-        bits_per_second = link_rate.bits_per_second(rate)
-        self._change(self._number(host), rate=bits_per_second)
-        network.set_rate(self._state, host, bits_per_second)
-
     def cut(self, host: int) -> None:
         """Cut the host's cable: nothing arrives and nothing leaves, and nobody is told."""
-        self._change(self._number(host), cut=True)
         network.set_cut(self._state, host, True)
 
     def mend(self, host: int) -> None:
         """Mend the host's cable."""
-        self._change(self._number(host), cut=False)
         network.set_cut(self._state, host, False)
-
-    def slow_down(self, host: int, share: float) -> None:
-        """Leave a host this part of its CPU share, above 0 and up to 1 (all of it again).
-
-        Raises LabUnavailable where hosts have no quotas.
-        """
-        number = self._number(host)
-        if not 0 < share <= 1:
-            raise InputError(
-                f"share={share!r} of a host's CPU time must be above 0, and at most 1.",
-                parameter="share",
-            )
-        if self._state.cpu.folder is None:
-            raise LabUnavailable(
-                f"a host can be slowed down where it has a quota; here it has {self.cpu_share}. "
-                "Needed: a writable cgroup."
-            )
-        self._change(number, slowed=share)
-        cpu.set_quota(self._state.cpu, number, self.hosts[number].cpus * share)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
@@ -119,12 +118,8 @@ def _run(state: State, host: int, command: str, *lines: str) -> None:
     )
     if done.returncode:
         message = " ".join(done.stderr.split())
-        number = re.search(r"-:(\d+)", message)
-        words = f"{command} {lines[int(number[1]) - 1]}" if number else command
         needed = f" {NEEDED}" if "not permitted" in message else ""
-        raise LabUnavailable(
-            f"the kernel refused a part of the lab's network; `{words}` said: {message}{needed}"
-        )
+        raise LabUnavailable(f"`{command} {'; '.join(lines)}` said: {message}{needed}")
 
 
 def make(state: State) -> None:
@@ -151,15 +146,11 @@ def make(state: State) -> None:
             f"link set {INTERFACE} up",
         ]
         _run(state, host.number, "ip", *card)
-        set_rate(state, host.number, host.rate)
-
-
-def set_rate(state: State, host: int, bits_per_second: int) -> None:
-    """Set the rate of a host, in both directions."""
-    tbf, largest = link_rate.tbf(bits_per_second), link_rate.largest_packet_bytes(bits_per_second)
-    _run(state, host, "ip", f"link set {INTERFACE} gso_max_size {largest}")
-    _run(state, host, "tc", f"qdisc replace dev {INTERFACE} root {tbf}")
-    _run(state, _SWITCH, "tc", f"qdisc replace dev port{host} root {tbf}")
+        # A card shapes what its host sends, the bridge's end of the cable what the host receives.
+        tbf, largest = link_rate.tbf(host.rate), link_rate.largest_packet_bytes(host.rate)
+        _run(state, host.number, "ip", f"link set {INTERFACE} gso_max_size {largest}")
+        _run(state, host.number, "tc", f"qdisc replace dev {INTERFACE} root {tbf}")
+        _run(state, _SWITCH, "tc", f"qdisc replace dev port{host.number} root {tbf}")
 
 
 def set_cut(state: State, host: int, cut: bool) -> None:

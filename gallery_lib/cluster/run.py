@@ -6,15 +6,11 @@ ended. All are ended when this process is interrupted or gone.
 
 from __future__ import annotations
 
+import functools
 import os
-import shlex
-import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,24 +25,6 @@ _PORT = 29400
 """Port on host 0, where the processes meet. Each lab has a network of its own."""
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
-
-
-def _check(command: Sequence[str], config: LabRunConfig) -> None:
-    if not command:
-        example = "-- train.py --lr 0.1" if config.torchrun else "-- hostname"
-        raise InputError(
-            "gallery lab run needs what it is to run, behind two dashes: "
-            f"gallery lab run {example}",
-            parameter="command",
-        )
-    if not config.torchrun and shutil.which(command[0]) is None:
-        raise InputError(f"the command `{command[0]}` is not on this machine.", parameter="command")
-    if config.torchrun and command[0] not in ("-m", "--module") and not Path(command[0]).is_file():
-        raise InputError(
-            f"the script {command[0]} does not exist. A command that is no Python script: "
-            f"gallery lab run --no-torchrun -- {shlex.join(command)}",
-            parameter="command",
-        )
 
 
 def _variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
@@ -67,77 +45,64 @@ def _variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
     }
 
 
-def _torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
-    return [
+def _start(
+    lab: Lab, host: Host, command: Sequence[str], config: LabRunConfig, logs: str
+) -> subprocess.Popen[Any]:
+    torchrun = [
         *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
         *(f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}"),
         *(f"--nproc-per-node={config.nproc_per_node}", f"--master-addr={lab.hosts[0].address}"),
         *(f"--master-port={_PORT}", f"--log-dir={logs}/{host.name}"),
     ]
+    return lab.popen(
+        host.number,
+        [*(torchrun if config.torchrun else ()), *command],
+        environment=_variables(lab, host, config),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
 
 
-def _show(process: subprocess.Popen[Any], name: str, turn: threading.Lock) -> Relay:
-    """Print the process's output, each line behind the name of its host."""
-
-    def say(line: str) -> None:
-        with turn:
-            print(f"{name} | {line.rstrip()}", flush=True)
-
-    assert process.stdout is not None
-    return Relay(process.stdout, say)
+def _say(name: str, line: str) -> None:
+    print(f"{name} | {line.rstrip()}\n", end="", flush=True)  # one write, so that lines stay whole
 
 
 def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
-    """Run `command` on every host of the lab to its end.
+    """Run `command` on every host of the lab to its end; show each line behind its host's name.
 
     Raises:
-        InputError: when the command cannot be started.
+        InputError: without a command.
         RunFailed: when it fails on a host; the commands on the other hosts have been ended then.
     """
-    _check(command, config)
+    if not command:
+        raise InputError(
+            "gallery lab run needs what it is to run, behind two dashes: "
+            "gallery lab run -- train.py --lr 0.1",
+            parameter="command",
+        )
     processes: list[subprocess.Popen[Any]] = []
     readers: list[Relay] = []
-    turn, pipe = threading.Lock(), subprocess.PIPE
-    with (
-        TemporaryDirectory(prefix="gallery-lab-") as logs,
-        ThreadPoolExecutor(len(lab.hosts)) as pool,
-    ):
+
+    def failed() -> int | None:
+        return next((n for n, process in enumerate(processes) if process.poll()), None)
+
+    with TemporaryDirectory(prefix="gallery-lab-") as logs:
         try:
             for host in lab.hosts:
-                words = [*(_torchrun(lab, host, config, logs) if config.torchrun else ()), *command]
-                process = lab.popen(
-                    host.number,
-                    words,
-                    environment=_variables(lab, host, config),
-                    stdout=pipe,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-                processes.append(process)
-                readers.append(_show(process, host.name, turn))
-            first: int | None = None  # to fail: the others end because of it
-            while (
-                first is None
-                and not any(reader.failure for reader in readers)
-                and any(process.poll() is None for process in processes)
-            ):
+                processes.append(process := _start(lab, host, command, config, logs))
+                assert process.stdout is not None
+                readers.append(Relay(process.stdout, functools.partial(_say, host.name)))
+            while failed() is None and any(one.poll() is None for one in processes):
                 time.sleep(_LOOK_SECONDS)
-                first = next((n for n, process in enumerate(processes) if process.poll()), None)
+            first = failed()
         finally:
-            list(pool.map(end_supervised, processes))
+            for process in processes:
+                end_supervised(process)
             for reader in readers:
-                reader.wait(_READ_SECONDS)
-    if problem := next((reader.failure for reader in readers if reader.failure), None):
-        unread = isinstance(problem, BrokenPipeError)
-        reason = "nobody reads" if unread else f"nothing can be written ({problem}) of"
-        raise RunFailed(f"{reason} what the hosts say any more, so their commands were ended.")
-    if first is None:
-        first = next((n for n, process in enumerate(processes) if process.returncode), None)
+                reader.close(_READ_SECONDS)
     if first is not None:
         others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
         code = processes[first].returncode
-        failure = RunFailed(f"{lab.hosts[first].name} ended with exit code {code}.{others}")
-        if code == InputError.exit_code:  # by which a command says that its input was wrong
-            failure.exit_code = code
-        raise failure
+        raise RunFailed(f"{lab.hosts[first].name} ended with exit code {code}.{others}")

@@ -196,16 +196,13 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
 class Relay:
     """Reader of a process's output, in a thread: an unread pipe would block the process forever.
 
-    - `say` gets each line until it fails, for instance because its reader has gone.
-    - `failure` is the exception with which `say` failed.
-    - `last` are the last lines.
+    `say` gets each line until it fails, since its reader has gone, say. `last` are the last lines.
     """
 
     def __init__(
         self, output: IO[str], say: Callable[[str], object] | None, keep: int | None = 20
     ) -> None:
         self.last: deque[str] = deque(maxlen=keep)
-        self.failure: Exception | None = None
         self._output, self._say = output, say
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -213,22 +210,18 @@ class Relay:
     def _read(self) -> None:
         for line in self._output:
             self.last.append(line.rstrip("\n"))
-            if self._say is not None and self.failure is None:
-                try:
+            try:
+                if self._say is not None:
                     self._say(line.rstrip("\n"))
-                except Exception as error:
-                    self.failure = error
+            except Exception:
+                self._say = None
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Return when all has been read, or after `seconds`."""
-        self._thread.join(seconds)
-
-    def close(self) -> None:
-        """Read for two more seconds at most, then close the pipe if its other end is closed.
+    def close(self, seconds: float = 2.0) -> None:
+        """Read for so many seconds at most, then close the pipe if its other end is closed.
 
         A process that was left behind may hold the other end.
         """
-        self.wait(2.0)
+        self._thread.join(seconds)
         if not self._thread.is_alive():  # closing would wait for a reading thread
             self._output.close()
 

@@ -112,9 +112,7 @@ def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> N
 
 
 @pytest.mark.thorough
-def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_nothing(
-    lab: Lab,
-) -> None:
+def test_a_link_that_is_cut_for_5_seconds_changes_nothing(lab: Lab) -> None:
     undisturbed = Training(lab, per_host=1, steps=60).ended(60)
     assert undisturbed[0] == undisturbed[1]
     assert undisturbed[0][0] == 0 and undisturbed[0][1].startswith("weights ")
@@ -125,11 +123,6 @@ def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_no
     assert all("step 30" not in lines for lines in training.lines)  # it does wait
     lab.mend(1)
     training.wait_for_step(30)
-    if lab.has_cpu_shares:  # else it stays as fast as it is
-        lab.slow_down(1, 0.1)
-        training.wait_for_step(59)
-        # Python's end takes over a second of a core: at a tenth of a busy one, minutes.
-        lab.slow_down(1, 1.0)
     assert training.ended(120) == undisturbed
 
 

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from refusal import refused
 
-from gallery_lib.cluster import Lab, LabUnavailable
+from gallery_lib.cluster import Lab
 
 pytestmark = pytest.mark.cluster
 
@@ -54,13 +53,6 @@ print("ready", flush=True)
 for line in server.accept()[0].makefile():
     print(time.monotonic(), flush=True)
 """
-WORK = """
-import time
-began = time.monotonic()
-while time.monotonic() < began + 0.6:
-    pass
-print(time.process_time() / 0.6)
-"""
 
 
 def python(lab: Lab, host: int, code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -101,11 +93,9 @@ def test_hosts_reach_each_other_and_nothing_else() -> None:
 
 def test_a_transfer_takes_as_long_as_the_rate_says_in_either_direction() -> None:
     with Lab(2, rate="50mbit") as lab:
-        assert bits_per_second(lab, 0, 1, 2_000_000) == pytest.approx(50e6, rel=0.25)
-        lab.set_rate(1, "20mbit")  # the receiver's in one direction, the sender's in the other
-        assert bits_per_second(lab, 0, 1, 1_000_000) == pytest.approx(20e6, rel=0.25)
-        assert bits_per_second(lab, 1, 0, 1_000_000) == pytest.approx(20e6, rel=0.25)
-        assert [host.rate for host in lab.hosts] == [50_000_000, 20_000_000]
+        for sender, receiver in ((0, 1), (1, 0)):
+            rate = bits_per_second(lab, sender, receiver, 2_000_000)
+            assert rate == pytest.approx(50e6, rel=0.25)
 
 
 def test_nothing_passes_a_cut_cable_and_all_goes_on_when_it_is_mended() -> None:
@@ -116,34 +106,14 @@ def test_nothing_passes_a_cut_cable_and_all_goes_on_when_it_is_mended() -> None:
         heard = [float(hearing.stdout.readline())]
         cut_at = time.monotonic()
         lab.cut(1)
-        assert lab.hosts[1].cut
         time.sleep(0.5)
         mended_at = time.monotonic()
         lab.mend(1)
-        assert not lab.hosts[1].cut
         while heard[-1] < mended_at + 0.1:
             heard.append(float(hearing.stdout.readline()))
         on_its_way = 0.2
         assert not [at for at in heard if cut_at + on_its_way < at < mended_at]
         assert bits_per_second(lab, 0, 1, 500_000) == pytest.approx(20e6, rel=0.25)
-
-
-def test_a_host_that_is_slowed_down_gets_less_of_the_cpu() -> None:
-    def busy(lab: Lab) -> float:
-        process = python(lab, 1, WORK)
-        assert process.stdout is not None
-        return float(process.stdout.read())
-
-    with Lab(2, cpus=0.8) as lab:
-        if "quota" not in lab.cpu_share:
-            with refused(None, "cgroup", error=LabUnavailable):
-                lab.slow_down(1, 0.5)
-            pytest.skip(f"no cgroup with a CPU quota ({lab.cpu_share}): run as root")
-        assert busy(lab) < 0.9
-        lab.slow_down(1, 0.25)
-        assert busy(lab) < 0.3
-        lab.slow_down(1, 1)
-        assert lab.hosts[1].slowed == 1
 
 
 def test_a_command_is_among_the_processes_of_its_host_until_its_supervisor_is_told_to_end_it() -> (
@@ -160,17 +130,3 @@ def test_a_command_is_among_the_processes_of_its_host_until_its_supervisor_is_to
         process.terminate()
         assert process.wait(timeout=10) != 0
         assert lab.processes(1) == []
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with Lab(2) as lab:
-        for host in (2, -1, True, "host0"):
-            with refused("host", repr(host), "0 to 1"):
-                lab.cut(host)  # type: ignore[arg-type]
-        with refused("rate", "'slow'"):
-            lab.set_rate(0, "slow")
-        for share in (0, -1, 1.5, float("nan")):
-            with refused("share", share):
-                lab.slow_down(0, share)
-    with refused("name", lab.name):
-        lab.cut(0)

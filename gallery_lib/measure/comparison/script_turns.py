@@ -256,7 +256,7 @@ class _PausedScript:
     def _check(self, deadline: float) -> None:
         """Raise RunFailed if the script has ended, or if nothing came until the deadline."""
         if self._supervisor.poll() is not None:
-            self._output.wait(2.0)
+            self._output.close()
             if not self._lines.empty():
                 return
             what = f"ended with exit code {self._supervisor.returncode} before its turns were over"
