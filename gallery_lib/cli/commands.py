@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,19 +150,13 @@ def compare(
 
     with Progress() as progress:
         with progress.importing():
-            from gallery_lib.launcher.commands import shown_command
             from gallery_lib.measure.comparison.compare import compare_backend
             from gallery_lib.report import tables
             from gallery_lib.train import precision
         progress.say(f"precision of both: {precision.described(config, hardware.device_type())}")
         comparison = compare_backend(config, launch_config, compare_config, progress=progress)
     print(tables.comparison_text(comparison, details=False))
-    same = dataclasses.replace(
-        config, compiler_opt=True, amp_level=comparison.candidate.config["amp_level"]
-    )
-    print("Next: all tables of this comparison; a training with the accelerated backend:")
-    print(f"  {shlex.join([sys.argv[0], 'show', comparison.folder])}")
-    print(f"  {shown_command(same, launch_config)}")
+    print(f"all tables: gallery show {comparison.folder}")
     return None
 
 
@@ -283,6 +275,20 @@ def _text_of(folder: Path) -> str:
     return tables.folder_text(folder)
 
 
+@_command(
+    "doctor",
+    "Say what this machine offers, or where a run's step went, and what to change.",
+    operands={"folder": {"nargs": "?", "metavar": "RUN", "help": "a run, a comparison or a batch"}},
+)
+def doctor(words: Words, operands: Operands) -> None:
+    """Say what a machine offers or where a step went."""
+    with importing():
+        from gallery_lib.report.doctor import text
+
+    with _reading(operands.folder or ""):
+        print(text(operands.folder))
+
+
 _NOT_OF_A_FEW_STEPS = (
     *("model", "run_dir", "max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
     *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout", "pretrained"),
@@ -291,42 +297,23 @@ _NOT_OF_A_FEW_STEPS = (
 
 
 @_command(
-    "doctor",
-    "Say what this machine offers, where a run's step went, or how near its limits a step is.",
+    "roofline",
+    "Measure a task's training step against this machine's limits, by operators.",
     *(RooflineConfig, TrainConfig),
-    operands={"folder": {"nargs": "?", "metavar": "RUN", "help": "a run, a comparison or a batch"}},
+    operands={"task": {"metavar": "TASK", "help": "a name from `gallery list`, or FILE.py:NAME"}},
     without=_NOT_OF_A_FEW_STEPS,
 )
-def doctor(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
-    """Say what a machine offers or where a step went, or measure a roofline."""
-    if asked.roofline is None:
-        if option := next((word for word in words if word.startswith("-")), None):
-            option = option.split("=")[0]
-            raise InputError(
-                f"gallery doctor takes {option} only with --roofline TASK.",
-                parameter=option.lstrip("-").replace("-", "_"),
-            )
-        with importing():
-            from gallery_lib.report.doctor import text as text_of
-
-        with _reading(operands.folder or ""):
-            print(text_of(operands.folder))
-        return
-    if operands.folder:
-        raise InputError(
-            f"--roofline {asked.roofline} measures a task, and takes no folder: leave out "
-            f"{operands.folder}.",
-            parameter="folder",
-        )
+def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
+    """Measure a roofline, and print its table."""
     from gallery_lib.console.progress import Progress
 
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.measure.profile.roofline.measure import measure
             from gallery_lib.report.roofline import text
-        config = dataclasses.replace(config, model=asked.roofline)
-        folder, roofline = measure(config, asked, progress=progress)
-    print(text(roofline))
+        config = dataclasses.replace(config, model=operands.task)
+        folder, measured = measure(config, asked, progress=progress)
+    print(text(measured))
     print(f"results: {folder}/roofline.json")
 
 

@@ -81,8 +81,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     pair = ("NAME", "VALUE")
     parser.add_argument("--run", metavar="NOTEBOOK", help=run_help)
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=pair, help=given)
-    presets, text = ("small", "imagenet-sized"), "mock data to make (default: %(default)s)"
-    parser.add_argument("--data", choices=presets, default="small", help=text)
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
     options = parser.parse(words)
@@ -106,7 +104,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
             from gallery_lib.notebooks.batch import notebook_file
 
             notebook_file.check(notebook, dict(options.p))
-    total, numbers = 3 + (notebook is not None) + 2 * options.test, itertools.count(1)
+    total, numbers = 3 + (notebook is not None) + options.test, itertools.count(1)
 
     def begin(title: str) -> None:
         say(f"[{next(numbers)}/{total}] {title}")
@@ -124,8 +122,10 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
             say("      already there")
         else:
             make(environment, extra)
-        begin(f"Mock data, {options.data}")
-        code = make_data(python, options.data)
+        begin("Mock data")
+        scripts = (Path("data_prep", f"{name}.py") for name in DATA_COMMANDS)
+        # A packed task has the commands of its own data alone.
+        code = next(filter(None, (run(python, one) for one in scripts if one.is_file())), 0)
     if notebook and not code:
         begin(f"Running {notebook.name}")
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{notebook.stem}"
@@ -133,10 +133,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
         given = [word for pair in options.p for word in ("-p", *pair)]
         code = run(python, "-m", "gallery_lib", "run", notebook, "--out", folder, *given)
     if options.test and not code:
-        begin("Checking the code")
-        if check_code(python):
-            return 1
-        begin("Testing, everything that needs no GPU")
+        begin("Checking the code and testing, everything that needs no GPU")
         durations = ("--durations=60", "--durations-min=15")
         replace_by(python, "-m", "pytest", "-m", "not gpu and not thorough", *durations)
     if code:
@@ -176,33 +173,6 @@ def check_machine(*, for_tests: bool) -> None:
     say(f"      Python {platform.python_version()} at {sys.executable}")
 
 
-def make_data(python: Path, preset: str) -> int:
-    """Make the mock data; return the exit code of the first command that fails, else 0."""
-    for name in DATA_COMMANDS:
-        script = Path("data_prep", f"{name}.py")
-        options = ["--preset", preset] if name == "mock_imagenet" else []
-        # A packed task has the commands of its own data alone.
-        if script.is_file() and (code := run(python, script, *options)):
-            return code
-    return 0
-
-
-def check_code(python: Path) -> int:
-    """Check style, types, the rules of the house and the notebooks; return 1 for a fault."""
-    written = ("--extend-exclude", "runs", "--extend-exclude", ".cache")
-    checks: list[list[str | Path]] = [
-        ["ruff", "check", "--quiet", *written, "."],
-        ["ruff", "format", "--quiet", "--check", *written, "."],
-        ["mypy", "--no-error-summary"],
-        ["tests.project.house"],
-        ["nbstripout", "--verify", "--keep-id", *sorted(Path("notebooks").glob("*.ipynb"))],
-    ]
-    failed = [" ".join(map(str, words[:2])) for words in checks if run(python, "-m", *words) != 0]
-    if failed:
-        print(f"prepare.sh: failed: {', '.join(failed)}. No test was started.", file=sys.stderr)
-    return 1 if failed else 0
-
-
 # --------------------------------------------------------------------------------------------------
 # The environment
 
@@ -235,18 +205,29 @@ def make(environment: Path, extra: str) -> None:
             f"{environment} is there, but was not made by prepare.sh. Move it away.\n"
             "    To install into an environment of your own: pip install -e ."
         )
-    uv = find_uv()
+    os.environ["UV_HTTP_TIMEOUT"] = os.environ.get("UV_HTTP_TIMEOUT") or "180"
+    if not os.access(os.environ.get("HOME", ""), os.W_OK):
+        os.environ.setdefault("UV_CACHE_DIR", str(paths.cache_dir() / "uv"))
     if environment.is_symlink():
         environment.unlink()
     elif environment.exists():
         say(f"      {environment} is incomplete or of another set-up: making it anew")
         shutil.rmtree(environment)
+    named: list[str | Path] = ["--prompt", "gallery", environment]
+    uv: str | Path = "uv"
+    making = [[uv, "venv", "--quiet", "--python", sys.executable, *named]]
+    if not starts(uv, "--version"):
+        uv = python.with_name("uv")
+        making = [
+            [sys.executable, "-m", "venv", *named],
+            [python.with_name("pip"), "install", "-qq", "uv"],
+        ]
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     install: list[str | Path] = [uv, "pip", "install", *quiet, "--python", python]
     extras = ["--all-extras"] if extra == DEVELOPMENT else []
     packages = ["--compile-bytecode", "--require-hashes", "-r", "pyproject.toml", *extras]
     for command in (
-        [uv, "venv", "--quiet", "--python", sys.executable, "--prompt", "gallery", environment],
+        *making,
         [*install, *packages, "-c", "requirements.lock"],
         [*install, "--no-deps", "-e", "."],
         kernel_command(python),
@@ -260,26 +241,6 @@ def make(environment: Path, extra: str) -> None:
                 "    Run the same command again afterwards: what was downloaded is kept."
             )
     (environment / STAMP).write_text(stamp_of(extra))
-
-
-def find_uv() -> str:
-    """Return the command of uv: that on PATH, or else one that pip gets, as it is configured."""
-    os.environ["UV_HTTP_TIMEOUT"] = os.environ.get("UV_HTTP_TIMEOUT") or "180"
-    if not os.access(os.environ.get("HOME", ""), os.W_OK):
-        os.environ.setdefault("UV_CACHE_DIR", str(paths.cache_dir() / "uv"))
-    own = paths.cache_dir() / "uv-tool" / "bin"
-    for uv in ("uv", str(own / "uv")):
-        if starts(uv, "--version"):
-            return uv
-    say("      getting uv, which installs the packages")
-    shutil.rmtree(own.parent, ignore_errors=True)
-    if run(sys.executable, "-m", "venv", own.parent) or run(own / "pip", "install", "-qq", "uv"):
-        raise InputError(
-            "uv could not be installed; the reason is above.\n"
-            "    Without network or behind a proxy: set HTTPS_PROXY, or pip's index-url.\n"
-            "    Or install uv yourself, and run this again."
-        )
-    return str(own / "uv")
 
 
 def kernel_command(python: Path) -> list[str | Path]:

@@ -24,11 +24,8 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class RooflineConfig:
-    """Options of `gallery doctor --roofline`, beside those of training."""
+    """Options of `gallery roofline`, beside those of training."""
 
-    roofline: str | None = None
-    """Measure this task's step against the machine's limits. Takes the options of training, and a
-    minute or more."""
     rounds: int = 8
     """Turns of the limits, a step, and a profiled step. More are steadier, and take longer."""
     out: str | None = None

@@ -364,7 +364,7 @@ def test_a_compiled_step_is_measured_group_by_group(
     out = tmp_path / "out"
     words = ["--compiler-opt", "--amp_level", "O0", "--batch_size", "4", "--workers", "0"]
     words += ["--threads", "1"]
-    assert main(["doctor", "--roofline", TASK, *words, "--rounds", "1", "--out", str(out)]) == 0
+    assert main(["roofline", TASK, *words, "--rounds", "1", "--out", str(out)]) == 0
     roofline = read_roofline(out / "roofline.json")
     by_name = {group.name: group for group in roofline.groups}
     # [4, 3, 16, 16] → [4, 16, 16, 16] → [4, 32, 8, 8]; no gradient of the images
@@ -381,7 +381,7 @@ def test_a_compiled_step_is_measured_group_by_group(
     assert roofline.limits.copy_bytes_per_second > 1e8
     printed = capsys.readouterr().out
     assert "Most to gain: " in printed and str(out / "roofline.json") in printed
-    assert main(["doctor", "--roofline", TASK, "--out", str(out)]) == 2  # holds another's results
+    assert main(["roofline", TASK, "--out", str(out)]) == 2  # holds another's results
 
 
 def test_what_does_not_belong_is_refused_and_leaves_nothing(
@@ -390,19 +390,17 @@ def test_what_does_not_belong_is_refused_and_leaves_nothing(
     out = tmp_path / "out"
 
     def check(words: list[str], *values: object) -> None:
-        code = main(["doctor", *words, "--out", str(out)] if "--roofline" in words else words)
+        code = main(["roofline", *words, "--out", str(out)])
         check_refused_command(code, capsys.readouterr().err, *values)
         assert not out.exists()
 
-    check(["--roofline", "resnet5"], "resnet5", "resnet50")
-    check(["--roofline", TASK, "runs/one"], "--roofline", "runs/one")
-    check(["--roofline", TASK, "--max_steps", "5"], "--max-steps")
-    check(["--roofline", TASK, "--rounds", "0"], "rounds", 0)
-    check(["doctor", "--batch-size", "4"], "--batch-size", "--roofline TASK")
+    check(["resnet5"], "resnet5", "resnet50")
+    check([TASK, "--max_steps", "5"], "--max-steps")
+    check([TASK, "--rounds", "0"], "rounds", 0)
     monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 1e6)
-    check(["--roofline", "resnet50"], "resnet50", "GiB of memory")
+    check(["resnet50"], "resnet50", "GiB of memory")
     monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
-    check(["--roofline", TASK], "GPU", "CUDA_VISIBLE_DEVICES=")
+    check([TASK], "GPU", "CUDA_VISIBLE_DEVICES=")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

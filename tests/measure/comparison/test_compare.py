@@ -204,9 +204,6 @@ def test_through_a_pipe_the_command_prints_few_lines_and_the_verdict_last(checko
     lines = [line for line in done.stdout.splitlines() if line]
     assert done.returncode == 0 and len(lines) <= 40, done.stdout
     remarks = ("The machine was busy: ", "The loader")
-    last = [line for line in lines[-7:] if not line.startswith(remarks)][-5:]
-    verdict, results, title, show, train = last
+    verdict, results, show = [line for line in lines[-5:] if not line.startswith(remarks)][-3:]
     assert "PyTorch eager in fp32" in verdict and "parity passed" in verdict
-    assert results.startswith("results: ") and title.startswith("Next: ")
-    assert " show " in show
-    assert "--compiler-opt" in train and "--batch_size=4" in train and "--amp_level=O0" in train
+    assert results.startswith("results: ") and "gallery show " in show

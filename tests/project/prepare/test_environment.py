@@ -20,7 +20,7 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
         "--require-hashes -r pyproject.toml -c requirements.lock",
         "--no-deps -e .",
         "ipykernel install",
-        "--preset small",
+        "data_prep/mock_imagenet.py",
     ]
     places = [notes.index(words) for words in order]
     assert places == sorted(places)

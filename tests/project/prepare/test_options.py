@@ -48,8 +48,6 @@ def test_it_is_valid_bash(checkout):
     ("given", "values"),
     [
         (["--tset"], ["--tset", "--test"]),
-        (["--data", "smal"], ["--data", "'smal'", "'small', 'imagenet-sized'"]),
-        (["--data"], ["--data", "one argument"]),
         (["--test=yes"], ["--test", "'yes'"]),
         (["--run", "--test"], ["--run", "one argument"]),
         (["--run", "resnet5"], ["--run 'resnet5'", "Did you mean `resnet50`?"]),

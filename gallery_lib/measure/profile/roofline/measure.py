@@ -68,7 +68,7 @@ def check_machine() -> None:
     """Raise InputError on a machine with a GPU."""
     if hardware.gpu_count():
         raise InputError(
-            "--roofline measures CPUs: it was not made for GPUs, nor tried on one. "
+            "gallery roofline measures CPUs: it was not made for GPUs, nor tried on one. "
             "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
             parameter="roofline",
         )
