@@ -247,7 +247,8 @@ def use_strategy(model: DDP, options: Comm, early_steps: EarlySteps | None = Non
 
 def gradient_reducer(model: nn.Module) -> GradientReducer | None:
     """Return our communication hook of `model`; None where DDP averages by itself."""
-    return _reducers.get(inside(model))
+    ddp = inside(model)
+    return None if ddp is None else _reducers.get(ddp)
 
 
 def say(text: str) -> None:

@@ -29,7 +29,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+_PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "helpers")))
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Server:
     """The fork server that has imported everything, and the processes that are started with it."""
 
     def __init__(self) -> None:
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload([f"{__package__}.rank"])
+        self.context = mp.get_context("forkserver")
+        self.context.set_forkserver_preload([f"{__package__}.rank"])
         variables = {
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -183,7 +183,7 @@ class Server:
         return self._wait(processes, folder, side, kind.world, seconds)
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> Any:
-        process = self._context.Process(target=function, args=arguments)
+        process = self.context.Process(target=function, args=arguments)
         process.start()
         return process
 

@@ -1,6 +1,6 @@
 """Real processes in a gloo group on loopback, which do what a test asks for.
 
-They pretend to be on several hosts.
+They are forked from the server of against_torch, and pretend to be on several hosts.
 
     with Ranks(processes=4, hosts=2) as ranks:
         # Answers of every rank; functions are those of on_ranks/.
@@ -10,16 +10,17 @@ They pretend to be on several hosts.
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
-import secrets
-import subprocess
-import sys
-from multiprocessing.connection import Client, Listener, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gallery_lib.system.processes import search_path
+from against_torch.launches import Server
+
+from gallery_lib.system.processes import RENDEZVOUS_VARIABLE, die_with_parent
 
 SECONDS = 120.0
 
@@ -29,24 +30,23 @@ class Ranks:
 
     def __init__(self, processes: int, hosts: int) -> None:
         self._folder = TemporaryDirectory()
-        self._key = secrets.token_bytes(16)
-        listener = Listener(str(Path(self._folder.name) / "socket"), authkey=self._key)
-        paths = [search_path(), *map(str, Path(__file__).parents[:2])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-        arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
-        command = [
-            sys.executable,
-            "-m",
-            "gallery_lib.launcher.forked",
-            str(processes),
-            self._folder.name,
-            "on_ranks.process",
-            *arguments,
-        ]
-        self._process = subprocess.Popen(command, env=environment)
-        self._links = [listener.accept() for _ in range(processes)]
-        self._links.sort(key=lambda link: link.recv())
-        listener.close()
+        context = Server().context
+        self._links, self._processes = [], []
+        for rank in range(processes):
+            variables = {
+                "RANK": rank,
+                "WORLD_SIZE": processes,
+                "GROUP_RANK": rank // (processes // hosts),
+                "GALLERY_CACHE_DIR": f"{self._folder.name}/cache",
+                RENDEZVOUS_VARIABLE: f"{self._folder.name}/rendezvous",
+            }
+            link, theirs = context.Pipe()
+            strings = {name: str(value) for name, value in variables.items()}
+            process = context.Process(target=_serve, args=(theirs, strings))
+            process.start()
+            theirs.close()
+            self._links.append(link)
+            self._processes.append(process)
 
     def call(self, function: str, *arguments: Any) -> list[Any]:
         """Run a function on every rank, and return the results by rank."""
@@ -72,16 +72,32 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         for link in self._links:
             link.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait(timeout=10)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
         self._folder.cleanup()
 
 
-def connect(address: str, key: str, rank: int) -> Any:
-    """Connect a rank to the test's process, and return the link."""
-    link = Client(address, authkey=bytes.fromhex(key))
-    link.send(rank)
-    return link
+def _serve(link: Connection, variables: dict[str, str]) -> None:
+    """Run the functions that are sent, named `subject.function`, and send back the results."""
+    import torch
+
+    from gallery_lib.comm import process_group
+
+    die_with_parent()
+    multiprocessing.set_start_method("fork", force=True)  # of loading processes, as in a script
+    os.environ |= variables
+    torch.set_num_threads(1)
+    process_group.ensure_initialized(timeout_seconds=20)
+    while True:
+        try:
+            function, values = link.recv()
+        except EOFError:
+            break
+        try:
+            subject, name = function.split(".")
+            module = importlib.import_module(f"on_ranks.{subject}")
+            link.send(getattr(module, name)(*values))
+        except Exception as error:
+            link.send(error)
+    os._exit(0)
