@@ -180,17 +180,15 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     progress.clear()
 
     def write(folder: Path, bench: Bench) -> None:
-        picture = f"{bench.kind}.png"
         with busy("tables and picture"):
-            style.save(chart(bench).draw(), folder / picture)
-            (folder / f"{bench.kind}.md").write_text(markdown(bench, picture), encoding="utf-8")
+            style.save(chart(bench).draw(), folder / "bench.png")
+            (folder / "bench.md").write_text(markdown(bench, "bench.png"), encoding="utf-8")
 
     folder, result = measure.run(
         operands.tasks, config, command=["gallery", "bench", *words], done=write
     )
-    kind = result.kind
     print(text(result))
-    print(f"results: {folder}/{kind}.json, tables: {kind}.md, picture: {kind}.png")
+    print(f"results: {folder}/bench.json, tables: bench.md, picture: bench.png")
     return 0 if complete(result) else 1
 
 
@@ -260,12 +258,11 @@ def _text_of(folder: Path) -> str:
     from gallery_lib.notebooks.batch import record, reports
     from gallery_lib.report import tables
 
-    benches = [folder / f"{kind}.json" for kind in ("bench", "waterfall")]
-    if benches := [file for file in benches if file.exists()]:
+    if (folder / "bench.json").exists():
         from gallery_lib.measure.bench.result import read_bench
         from gallery_lib.report import bench
 
-        return "\n\n".join(bench.text(read_bench(file)) for file in benches)
+        return bench.text(read_bench(folder / "bench.json"))
     if (folder / ROOFLINE_FILE).exists():
         from gallery_lib.report import roofline
 

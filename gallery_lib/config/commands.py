@@ -52,8 +52,6 @@ class BenchConfig:
     """Variants, with commas between. The eager one always takes part. Default: all."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """Precision of all variants. auto is O1 where the device computes in bfloat16, else O0."""
-    waterfall: str | None = None
-    """Measure this task alone, with one technique after another switched on."""
     profile: Literal["auto", "quick", "large", "full"] = "auto"
     """Sizes of the tasks. quick is for a few cores; large has quick's batches with images of 224²
     and sequences of 128. auto is full on a GPU, else quick."""

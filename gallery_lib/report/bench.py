@@ -252,20 +252,11 @@ def _paragraphs(bench: Bench, table: Callable[[Rows], str], heading: str) -> lis
 
 
 def complete(bench: Bench) -> bool:
-    """Return whether every task was measured, and ours ran with parity.
-
-    In a waterfall, every technique that applies must have run with parity.
-    """
-    for outcome in bench.tasks.values():
-        applied = [
-            row
-            for name, row in outcome.rows.items()
-            if (bench.kind == "waterfall" or name == OURS)
-            and not str(row.reason).startswith("does not apply")
-        ]
-        if outcome.reason is not None or not all(row.comparable for row in applied):
-            return False
-    return True
+    """Return whether every task was measured, and ours ran with parity."""
+    return all(
+        outcome.reason is None and (OURS not in outcome.rows or outcome.rows[OURS].comparable)
+        for outcome in bench.tasks.values()
+    )
 
 
 # --------------------------------------------------------------------------------------------------

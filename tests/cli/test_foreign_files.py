@@ -88,8 +88,6 @@ def _whole(name: str) -> Any:
         task = bench["tasks"]["resnet18"]
         rows = {name: task["rows"][name] for name in (next(iter(task["rows"])), "ours")}
         return {**bench, "tasks": {"resnet18": {**task, "rows": rows}}}
-    if name == "waterfall.json":
-        return json.loads((PUBLISHED / "xeon-amx-2core" / "waterfall-resnet50.json").read_text())
     made: Any = {"roofline.json": made_roofline, "report.json": _report}.get(name, _comparison)()
     if name == "results.json":
         made = made.candidate
@@ -107,7 +105,7 @@ def _shown(path: Path, content: Any) -> int:
 
 
 NAMES = [
-    *("results.json", "comparison.json", "bench.json", "waterfall.json"),
+    *("results.json", "comparison.json", "bench.json"),
     *("roofline.json", "report.json"),
 ]
 

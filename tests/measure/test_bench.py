@@ -11,9 +11,9 @@ import tiny_task
 from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
-from gallery_lib.config import BenchConfig
+from gallery_lib.config import BenchConfig, CompareConfig
 from gallery_lib.measure.bench import bench, task
-from gallery_lib.measure.bench.plan import Plan, bench_plan, waterfall_plan
+from gallery_lib.measure.bench.plan import Plan, bench_plan, waterfall_of
 from gallery_lib.measure.bench.result import (
     BEST,
     TURN_ORDER,
@@ -42,7 +42,6 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
         (["resnet18", "--data_dir=/no/such"], ["/no/such"]),
         (["--rounds=2", TINY], ["rounds='2'", "between 4 and"]),
         (["--resume", TINY], ["--resume", "--out"]),
-        (["--waterfall=resnet50", "alexnet"], ["--waterfall resnet50", "no other task"]),
         (["--waterfal=resnet50"], ["`--waterfal`", "`--waterfall`"]),
     ],
 )
@@ -185,8 +184,9 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
 ) -> None:
     monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
-    for make in (bench_plan, waterfall_plan):
-        assert make(TINY, BenchConfig()).baseline == baseline
+    assert bench_plan(TINY, BenchConfig()).baseline == baseline
+    train = bench_plan(TINY, BenchConfig()).config
+    assert waterfall_of(train, CompareConfig(), {}).baseline == baseline
     # A user who asks for emulated bfloat16 gets it.
     asked = BenchConfig(variants="eager-O1,eager-fp32,ours")
     assert set(bench_plan(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
@@ -231,7 +231,8 @@ def test_a_library_that_is_missing_is_named_with_how_to_install_it(
 
 
 def test_a_waterfall_adds_one_technique_after_another() -> None:
-    plan = waterfall_plan(TINY, BenchConfig())
+    train, added = bench_plan(TINY, BenchConfig()).config, {n: [n] for n in recipes.TECHNIQUES}
+    plan = waterfall_of(train, CompareConfig(), added)
     words = [variant.recipe for variant in plan.variants.values()]
     assert words[0] == []
     for before, after in itertools.pairwise(words):

@@ -13,9 +13,8 @@ from pathlib import Path
 from gallery_lib import tasks
 from gallery_lib.config import BenchConfig, options
 from gallery_lib.errors import InputError
-from gallery_lib.measure.bench import plan as plans
 from gallery_lib.measure.bench import task as task_bench
-from gallery_lib.measure.bench.plan import Plan
+from gallery_lib.measure.bench.plan import Plan, bench_plan
 from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
 from gallery_lib.measure.comparison.untimed import measured_key
 from gallery_lib.system import hardware, paths
@@ -39,22 +38,15 @@ def digest_of(plan: Plan) -> str:
 
 def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
     """Return the plan of each task by name; raise InputError where the options make no sense."""
-    if config.waterfall and (names or config.variants):
-        raise InputError(
-            f"--waterfall {config.waterfall} takes no other task and no --variants.",
-            parameter="waterfall",
-        )
-    make = plans.waterfall_plan if config.waterfall else plans.bench_plan
-    wanted = [config.waterfall] if config.waterfall else list(dict.fromkeys(names)) or tasks.names()
-    by_name = {name.rsplit(":", 1)[-1]: make(name, config) for name in wanted}
+    wanted = list(dict.fromkeys(names)) or tasks.names()
+    by_name = {name.rsplit(":", 1)[-1]: bench_plan(name, config) for name in wanted}
     if len(by_name) < len(wanted):
         raise InputError(
             f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.",
             parameter="names",
         )
-    if names or config.waterfall:  # of all tasks, one without fit data keeps that as its reason
-        for plan in by_name.values():
-            tasks.data_of(plan.config)
+    for plan in by_name.values() if names else ():  # of all tasks, one without data keeps a reason
+        tasks.data_of(plan.config)
     return by_name
 
 
@@ -66,7 +58,7 @@ def run(
     done: Callable[[Path, Bench], None] = lambda folder, bench: None,
     progress: bool = True,
 ) -> tuple[Path, Bench]:
-    """Measure the tasks `names`, or the waterfall, and return the folder and what came out.
+    """Measure the tasks `names`, and return the folder and what came out.
 
     Args:
         names: tasks; all when empty.
@@ -81,17 +73,21 @@ def run(
             names, the task keeps that as its reason.
     """
     config = options.checked(config)
-    kind = "waterfall" if config.waterfall else "bench"
     by_name = _plans(names, config)
     folder = paths.output_folder(
-        config.out, kind, resume=config.resume, file=f"{kind}.json", work=kind
+        config.out, "bench", resume=config.resume, file="bench.json", work="bench"
     )
-    file = folder / f"{kind}.json"
+    file = folder / "bench.json"
     earlier = read_bench(file).tasks if config.resume and file.exists() else {}
     conditions = dataclasses.asdict(config)
     del conditions["resume"], conditions["out"]
     bench = Bench(
-        kind, shlex.join(command), conditions, hardware.machine_facts(), versions(), dict(earlier)
+        "bench",
+        shlex.join(command),
+        conditions,
+        hardware.machine_facts(),
+        versions(),
+        dict(earlier),
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
         digest = digest_of(plan)

@@ -29,7 +29,6 @@ from gallery_lib.measure.bench.result import (
 )
 from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.variants import peers, recipes
-from gallery_lib.measure.variants.recipes import TECHNIQUES
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
 
@@ -148,12 +147,6 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     ordered = [baseline, *sorted(others, key=TURN_ORDER.index)]
     variants = {variant: known[variant] for variant in ordered}
     return Plan(train, compare, variants, absent, pairs, names)
-
-
-def waterfall_plan(name: str, config: BenchConfig) -> Plan:
-    """Return the plan for the task `name`, with one technique after another."""
-    train, compare = _run_options(name, config)
-    return waterfall_of(train, compare, {technique: [technique] for technique in TECHNIQUES})
 
 
 def waterfall_of(

@@ -187,7 +187,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
     result = Bench(
         kind="waterfall",
-        command=f"gallery bench --waterfall {name}",
+        command="",
         options=dict(outcome.sizes),
         environment=hardware.machine_facts(),
         versions=bench.versions(),
