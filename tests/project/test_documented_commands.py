@@ -1,133 +1,131 @@
-"""Every command that a document shows works as it stands, in a fresh clone and a plain shell.
+"""Every command that a document shows has a program that is there, and options that it takes.
 
-The clone has what `prepare.sh` makes. Words such as FOLDER stand for what a reader has; WORDS says
-what they are here. A command that takes long, or needs what a test may not have, is in INSTEAD with
-the reason and the check that is made in its place. All others have to end with exit code 0.
+Nothing is carried out here. That commands do their work is in the tests of each command.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
-import shutil
-import tarfile
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from project.documented_commands import Command, commands_in, documented
-from project.fresh_clone import Clone, add_prepared, fresh_clone
-from project.instead import (
-    FEW_STEPS,
-    INSTEAD,
-    TINY,
-    instead_of,
-    sets_up,
-    succeeds,
-    with_options,
-)
+from torch.distributed.run import get_args_parser
 
-from gallery_lib.notebooks.pack import README, pack
+from gallery_lib.cli import prepare
+from gallery_lib.cli.commands import COMMANDS
+from gallery_lib.cli.main import LAUNCH
+from gallery_lib.notebooks.batch import notebook_file
+from gallery_lib.notebooks.pack import README
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKED = "alexnet"
-COMMANDS = documented(CHECKOUT)
-PACKED_COMMANDS = list(
-    commands_in(README.format(title="AlexNet", name=PACKED), "the packed README")
+SHOWN = [
+    *documented(CHECKOUT),
+    *commands_in(README.format(title="AlexNet", name="alexnet"), "the packed README"),
+]
+OF_THE_ENVIRONMENT = ("mypy", "nbstripout", "ruff", "sphinx-build", "papermill", "torchrun")
+READERS_OWN = ("train.py", "mobilenet_v3", "${name}")
+"""Scripts and tasks that only a reader has."""
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    """Return the help of a script of the checkout, or of a module."""
+    line = [sys.executable, *words, "--help"]
+    done = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_script(words: list[str]) -> None:
+    """Check that a script or `-m` module is there, and lists each option that follows."""
+    length = 2 if words[0] == "-m" else 1
+    script, rest = words[:length], words[length:]
+    if script[-1] in READERS_OWN:
+        return
+    if script == ["launch_single_task.py"]:
+        LAUNCH.parse(rest)
+        return
+    if script[0] == "-m":
+        assert importlib.util.find_spec(script[1]), script
+    else:
+        assert (CHECKOUT / script[0]).is_file(), script
+    if script[-1] in ("pytest", "gallery_lib.launcher.torchrun"):
+        return
+    action = [rest[0]] if script[0] == "benchmarks/network.py" else []
+    text = help_of(*script, *action) if any(word.startswith("--") for word in rest) else ""
+    for word in rest:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            assert name in text or name.replace("_", "-") in text, f"{script} lists no {name}"
+
+
+def check_gallery(words: list[str]) -> None:
+    """Check the options of a `gallery` command as the command does before it starts anything."""
+    length = 2 if words[0] == "lab" else 1
+    COMMANDS[" ".join(words[:length])].line.parse(words[length:])
+
+
+def check_papermill(words: list[str]) -> None:
+    """Check a notebook and its parameters as `gallery run` does."""
+    path = CHECKOUT / words[0].replace("${name}", "resnet50")
+    if path.stem not in READERS_OWN:
+        notebook_file.check(path, dict(zip(words[3::3], words[4::3], strict=True)))
+
+
+def check(text: str) -> None:
+    text = text.replace("\\\n", " ")
+    for part in text.split("&&"):
+        program, *words = shlex.split(re.sub(r" > \S+", "", part), comments=True)
+        name = Path(program).name
+        if name == "bash":
+            assert words[0] == "prepare.sh"
+            prepare.parse(words[1:])
+        elif name == "sbatch":
+            at = words.index("docs/examples/slurm.sh")
+            assert (CHECKOUT / words[at]).is_file()
+            if words[at + 1] not in READERS_OWN:
+                LAUNCH.parse([f"--model={words[at + 1]}", *words[at + 2 :]])
+        elif name == "gallery":
+            check_gallery(words)
+        elif name in ("python", "python3"):
+            check_script(words)
+        elif name == "papermill":
+            check_papermill(words)
+        elif name == "torchrun":
+            given = get_args_parser().parse_args(words)
+            module = ["-m"] if given.module else []
+            check_script([*module, given.training_script, *given.training_script_args])
+        else:
+            assert name in (*OF_THE_ENVIRONMENT, "uv"), name
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=str)
+def test_a_documented_command_is_one_that_exists(command: Command) -> None:
+    check(command.text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bash prepare.sh --runn resnet50",
+        "python3 launch_single_task.py --batch_sise 4",
+        ".venv/bin/gallery shwo FOLDER",
+        ".venv/bin/gallery compare --model resnet18 --max_steps 4",
+        "python3 data_prep/mock_imagenet.py --clases 4",
+        "python3 benchmarks/none.py",
+        ".venv/bin/papermill notebooks/resnet50.ipynb out.ipynb -p batch_sise 4",
+    ],
 )
-ONE = "runs/one"
-WORDS = {
-    r"check_imagenet": {"FOLDER": ".cache/data/imagenet-small"},
-    r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
-    r"check_features.*speech": {"FOLDER": ".cache/data/speech-small"},
-    r"check_features.*tts": {"FOLDER": ".cache/data/speakers-small"},
-    r"launch_single_task": {
-        **{"FOLDER": ".cache/data/imagenet-small", "FILE": f"{ONE}/weights.pt", "RUN": ONE}
-    },
-    r"gallery (show|doctor)": {
-        **{"FOLDER": ONE, "RUN": ONE, "RUN_ON_ONE": ONE, "RUN_ON_SEVERAL": "runs/two"}
-    },
-    r"gallery compare": {
-        **dict.fromkeys(("BEFORE", "AFTER"), "tests/notebooks/batch/sets/before.json"),
-        "path/to/file.py:TASK": TINY,
-    },
-    r".*": {"${name}": "resnet50", "mobilenet_v3": "resnet50"},
-}
-"""What stands for a reader's own words, by the commands in which they are written.
-
-A key is the beginning of a pattern's match.
-"""
+def test_a_command_that_does_not_exist_is_found(text: str) -> None:
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        check(text)
 
 
-def with_words(text: str) -> str:
-    """Return the command with what stands here for a reader's own files."""
-    for pattern, words in WORDS.items():
-        if re.search(pattern, text):
-            for word, value in words.items():
-                text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", value, text)
-    return text
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """Return a clone with what the documents' commands find.
-
-    It has mock data, a run on one process, and one that says it was on two.
-    """
-    made = fresh_clone(CHECKOUT, tmp_path_factory.mktemp("documented"))
-    add_prepared(made.root)
-    for script in ("mock_imagenet", "mock_segmentation", "mock_speech", "mock_speakers"):
-        succeeds(made, f"python3 data_prep/{script}.py")
-    succeeds(
-        made,
-        f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 "
-        "--save-weights --run_dir runs/one",
-    )
-    shutil.copytree(made.root / "runs" / "one", made.root / "runs" / "two")
-    results = made.root / "runs" / "two" / "results.json"
-    # A machine may have only one core.
-    results.write_text(results.read_text().replace('"world_size": 1', '"world_size": 2'))
-    return made
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """Return a task's archive, unpacked on a machine where prepare.sh has been run in it."""
-    folder = tmp_path_factory.mktemp("packed")
-    with tarfile.open(pack(PACKED, folder / "out.tar.gz")) as archive:
-        archive.extractall(
-            folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
-        )
-    unpacked = Clone(folder / f"gallery-{PACKED}", folder / "home")
-    unpacked.home.mkdir()
-    add_prepared(unpacked.root)
-    return unpacked
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_a_documented_command_works_as_it_stands(command: Command, clone: Clone) -> None:
-    entry, text = instead_of(command), with_words(command.text)
-    if entry:
-        entry.check(clone, text)
-    else:
-        succeeds(clone, text)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize("command", PACKED_COMMANDS, ids=str)
-def test_a_command_of_a_packed_task_works_as_it_stands(command: Command, packed: Clone) -> None:
-    if command.text.startswith("bash prepare.sh"):
-        sets_up(packed, command.text)
-    else:
-        with_options(FEW_STEPS)(packed, command.text)
-
-
-def test_checks_that_are_made_instead_and_words_still_have_their_command() -> None:
-    assert len(COMMANDS) > 60 and len(PACKED_COMMANDS) >= 3
-    unused = [one.pattern for one in INSTEAD if one not in map(instead_of, COMMANDS)]
-    assert not unused, "no document shows such a command any more: remove the entry"
-    for pattern, words in WORDS.items():
-        texts = [command.text for command in COMMANDS if re.search(pattern, command.text)]
-        for word in words:
-            assert any(word in text for text in texts), f"no command has {word} any more: remove it"
+def test_documents_show_commands() -> None:
+    assert len(SHOWN) > 60
