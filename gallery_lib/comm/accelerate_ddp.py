@@ -173,23 +173,18 @@ def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimiz
     the optimizer has none of the model's parameters.
     """
     own = {id(parameter) for parameter in model.module.parameters()}
-    reason = ""
-    if model.find_unused_parameters or options.find_unused_parameters:
-        reason = (
-            "find_unused_parameters: only at the end is it known which parameters have a gradient"
-        )
-    elif model.static_graph:
-        reason = "static_graph, with which DDP leaves unused parameters out"
-    if reason:
+    no_gradient = "with which it is known at the end alone which parameters have a gradient"
+    found = {
+        f"together with find_unused_parameters, {no_gradient}": model.find_unused_parameters
+        or options.find_unused_parameters,
+        f"together with static_graph, {no_gradient}": model.static_graph,
+        "since none of the optimizer's parameters is one of the model's": not any(
+            id(p) in own for group in optimizer.param_groups for p in group["params"]
+        ),
+    }
+    for reason in (reason for reason, holds in found.items() if holds):
         raise InputError(
-            f"the optimizer's step cannot go into the backward pass together with {reason}. "
-            "Leave one of both out.",
-            parameter="optimizer",
-        )
-    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-        raise InputError(
-            "none of the optimizer's parameters is one of the model's. "
-            "Give the optimizer of this model, or none.",
+            f"the optimizer's step cannot go into the backward pass {reason}.",
             parameter="optimizer",
         )
 

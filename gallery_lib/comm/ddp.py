@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gallery_lib.comm import averages, topology, torch_ddp
+from gallery_lib.comm import process_group, topology, torch_ddp
 from gallery_lib.comm.accelerate_ddp import gradient_reducer, use_strategy
 from gallery_lib.comm.torch_ddp import DDP, DISTRIBUTION, OneGraphDDP
 from gallery_lib.comm.tuner import apply
@@ -160,13 +160,11 @@ class _Distribution:
         if torch.is_grad_enabled():
             self._in_backward, self._local = False, not self.synchronizes
             self._expecting = self.synchronizes
+            process_group.note_call(averages=self.synchronizes)
             if self.synchronizes:
-                averages.trains_here()
                 self._prepared()
                 self._without = []
                 self._watch(output)
-            else:
-                averages.note_local()
         return output
 
     @contextlib.contextmanager
@@ -264,7 +262,7 @@ class _Distribution:
 
         Such a loss has parameters of its own.
         """
-        averages.note()
+        process_group.note_averaged()
         finds = self.options.find_unused_parameters
         self._in_backward, self._expecting = False, self._missing > 0 and not finds
         self._earlier = set(self._arrived) if self._expecting else set()

@@ -9,6 +9,7 @@ the first host of their step where MASTER_ADDR and MASTER_PORT name no place.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -230,3 +231,42 @@ def gather_for_common_loss(own: Tensor) -> Tensor:
     one process gets `own` itself.
     """
     return _Gather.apply(own) if dist.is_initialized() and world_size() > 1 else own
+
+
+# --------------------------------------------------------------------------------------------------
+# Place in the training: the number of backward passes whose gradients were averaged over the ranks.
+# It is the same on all ranks at the same line of a training, whatever one of them does alone in
+# between. So it names a pass through the data on all ranks without a message. A thread that reads
+# ahead is at no line of the training: it meets another number on each rank.
+
+_averaged = 0
+_local = 0
+_trainer = 0
+
+
+def note_averaged() -> None:
+    """Count a backward pass whose gradients are being averaged."""
+    global _averaged, _local
+    _averaged, _local = _averaged + 1, 0
+
+
+def note_call(averages: bool) -> None:
+    """Note a call of the model in a training, by this thread; only some average their gradients."""
+    global _local, _trainer
+    if averages:
+        _trainer = threading.get_ident()
+    else:
+        _local += 1
+
+
+def training_place() -> tuple[int, ...]:
+    """Return the averaged backward passes, and the calls since whose gradients are accumulated.
+
+    Without any of the latter, there is one number.
+    """
+    return (_averaged, _local) if _local else (_averaged,)
+
+
+def trained_elsewhere() -> bool:
+    """Return whether another thread than this one trains."""
+    return _trainer not in (0, threading.get_ident())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gallery_lib.comm import averages, process_group
+from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states, samplers
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
@@ -104,7 +104,9 @@ class Progress:
             "batch_size": loader.batch_size if samplers.divides_samples(loader) else None,
             "world_size": process_group.world_size(),
             "start": self._start if self.taken is not None else self._states(),
-            "order": None if part is None else (part.seed, part.steps_before + averages.place()[0]),
+            "order": None
+            if part is None
+            else (part.seed, part.steps_before + process_group.training_place()[0]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ class Progress:
         part = self.share.part
         if part is not None and state["order"] is not None:
             part.seed, steps = state["order"]
-            part.steps_before = steps - averages.place()[0]
+            part.steps_before = steps - process_group.training_place()[0]
         # Between two passes, the next one begins with none of its batches taken.
         self._resumed = {**state, "taken": state["taken"] or 0}
 

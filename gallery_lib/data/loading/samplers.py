@@ -4,7 +4,7 @@ Every world_size-th index of an order belongs to a rank (`ShardedSampler`). So t
 step's batches is what a single process with the same global batch would see.
 
 All ranks draw the same order without a message: `accelerate()` agrees on a seed, and each pass is
-drawn from it and from the place in the training (`comm/averages.py`), or from the epoch that the
+drawn from it and from the place in the training (`process_group`), or from the epoch that the
 caller has set. So a pass after a training step has a new order, and a rank that iterates alone
 takes nothing away from the others. Passes of a thread that reads ahead of a training are drawn from
 their number instead.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from gallery_lib.comm import averages
+from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states
 from gallery_lib.data.loading.random_states import DrawnFrom
 
@@ -129,10 +129,10 @@ class ShardedSampler(Sampler[Any]):
             return None
         if self.epoch is not None:
             return _number_of(self.seed, "epoch", self.epoch)
-        if averages.trained_elsewhere():
+        if process_group.trained_elsewhere():
             self.passes_ahead += 1
             return _number_of(self.seed, "ahead", self.steps_before, self.passes_ahead)
-        averaged, *accumulated = averages.place()
+        averaged, *accumulated = process_group.training_place()
         return _number_of(self.seed, "steps", self.steps_before + averaged, *accumulated)
 
     def __len__(self) -> int:
