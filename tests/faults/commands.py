@@ -5,7 +5,6 @@ A new command is one entry.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,17 +92,6 @@ def half(folder: Path) -> Path:
     path = write(made(FASTER, 20), folder / "comparison")
     path.write_text(path.read_text()[: path.stat().st_size // 2])
     return path.parent
-
-
-def foreign(name: str, content: object) -> Callable[[Path], Path]:
-    """Return a function that writes a file of that name, made by somebody else, into a folder."""
-
-    def make(folder: Path) -> Path:
-        (folder / "foreign").mkdir(exist_ok=True)
-        (folder / "foreign" / name).write_text(json.dumps(content))
-        return folder / "foreign"
-
-    return make
 
 
 EVERY: Mapping[str, Words] = {

@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
-import psutil
+from PIL import Image
 
-from gallery_lib.checkpoint import folders, state
-from gallery_lib.errors import InputError
+from gallery_lib.checkpoint import folders
 
-from . import causes
-from .causes import Prepare, damaged, results, send, to_loader, to_rank, with_file
-from .commands import (
-    EVERY,
-    Words,
-    batch,
-    compare,
-    data,
-    foreign,
-    half,
-    on,
-    python,
-    train,
-)
-from .driver import Row, after, wait_for_steps
-from .workspace import ROOT, TASKS, Command, Workspace, started
+from .commands import EVERY, Words, batch, compare, data, half, on, python, train
+from .driver import Cause, Row, after, wait_for_steps
+from .workspace import ROOT, TASKS, Command, Workspace, started, workers
 
 INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
+TWO = ("--nproc_per_node", "2")
+
+
+def send(number: int) -> Cause:
+    """Return a cause that sends a signal to the command itself."""
+    return lambda command: command.process.send_signal(number)
+
+
+def to_rank(rank: int, number: int) -> Cause:
+    return lambda command: os.kill(workers(command)[rank].pid, number)
+
+
+def to_loader(number: int) -> Cause:
+    def cause(command: Command) -> None:
+        loaders = (one for one in command.everything() if one.name() == "pt_data_worker")
+        next(loaders).send_signal(number)
+
+    return cause
+
+
+def results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
+    return json.loads(next(workspace.folder.rglob("results.json")).read_text())
+
+
+# --------------------------------------------------------------------------------------------------
+# Ports
+
+
+def _strangers(command: Command) -> None:
+    """Connect strangers to the socket where turns are handed out: one silent, one with garbage."""
+    folder = Path("/dev/shm")
+    if command.wait_until(lambda: any(folder.glob("gallery-sockets-*/turns"))):
+        for path in folder.glob("gallery-sockets-*/turns"):
+            silent, garbage = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+            silent.connect(str(path))
+            garbage.connect(str(path))
+            garbage.sendall(b"\xff" * 64)
+            time.sleep(0.2)
+            garbage.close()
 
 
 def _network() -> Iterator[Row]:
@@ -40,46 +69,61 @@ def _network() -> Iterator[Row]:
         one = f"{name}: no port"
         yield Row(kind, one, words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
     name = "strangers where turns are handed out"
-    yield Row(kind, name, compare(), causes.strangers, seconds=300, says="same training")
+    yield Row(kind, name, compare(), _strangers, seconds=300, says="same training")
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run says of itself
+
+
+def _diverged_at_5(workspace: Workspace, command: Command) -> str:
+    at = results(workspace).get("diverged_at") or {}
+    return "" if (at.get("step"), at.get("rank")) == (5, 0) else f"diverged_at is {at}"
+
+
+def _no_ratio(workspace: Workspace, command: Command) -> str:
+    values = json.loads(next(workspace.folder.rglob("comparison.json")).read_text())
+    if values["speedup"] is not None or values["parity"]["passed"]:
+        return f"speedup {values['speedup']}, parity {values['parity']['passed']}"
+    return "it prints a speed-up" if "× as fast" in command.result() else ""
 
 
 def _divergence() -> Iterator[Row]:
-    kind, on_words = "a run that diverged", "--no-terminate-on-nan"
+    kind = "a run that diverged"
     yield Row(
         *(kind, "training", train("DIVERGES", steps=20)),
         codes=(1,),
         says="its loss is no finite number from step 5 on rank 0 on",
-        check=causes.diverged_at_5,
+        check=_diverged_at_5,
         quick=True,
     )
     yield Row(
-        *(kind, "training that goes on", train("DIVERGES", on_words, steps=20)),
-        check=causes.diverged_at_5,
+        *(kind, "a comparison, accelerated only", compare("DIVERGES_ACCELERATED")),
+        codes=(0, 1),
+        says="not comparable",
+        check=_no_ratio,
+        seconds=300,
     )
-    for name, task in {"accelerated only": "DIVERGES_ACCELERATED", "both": "DIVERGES"}.items():
-        yield Row(
-            *(kind, f"a comparison, {name}", compare(task)),
-            codes=(0, 1),
-            says="not comparable",
-            check=causes.no_ratio,
-            seconds=300,
-        )
 
 
 def _outputs() -> Iterator[Row]:
     kind = "output that cannot be written"
-    commands = {"train": train(steps=6), "compare": compare(), "list": EVERY["list"]}
-    for output, codes in {"head": (0, 141), "full": (1,), "closed": (0,)}.items():
-        for name, words in commands.items():
-            yield Row(
-                *(kind, f"{name}, {output}", words),
-                codes=codes,
-                output=output,
-                seconds=300 if name == "compare" else 60,
-                quick=(name, output) == ("train", "head"),
-            )
+    for output, codes in {"head": (0, 141), "full": (1,)}.items():
+        name, is_quick = f"train, {output}", output == "head"
+        yield Row(kind, name, train(steps=6), codes=codes, output=output, quick=is_quick)
     yield Row(*(kind, "bytes that are no text", train("PRINTS", steps=6)), there=("results.json",))
-    yield Row(kind, "show, LC_ALL=C and latin-1", EVERY["show"], prepare=causes.latin)
+    shell = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
+    limited = train("SLOW", "--workers", "0")
+    yield Row(
+        *(kind, "ulimit -f 8", lambda workspace: [*shell, *limited(workspace)]),
+        says="cannot be written to",
+        there=("results.json",),
+        quick=True,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Signals
 
 
 def _signals() -> Iterator[Row]:
@@ -99,14 +143,13 @@ def _signals() -> Iterator[Row]:
                 (*codes, 0, *(INTERRUPTED if name == "run a notebook" else ())),
                 seconds=15,
             )
-    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
-        yield Row(
-            *("signals", f"{number.name} in training", train()),
-            wait_for_steps(3, send(number)),
-            (-number,),
-            seconds=15,
-            lines=99,
-        )
+    yield Row(
+        *("signals", "SIGKILL in training", train()),
+        wait_for_steps(3, send(signal.SIGKILL)),
+        (-signal.SIGKILL,),
+        seconds=15,
+        lines=99,
+    )
     name = "run a script on two processes"
     yield Row(
         *("signals", "a script on two processes is interrupted", EVERY[name]),
@@ -116,220 +159,159 @@ def _signals() -> Iterator[Row]:
     )
 
 
+def _to_papermill(command: Command) -> None:
+    words = ["-P", "-m", "papermill"]
+    found = [one for one in command.everything() if one.cmdline()[1:4] == words]
+    min(found, key=lambda process: process.create_time()).kill()
+
+
 def _who_failed() -> Iterator[Row]:
-    kind, two = "who failed", train("SLOW", "--nproc_per_node", "2", steps=400)
-    for rank in (0, 1):
-        yield Row(
-            *(kind, f"rank {rank} is killed", two),
-            wait_for_steps(3, to_rank(rank, signal.SIGKILL)),
-            (1,),
-            f"rank {rank} (process",
-            seconds=10,
-        )
-    yield Row(
-        *(kind, "a process that loads data is killed", train("SLOW", steps=400)),
-        wait_for_steps(3, to_loader(signal.SIGKILL)),
-        (1,),
-        "DataLoader worker",
-        seconds=15,
-    )
-    name = "a rank is killed while it waits for the others to end"
-    yield Row(
-        *(kind, name, train("SLOW", "--nproc_per_node", "2", steps=8)),
-        causes.once_there_are_results(to_rank(1, signal.SIGKILL)),
-        (0, 1),
-        seconds=20,
-    )
     limited = ("--rank_timeout", "8")
-    yield Row(
-        *(kind, "a rank is stopped", train("SLOW", "--nproc_per_node", "2", *limited, steps=400)),
-        wait_for_steps(3, to_rank(1, signal.SIGSTOP)),
-        (1,),
-        "rank 1 gives no sign of life",
-        seconds=25,
-    )
-    for processes in ("1", "2"):
-        name = f"a process that loads data is stopped, of {processes} rank(s)"
-        yield Row(
-            *(kind, name, train("SLOW", "--nproc_per_node", processes, *limited, steps=400)),
-            wait_for_steps(3, to_loader(signal.SIGSTOP)),
-            (1,),
-            "DataLoader timed out after 8 seconds",
-            seconds=25,
-            quick=processes == "1",
-        )
-    yield Row(
-        *(kind, "papermill is killed", batch()),
-        after(8.0, causes.to_papermill),
-        (1,),
-        "SIGKILL",
-        seconds=20,
-        lines=30,
-    )
-
-
-def _limits() -> Iterator[Row]:
-    def within(blocks: int) -> Words:
-        words = train("SLOW", "--workers", "0")
-        shell = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash"]
-        return lambda workspace: [*shell, *words(workspace)]
-
-    yield Row(
-        *("limits", "ulimit -f 8", within(8)),
-        says="cannot be written to",
-        there=("results.json",),
-        quick=True,
-    )
-    yield Row(
-        *("limits", "ulimit -f 4", within(4)),
-        codes=(1,),
-        says="its results could not be written and are lost",
-    )
-
-
-def _caches() -> Iterator[Row]:
-    compiled = train("SLOW", "--compiler-opt", steps=6)
-    for name, prepare, words, says in (
+    for name, more, cause, says, seconds in (
+        ("rank 0 is killed", TWO, to_rank(0, signal.SIGKILL), "rank 0 (process", 10),
+        ("rank 1 is killed", TWO, to_rank(1, signal.SIGKILL), "rank 1 (process", 10),
+        ("a process that loads data is killed", (), to_loader(signal.SIGKILL), "DataLoader", 15),
         (
-            "files of the compiler are damaged",
-            damaged("inductor/**/*", lambda file: file.write_bytes(os.urandom(200))),
-            compiled,
-            "is made anew",
-        ),
-        (
-            "C++ of ours is cut off",
-            damaged("cpu_kernels/*.so", lambda file: os.truncate(file, file.stat().st_size // 2)),
-            compiled,
-            "",
-        ),
-        (
-            "a reference is another's",
-            damaged("references/*.pt", causes.flip),
-            compare(),
-            "same training",
+            *("a rank is stopped", (*TWO, *limited), to_rank(1, signal.SIGSTOP)),
+            *("rank 1 gives no sign of life", 25),
         ),
     ):
-        there = ("*.damaged", "results.json")
-        yield Row(
-            *("caches", name, words),
-            says=says,
-            prepare=prepare,
-            seconds=300,
-            lines=20,
-            there=there,
-        )
-    yield Row(
-        *("caches", "others may write into the compiler's", compiled),
-        prepare=causes.open_to_others,
-        codes=(2,),
-        says="chmod -R go-w",
-    )
+        words = train("SLOW", *more, steps=400)
+        yield Row("who failed", name, words, wait_for_steps(3, cause), (1,), says, 3, seconds)
+    name, cause = "papermill is killed", after(8.0, _to_papermill)
+    yield Row("who failed", name, batch(), cause, (1,), "SIGKILL", lines=30, seconds=20)
 
 
-def _files_of_others() -> Iterator[Row]:
-    kind = "files of others"
-    source = (
-        "import json, os, pathlib\n"
-        "folder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\n"
-        "folder.mkdir(parents=True)\n"
-    )
-    for name, words, says in (
-        ("a comparison cut in half", on(half, "show"), "is no JSON"),
-        (
-            "results.json of something else",
-            on(foreign("results.json", [1, 2]), "show"),
-            "results.json",
-        ),
-    ):
-        yield Row(kind, name, words, codes=(2,), says=says, quick="results.json" not in name)
+# --------------------------------------------------------------------------------------------------
+# Files
+
+
+def _own_cache(workspace: Workspace) -> None:
+    """Give the workspace a cache of its own, with what a compiled run keeps."""
+    workspace.cache = workspace.folder / "cache"
+    (workspace.cache / "data").mkdir(parents=True)
+    earlier = Workspace(workspace.folder / "before", workspace.cache)
+    earlier.folder.mkdir()
+    with started(train("SLOW", "--compiler-opt", steps=6)(earlier), earlier) as command:
+        command.ended_after(300)
+
+
+def _damaged_cache(workspace: Workspace) -> None:
+    _own_cache(workspace)
+    for file in workspace.cache.glob("inductor/**/*"):
+        if file.is_file():
+            file.write_bytes(os.urandom(200))
+
+
+def _open_to_others(workspace: Workspace) -> None:
+    _own_cache(workspace)
+    (workspace.cache / "inductor").mkdir(exist_ok=True)
+    (workspace.cache / "inductor").chmod(0o777)
+
+
+def _fifo_among_images(workspace: Workspace) -> None:
+    for split in ("train", "val"):
+        for name in ("one", "two"):
+            (workspace.folder / "images" / split / name).mkdir(parents=True)
+            Image.new("RGB", (64, 64)).save(workspace.folder / "images" / split / name / "0.jpg")
+    os.mkfifo(workspace.folder / "images" / "train" / "one" / "1.jpg")
+
+
+def _damaged_text(workspace: Workspace) -> None:
+    shutil.copytree(ROOT / ".cache" / "data" / "english", workspace.folder / "data")
+    file = next((workspace.folder / "data").rglob("train.npy"))
+    file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
+
+
+def _precious(workspace: Workspace) -> None:
+    (workspace.folder / "run").mkdir()
+    (workspace.folder / "run" / "thesis.tex").write_text("precious")
+
+
+def _no_escapes(workspace: Workspace, command: Command) -> str:
+    shown = command.result() + command.text()
+    if "\x1b[31m" in shown or "\x07" in shown:
+        return "an escape sequence reaches the terminal"
+    for file in workspace.folder.rglob("*.xml"):
+        ElementTree.parse(file)
+    return ""
+
+
+def _two_runs(command: Command) -> None:
+    """Start a second run with the same folder, which has to be refused, while the first works."""
+    second_space = Workspace(command.workspace.folder / "second", command.workspace.cache)
+    second_space.folder.mkdir()
+    with started(train()(command.workspace), second_space) as second:
+        second.ended_after(60)
+        said = f"{second.process.returncode} {second.text()}"
+    (command.workspace.folder / "second.txt").write_text(said)
+
+
+def _second_refused(workspace: Workspace, command: Command) -> str:
+    text = (workspace.folder / "second.txt").read_text()
+    right = text.startswith("2 ") and "another run is at work" in text
+    return "" if right else f"the second: {text[-300:]}"
+
+
+def _files() -> Iterator[Row]:
+    kind, compiled = "files", train("SLOW", "--compiler-opt", steps=6)
     yield Row(
-        *(kind, "a notebook leaves half a comparison"),
-        batch(f"{source}(folder / 'comparison.json').write_text('{{')"),
-        codes=(1,),
-        says="comparison that cannot be read",
-        lines=30,
-        there=("report.json",),
+        *(kind, "kept compiled code is damaged", compiled),
+        says="is made anew",
+        prepare=_damaged_cache,
+        seconds=300,
+        lines=20,
+        there=("*.damaged", "results.json"),
     )
     yield Row(
         *(kind, "a notebook's error has escape sequences"),
         batch("raise ValueError('\\x1b[31mred\\x1b]0;title\\x07 \\x00')"),
         codes=(1,),
         lines=30,
-        check=causes.no_escapes,
+        check=_no_escapes,
     )
     checker = str(ROOT / "data_prep" / "check_imagenet.py")
     yield Row(
         *(kind, "a pipe among images"),
         lambda workspace: python(checker, str(workspace.folder / "images")),
-        prepare=causes.fifo_among_images,
+        prepare=_fifo_among_images,
         says="a pipe",
     )
     yield Row(
-        *(kind, "damaged text data", data("text.py")),
-        prepare=causes.damaged_text,
-        codes=(2,),
-        says="is damaged",
-    )
-
-
-def _values() -> Iterator[Row]:
-    """Yield rows for values that are refused before anything is started or written."""
-    kind, folder = "folders and values", "{folder}"
-    yield Row(
         *(kind, "two runs with one folder", train()),
-        wait_for_steps(3, causes.two_runs),
+        wait_for_steps(3, _two_runs),
         there=("results.json",),
-        check=causes.second_refused,
+        check=_second_refused,
         seconds=90,
     )
-    start = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--max_steps=3"]
-    prepare: Prepare | None
-    for name, word, says, prepare in (
-        ("run_dir is /", "--run_dir=/", "holds files of something else", None),
-        ("run_dir is a home", "--run_dir=~", "run_dir=~", None),
-        ("run_dir is a file", f"--run_dir={folder}/run", "is a file", with_file("run", "mine")),
+    infinite = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--lr=inf"]
+    refused: tuple[tuple[str, Words, str, Callable[[Workspace], None] | None, bool], ...] = (
+        ("others may write to compiled code", compiled, "chmod -R go-w", _open_to_others, False),
+        ("a comparison cut in half", on(half, "show"), "is no JSON", None, True),
+        ("damaged text data", data("text.py"), "is damaged", _damaged_text, False),
+        ("run_dir holds files of others", train(), "thesis.tex", _precious, True),
+        ("lr is inf", lambda workspace: python(*infinite), "lr='inf' must be", None, True),
         (
-            "run_dir holds files of others",
-            f"--run_dir={folder}/run",
-            "thesis.tex",
-            with_file("run/thesis.tex", "precious"),
+            *("prepare.sh --run ''", lambda _: ["bash", str(ROOT / "prepare.sh"), "--run", ""]),
+            *("--run '': no such notebook", None, True),
         ),
-        ("lr is inf", "--lr=inf", "lr='inf' must be", None),
-        ("seed is 2**63 - 1", f"--seed={2**63 - 1}", f"seed='{2**63 - 1}' must be", None),
-        (
-            "a task file with an exit",
-            f"--model={folder}/task.py:TASK",
-            "task.py",
-            with_file("task.py", "import sys; sys.exit(5)"),
-        ),
-    ):
-
-        def words(workspace: Workspace, word: str = word) -> list[str]:
-            return python(*start, word.replace(folder, str(workspace.folder)))
-
+    )
+    for name, words, says, prepare, quick in refused:
         yield Row(
-            *(kind, name, words),
+            *(f"{kind} and values that are refused", name, words),
             codes=(2,),
             says=says,
-            seconds=30,
-            absent=("results.json", "config.json"),
             prepare=prepare,
-            quick=name in ("run_dir holds files of others", "lr is inf"),
+            absent=("config.json",) if prepare is _precious else (),
+            quick=quick,
         )
-    yield Row(
-        *(kind, "prepare.sh --run ''"),
-        lambda workspace: ["bash", str(ROOT / "prepare.sh"), "--run", ""],
-        codes=(2,),
-        says="--run '': no such notebook",
-        quick=True,
-    )
 
 
 # --------------------------------------------------------------------------------------------------
-# Checkpoints: what cannot be written, what is damaged, and a kill in a write.
+# Checkpoints: what cannot be written, what is damaged, and a kill in a write
 
 
-_FIRST, _SECOND = "step-00000010.pt", "step-00000020.pt"
+_FIRST, _SECOND = "step-00000010", "step-00000020"
 
 
 def _saving(*more: str, steps: int = 30) -> Words:
@@ -346,8 +328,8 @@ def _whole(folder: Path, *names: str) -> str:
         return f"{left} is left"
     try:
         for name in names:
-            state.read(folder / name)
-    except (InputError, OSError) as error:
+            folders.read_whole(folder / name)
+    except folders.Unusable as error:
         return str(error)
     return ""
 
@@ -360,7 +342,7 @@ def _on_small_disk(words: Words) -> Words:
     """
     script = (
         "mkdir -p run/checkpoints && mount -t tmpfs -o size=4m faults run/checkpoints || exit 99\n"
-        f"(until [ -f run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
+        f"(until [ -d run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
         " head -c 100M /dev/zero > run/checkpoints/filled 2> /dev/null) &\n"
         '"$@"; code=$?; wait; cp -a run/checkpoints seen; exit $code'
     )
@@ -368,17 +350,13 @@ def _on_small_disk(words: Words) -> Words:
     return lambda workspace: [*own, *words(workspace)]
 
 
-def _interrupted(workspace: Workspace) -> None:
-    """Have a run in the workspace that has come to step 20 of 30, with two checkpoints."""
+def _damaged_newest(workspace: Workspace) -> None:
+    """Have a run in the workspace that has come to step 20 of 30, with a damaged checkpoint."""
     with started(_saving(steps=20)(workspace), workspace) as command:
         command.ended_after(60)
     (workspace.folder / "run" / "results.json").unlink()
-
-
-def _damaged_newest(workspace: Workspace) -> None:
-    _interrupted(workspace)
     path = _checkpoints(workspace) / _SECOND
-    os.truncate(path, path.stat().st_size // 2)
+    shutil.copy(path / "rank-00000.pt", path / "training.pt")
 
 
 def _killed_in_a_write(workspace: Workspace) -> None:
@@ -393,7 +371,7 @@ def _killed_in_a_write(workspace: Workspace) -> None:
             while not list(folder.glob(".step-*.tmp")) and time.monotonic() < deadline:
                 time.sleep(0.001)
             for number in sorted(numbers, reverse=True):  # those that train were started last
-                if psutil.pid_exists(number):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
             command.ended_after(10)
         if list(folder.glob(".step-*.tmp")):
@@ -427,22 +405,10 @@ def _checkpoint_rows() -> Iterator[Row]:
     yield Row(
         *(kind, "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
         prepare=_damaged_newest,
-        codes=(2,),
-        says="Delete it to go on from the one before.",
-        lines=1,
-        absent=("results.json",),
-        check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST),
+        says="training.pt has",
+        there=(f"damaged-{_SECOND}", "results.json"),
+        check=_gone_on,
         quick=True,
-    )
-    other = train("PRINTS", "--checkpoint_every", "10", "--resume", "auto", steps=30)
-    yield Row(
-        *(kind, "they are of another model", other),
-        prepare=_interrupted,
-        codes=(2,),
-        says="is of another model",
-        lines=1,
-        absent=("results.json",),
-        check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST, _SECOND),
     )
     yield Row(
         *(kind, "a run is killed while one is written, and goes on"),
@@ -456,6 +422,6 @@ def _checkpoint_rows() -> Iterator[Row]:
 
 
 ROWS = (
-    *(*_network(), *_divergence(), *_outputs(), *_signals(), *_who_failed(), *_limits()),
-    *(*_caches(), *_files_of_others(), *_values(), *_checkpoint_rows()),
+    *(*_network(), *_divergence(), *_outputs(), *_signals(), *_who_failed()),
+    *(*_files(), *_checkpoint_rows()),
 )

@@ -160,7 +160,7 @@ def _output(output: str, words: Sequence[str], heard: Path) -> tuple[int | None,
     """Return standard output for Popen and, where a shell has to connect it, the shell's words."""
     if output == "file":
         return os.open(heard, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), []
-    line = {"head": '"$@" | head -n 1', "full": '"$@" > /dev/full', "closed": '"$@" >&-'}[output]
+    line = {"head": '"$@" | head -n 1', "full": '"$@" > /dev/full'}[output]
     return os.open(os.devnull, os.O_WRONLY), ["bash", "-o", "pipefail", "-c", line, "bash", *words]
 
 
