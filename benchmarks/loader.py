@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
-from gallery_lib.data.images.mock_imagenet import PRESETS, generate
+from gallery_lib.data.images.mock_imagenet import MockSpec, generate
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians, turn_order
 from gallery_lib.system import hardware, paths
@@ -134,7 +134,7 @@ def main() -> int:
     torch.set_num_threads(1)
     root = arguments.data or paths.data_dir("imagenet-small")
     if arguments.data is None:
-        generate(root, PRESETS["small"])
+        generate(root, MockSpec())
     found: list[dict[str, Any]] = []
     for workers in arguments.workers:
         found.append(compare(root, workers, arguments.rounds, arguments.batches))

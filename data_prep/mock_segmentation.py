@@ -25,8 +25,6 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 
-PRESETS = {"small": SegmentationSpec()}
-
 if __name__ == "__main__":
     description = "Make a mock segmentation data set."
-    sys.exit(make(description, "segmentation", PRESETS, generate))
+    sys.exit(make(description, "segmentation", SegmentationSpec, generate))

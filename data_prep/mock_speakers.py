@@ -26,8 +26,6 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 
-PRESETS = {"small": SpeakerSpec()}
-
 if __name__ == "__main__":
     description = "Make mock features for speaker verification."
-    sys.exit(make(description, "speakers", PRESETS, generate))
+    sys.exit(make(description, "speakers", SpeakerSpec, generate))

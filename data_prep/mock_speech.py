@@ -26,7 +26,5 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import make
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 
-PRESETS = {"small": SpeechSpec()}
-
 if __name__ == "__main__":
-    sys.exit(make("Make mock speech.", "speech", PRESETS, generate))
+    sys.exit(make("Make mock speech.", "speech", SpeechSpec, generate))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,34 +44,21 @@ def check(
 
 
 def make(
-    description: str,
-    kind: str,
-    presets: Mapping[str, Any],
-    generate: Callable[..., mock_folder.Made],
+    description: str, kind: str, cls: type[Any], generate: Callable[..., mock_folder.Made]
 ) -> int:
-    """Make mock data of a spec, whose fields are options, and return the exit code.
+    """Make mock data of a spec of type `cls`, whose fields are options; return the exit code.
 
-    `kind` names the folder in the gallery's cache. `presets` are specs by name, `small` being the
-    default. Data with several may take hours, so the command also takes --workers.
+    `kind` names the folder in the gallery's cache.
     """
-    parser, cls = Parser(None, description), type(presets["small"])
+    parser = Parser(None, description)
     parser.add_argument(
         "--out", type=Path, help="folder; default: where the gallery looks for these data"
     )
     parser.add_options(cls)
-    if len(presets) > 1:
-        text = "sizes, all together, instead of the defaults (default: small)"
-        parser.add_argument("--preset", choices=list(presets), help=text)
-        parser.add_argument("--workers", type=int, help="threads (default: one per core)")
-    parser.set_defaults(preset="small", workers=None)
 
     def body(given: argparse.Namespace) -> object:
-        preset = f"{kind}-small" if given.preset == "small" else given.preset
-        root = given.out or paths.data_dir(preset)
         names = {f.name for f in dataclasses.fields(cls)} & vars(given).keys()
         values = {name: check_value(cls, name, getattr(given, name)) for name in names}
-        spec = dataclasses.replace(presets[given.preset], **values)
-        workers = {} if given.workers is None else {"workers": given.workers}
-        return generate(root, spec, **workers)
+        return generate(given.out or paths.data_dir(f"{kind}-small"), cls(**values))
 
     return run(parser, body)

@@ -58,7 +58,6 @@ def make(
     jobs: Mapping[str, tuple[Any, ...]],
     write: Write,
     *,
-    workers: int | None = None,
     progress: bool = True,
 ) -> Made:
     """Write the data `record` into `root`, unless `root` holds it.
@@ -71,7 +70,6 @@ def make(
         jobs: arguments of `write` by the path below `root` of the file that it writes last.
         write: called as `write(path, *arguments)`; writes one or more files, `path` last and
             atomically. Threads call it.
-        workers: threads; by default one per core.
         progress: whether to show progress.
 
     Raises:
@@ -80,8 +78,6 @@ def make(
     """
     started = time.perf_counter()
     root = Path(root).expanduser().absolute()
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}; it must be at least 1.", parameter="workers")
     record = json.loads(json.dumps(record))
     partial = root / _PARTIAL
     now = False
@@ -93,7 +89,7 @@ def make(
                 if now := not (complete := _complete(root, record)):
                     there = _begin(partial, record)
                     missing = {name: given for name, given in jobs.items() if name not in there}
-                    _write(partial, missing, write, workers, progress)
+                    _write(partial, missing, write, progress)
                     complete = _finish(root, partial, record)
     except OSError as error:
         raise RunFailed(
@@ -171,13 +167,7 @@ def _files(root: Path) -> list[Path]:
     return [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
 
 
-def _write(
-    folder: Path,
-    jobs: Mapping[str, tuple[Any, ...]],
-    write: Write,
-    workers: int | None,
-    progress: bool,
-) -> None:
+def _write(folder: Path, jobs: Mapping[str, tuple[Any, ...]], write: Write, progress: bool) -> None:
     def do(job: tuple[str, tuple[Any, ...]]) -> None:
         path = folder / job[0]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +175,7 @@ def _write(
 
     work = list(jobs.items())
     # numpy and the encoder of images release the GIL
-    pool = ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     with Progress(enabled=progress) as shown:
         try:
             for start in range(0, len(work), _CHUNK):

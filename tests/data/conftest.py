@@ -16,7 +16,7 @@ TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a complete mock data set of spec TINY, which must not be changed."""
     root = tmp_path_factory.mktemp("data") / "tiny"
-    generate(root, TINY, workers=1, progress=False)
+    generate(root, TINY, progress=False)
     return root
 
 

@@ -132,7 +132,7 @@ COMMANDS = {
     "compare": compare("SLOW", "--rank_timeout", "10"),
     "run a notebook": EVERY["run a notebook"],
     "run a script on two processes": EVERY["run a script on two processes"],
-    "make images": data("mock_imagenet.py", "--preset", "small"),
+    "make images": data("mock_imagenet.py"),
     "make text": data("text.py"),
     "show": EVERY["show"],
 }

@@ -108,7 +108,7 @@ EVERY: Mapping[str, Words] = {
         "d.destroy_process_group()\n",
         2,
     ),
-    "make images": data("mock_imagenet.py", "--preset", "small"),
+    "make images": data("mock_imagenet.py"),
     "make text": data("text.py"),
     "make speech": data("mock_speech.py"),
     "show": on(comparison, "show"),

@@ -34,7 +34,7 @@ def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_
 ) -> None:
     images, out = tmp_path / "images", tmp_path / "own-script.json"
     spec = MockSpec(classes=3, train_per_class=24, val_per_class=2)
-    generate(images, spec, workers=1, progress=False)
+    generate(images, spec, progress=False)
     sizes = ["--rounds=2", "--steps=12", "--batch_size=8", "--image_size=64"]
     done = python("benchmarks/own_script.py", *sizes, f"--data={images}/train", f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr

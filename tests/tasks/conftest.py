@@ -15,7 +15,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     generate(
         root,
         MockSpec(classes=CLASSES, train_per_class=6, val_per_class=2),
-        workers=1,
         progress=False,
     )
     return str(root)

@@ -58,7 +58,7 @@ def gradients(name: str, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict
 )
 def test_rounding_stays_small_in_the_gradients_at_the_initial_weights(name, tmp_path):
     spec = MockSpec(classes=8, train_per_class=2, val_per_class=1)
-    generate(tmp_path / "data", spec, workers=1, progress=False)
+    generate(tmp_path / "data", spec, progress=False)
     config = TrainConfig(model=name, data_dir=str(tmp_path / "data"), image_size=64)
     data = tasks.data_of(config).train
     batch = torch.utils.data.default_collate([data[i] for i in range(16)])

@@ -83,17 +83,18 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Summary:
             return [str(error)]
         return [line for path in pair for line in _damage(path)]
 
-    faults, root, listed, read = Faults(), Path(root), {}, 0
+    faults, root, counts, read = Faults(), Path(root), [], 0
+    notices: list[str] = []
     for split in SPLITS:
         with faults.noted():
-            listed[split] = list_pairs(root, split, faults)
-            pairs = _some_of(listed[split].pairs, None if full else _SAMPLES_PER_SPLIT)
+            listed, lines = list_pairs(root, split, faults)
+            pairs = _some_of(listed, None if full else _SAMPLES_PER_SPLIT)
+            _look_at(pairs, look, faults, root / split, full)
             read += len(pairs)
-            _look_at(pairs, look, faults, listed[split].folder, full)
+            counts.append(f"{len(listed)} {split}")
+            notices += lines
     faults.refuse()
-    images = ", ".join(f"{len(listing.pairs)} {split}" for split, listing in listed.items())
-    notices = tuple(line for listing in listed.values() for line in listing.notices())
-    return Summary(root, f"{images} images with masks; {read} read", notices)
+    return Summary(root, f"{', '.join(counts)} images with masks; {read} read", tuple(notices))
 
 
 def _some_of(items: Sequence[T], most: int | None) -> Sequence[T]:

@@ -8,8 +8,8 @@ simplejpeg (libjpeg-turbo) decodes. Decoding must start at the top, but can stop
 buffered copy of the file, the image height in the header is lowered to the crop's last row. That is
 exact, and saves a tenth of the decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4)
 measured slower, since Huffman decoding dominates. The resize is torch's antialiased bilinear one on
-uint8, about three times as fast as Pillow's. Each thread reuses its buffers for file, pixels and
-crop: fresh memory would cost page faults worth 5 % of the decoding time.
+uint8, about three times as fast as Pillow's. Each thread reuses its buffer for pixels, since fresh
+memory costs page faults.
 
 Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. Warnings that
 Pillow ignores are ignored here too. As in torchvision's loader, the first frame is taken, converted
@@ -23,6 +23,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -74,46 +75,19 @@ def centre_crop(height: int, width: int) -> Box:
     return round((height - side) / 2), round((width - side) / 2), side, side
 
 
-class _Buffers(threading.local):
-    """Reused memory of one thread; its content is valid until the thread reads its next image."""
+class _Pixels(threading.local):
+    """Reused memory of one thread; its content is valid until the thread decodes its next image."""
 
-    def __init__(self) -> None:
-        self.file = bytearray()
-        self.pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.crop: NDArray[np.uint8] = np.empty(0, np.uint8)
+    memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def read(self, path: str | bytes | os.PathLike[str]) -> memoryview:
-        """Read the whole file into the buffer and return a view of it."""
-        # O_NONBLOCK: a file that has become a pipe meanwhile reads as empty
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            size = os.fstat(file).st_size
-            if len(self.file) < size:
-                self.file = bytearray(2 * size)
-            view, done = memoryview(self.file)[:size], 0
-            while done < size and (count := os.readv(file, [view[done:]])):
-                done += count
-            return view[:done]
-        finally:
-            os.close(file)
-
-    def for_pixels(self, count: int) -> NDArray[np.uint8]:
+    def of(self, count: int) -> NDArray[np.uint8]:
         """Return a buffer of at least `count` bytes."""
-        if len(self.pixels) < count:
-            self.pixels = np.empty(2 * count, np.uint8)
-        return self.pixels
-
-    def crop_of(self, pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-        """Copy the `box` of `pixels` [rows, W, 3] into the buffer and return it, contiguous."""
-        top, left, height, width = box
-        if len(self.crop) < 3 * height * width:
-            self.crop = np.empty(6 * height * width, np.uint8)
-        crop = self.crop[: 3 * height * width].reshape(height, width, 3)
-        crop[...] = pixels[top : top + height, left : left + width]
-        return crop
+        if len(self.memory) < count:
+            self.memory = np.empty(2 * count, np.uint8)
+        return self.memory
 
 
-_buffers = _Buffers()
+_pixels = _Pixels()
 
 
 def load(
@@ -134,7 +108,7 @@ def load(
         InputError: naming the file, when it cannot be read or is damaged.
     """
     try:
-        data = _buffers.read(path)
+        data = memoryview(bytearray(Path(os.fsdecode(path)).read_bytes()))
     except OSError as error:
         raise unfit_file(path, f"{error.strerror}. Is the data folder complete?") from error
     try:
@@ -145,8 +119,9 @@ def load(
             f"damaged or not an image ({len(data)} bytes): {error}. Replace it, or move it out of "
             "the folder; the data set's check in data_prep/ finds all such files with --full.",
         ) from error
-    crop = _buffers.crop_of(pixels, box)
-    resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)
+    top, left, height, width = box
+    crop = torch.from_numpy(np.ascontiguousarray(pixels[top : top + height, left : left + width]))
+    resized = _resize(crop, (size, size) if isinstance(size, int) else size)
     return resized.flip(1) if mirror else resized
 
 
@@ -169,7 +144,7 @@ def decode(
         return _decode_with_pillow(data, choose_box)
     box = choose_box(height, width)
     rows = -(-(box[0] + box[2] + _MARGIN_ROWS) // _BLOCK_ROWS) * _BLOCK_ROWS
-    buffer = _buffers.for_pixels(3 * width * (height + _BLOCK_ROWS))
+    buffer = _pixels.of(3 * width * (height + _BLOCK_ROWS))
     # a file with its end-of-image marker is not truncated
     if rows < height and subsampling in _SUBSAMPLINGS and _END_OF_IMAGE in bytes(data[-64:]):
         position = _height_position(data)

@@ -57,19 +57,6 @@ class Listing:
         return tuple(lines)
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of image and mask files of one split, sorted by name, and what is not read."""
-
-    folder: Path
-    pairs: list[tuple[Path, Path]]
-    left_out: LeftOut
-
-    def notices(self) -> tuple[str, ...]:
-        """Return what a user should know about the split, one line each."""
-        return self.left_out.notice(self.folder)
-
-
 def list_classes(root: Path | str, split: str) -> list[str]:
     """Return the names of the class folders of `split`, sorted; InputError says what is missing."""
     return _class_folders(root, split)[0]
@@ -151,8 +138,10 @@ def list_split(
     return Listing(folder, names, images, left_out, missing)
 
 
-def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pairs:
-    """Return the images of `split` with their masks.
+def list_pairs(
+    root: Path | str, split: str, faults: Faults | None = None
+) -> tuple[list[tuple[Path, Path]], tuple[str, ...]]:
+    """Return the images of `split` with their masks, and lines about what is not read.
 
     `faults` notes images without a mask of their own, which are left out then.
 
@@ -191,4 +180,4 @@ def list_pairs(root: Path | str, split: str, faults: Faults | None = None) -> Pa
     if faults is None:
         noted.refuse()
     pairs = [(path, masks[stem]) for stem, path in images.items() if stem in masks]
-    return Pairs(folder.parent, pairs, left_out)
+    return pairs, left_out.notice(folder.parent)

@@ -85,12 +85,6 @@ class MockSpec:
         return f"{split}/{wnid}/{name}.JPEG"
 
 
-PRESETS = {
-    "small": MockSpec(),
-    "imagenet-sized": MockSpec(classes=1000, train_per_class=1300, val_per_class=50),
-}
-
-
 def class_id(label: int) -> str:
     """Return the made-up WordNet id of class `label`; class 0 is n00000001."""
     return f"n{label + 1:08d}"
@@ -272,9 +266,7 @@ def draw(
     return where, mask
 
 
-def generate(
-    root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True
-) -> mock_folder.Made:
+def generate(root: Path | str, spec: MockSpec, progress: bool = True) -> mock_folder.Made:
     """Make ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG, as `mock_folder.make`."""
     return mock_folder.make(
         root,
@@ -285,7 +277,6 @@ def generate(
             for index in range(spec.count(split))
         },
         partial(_write, spec),
-        workers=workers,
         progress=progress,
     )
 

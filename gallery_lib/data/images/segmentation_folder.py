@@ -99,8 +99,8 @@ class SegmentationFolder(SeededItems[tuple[torch.Tensor, torch.Tensor]]):
         self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0
     ) -> None:
         super().__init__(train, seed)
-        listed = list_pairs(root, split)
-        self.pairs, self.notices, self.size = listed.pairs, listed.notices(), size
+        self.pairs, self.notices = list_pairs(root, split)
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.pairs)

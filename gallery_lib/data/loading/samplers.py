@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,18 +28,6 @@ _DEEPEST = 4
 """Maximum depth of the search for samplers in samplers in batch samplers."""
 ROUNDS = 512
 """Rounds that are read ahead at a time; so an endless sampler streams."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Rank, and number of ranks, for which the sampler called `name` is made."""
-
-    name: str
-    rank: int
-    replicas: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.replicas}"
 
 
 def below(sampler: Any, depth: int = 0) -> list[Any]:
@@ -57,12 +44,12 @@ def chain(loader: Any) -> list[Any]:
     return list({id(sampler): sampler for one in outer for sampler in below(one)}.values())
 
 
-def place_of(loader: Any) -> Place | None:
-    """Return for which rank a sampler of the loader is made, as DistributedSampler is, or None."""
+def place_of(loader: Any) -> tuple[int, int] | None:
+    """Return the rank, and number of ranks, for which a DistributedSampler or the like is made."""
     for sampler in chain(loader):
         rank, replicas = (getattr(sampler, name, None) for name in ("rank", "num_replicas"))
         if type(rank) is int and type(replicas) is int and not isinstance(sampler, ShardedSampler):
-            return Place(type(sampler).__name__, rank, replicas)
+            return rank, replicas
     return None
 
 

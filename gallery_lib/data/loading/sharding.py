@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from torch.utils.data import (
 from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states, samplers
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
-from gallery_lib.data.loading.samplers import Place, ShardedSampler
+from gallery_lib.data.loading.samplers import ShardedSampler
 from gallery_lib.errors import InputError
 
 _STORES = (list, tuple, range, np.ndarray, Tensor)
@@ -168,14 +168,14 @@ def _refuse_unlike(views: list[str], what: str, hint: str = "give every rank the
         )
 
 
-def _check_places(places: tuple[Place, ...], rank: int, world_size: int) -> None:
+def _check_places(places: tuple[tuple[int, int], ...], rank: int, world_size: int) -> None:
     for number, place in enumerate(places):
         number = number if len(places) > 1 else rank
-        if (place.rank, place.replicas) != (number, world_size):
+        if place != (number, world_size):
             raise InputError(
-                f"the loader's {place.name} is for {place}, on the process that is rank {number} "
-                f"of {world_size}. Make it with the run's num_replicas and rank, or set "
-                "config.loader.shard = 'never'.",
+                "the loader's sampler is for rank {} of {}".format(*place)
+                + f", on the process that is rank {number} of {world_size}. Make it with the run's "
+                "num_replicas and rank, or set config.loader.shard = 'never'.",
                 parameter="loader",
             )
 
@@ -200,19 +200,9 @@ def _view_of_data(data: Any, depth: int = 0) -> str:
     return "; ".join(parts)
 
 
-def _named(value: Any, depth: int = 0) -> str:
-    """Return what counts of a stored value: of a path its last part, since hosts' folders differ.
-
-    Of a value that means nothing elsewhere it is the type.
-    """
-    if isinstance(value, (str, PurePath)):
-        return str(value).rsplit("/", 1)[-1]
-    if isinstance(value, (bytes, bool, int, float, complex, type(None), Tensor, np.ndarray)):
-        return repr(value)
-    if isinstance(value, (list, tuple, dict)) and depth < 3:
-        items = list(value.items() if isinstance(value, dict) else value)[:16]
-        return str([_named(item, depth + 1) for item in items])
-    return str(value) if isinstance(value, np.generic) else type(value).__name__
+def _named(value: Any) -> str:
+    """Return a stored value in words, without folders and addresses, which differ between hosts."""
+    return re.sub(r" at 0x[0-9a-fA-F]+|[^'\"(/]*/", "", repr(value))
 
 
 def _length_of(data: Any) -> int | None:

@@ -11,13 +11,7 @@ from pathlib import Path
 
 from gallery_lib.data.folders import Faults, Summary, existing, printable
 from gallery_lib.data.speech.characters import Characters, tidy, unknown_notice
-from gallery_lib.data.speech.features import (
-    Utterance,
-    list_utterances,
-    load,
-    refuse_missing_files,
-    with_frames,
-)
+from gallery_lib.data.speech.features import Utterance, list_utterances, load
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
@@ -49,14 +43,10 @@ def check_features(
     for split in SPLITS:
         with faults.noted():
             listed = utterances[split] = list_utterances(root / split, make_command)
-            with faults.noted():
-                refuse_missing_files(root / split, listed)
             for utterance in listed[:: 1 if full else max(1, len(listed) // _SAMPLES)]:
-                if utterance.path.is_file():
-                    with faults.noted():
-                        load(utterance, dims)
+                with faults.noted():
+                    load(utterance, dims)
     faults.refuse()
-    utterances = {split: with_frames(listed) for split, listed in utterances.items()}
     notices: tuple[str, ...] = ()
     if vocabulary_size is None:
         for split, listed in utterances.items():
@@ -72,7 +62,7 @@ def check_features(
     faults.refuse()
     splits = (
         f"{split}: {len(listed)} utterances, {len(_labels(listed))} different labels, "
-        f"{sum(utterance.frames or 0 for utterance in listed)} frames"
+        f"{sum(utterance.frames for utterance in listed)} frames"
         for split, listed in utterances.items()
     )
     return Summary(root, f"{'; '.join(splits)}; {dims} values a frame", notices)
@@ -95,7 +85,7 @@ def by_speaker(
         utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)
     }
     for utterance in utterances:
-        if (utterance.frames or 0) >= frames:
+        if utterance.frames >= frames:
             result[utterance.label].append(utterance)
     if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
         raise InputError(

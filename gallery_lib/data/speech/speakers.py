@@ -61,7 +61,7 @@ class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
     ) -> None:
         super().__init__(train, seed)
         folder = Path(root).expanduser().absolute() / split
-        utterances = features.read_folder(folder, MAKE_COMMAND, dims)
+        utterances = features.list_utterances(folder, MAKE_COMMAND)
         speakers = by_speaker(utterances, frames, folder)
         kept = {utterance.name for own in speakers.values() for utterance in own}
         self.dims, self.notices = dims, _short(folder, utterances, kept, frames)
@@ -76,7 +76,7 @@ class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
                 for label, own in self.items
             ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
-        self.statistics = statistics or features.statistics(utterances)
+        self.statistics = statistics or features.statistics(utterances, dims)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -26,15 +26,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folders import printable, unfit_file
+from gallery_lib.data.folders import printable
 from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
 from gallery_lib.data.speech.features import (
     ALIGNMENT,
     Cut,
     Utterance,
+    list_utterances,
     load,
     read_alignment,
-    read_folder,
     statistics,
 )
 from gallery_lib.errors import InputError
@@ -131,11 +131,11 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         train: SpeechFolder | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        utterances = read_folder(self.folder, MAKE_COMMAND, FILTERS)
+        utterances = list_utterances(self.folder, MAKE_COMMAND)
         if train is None:
             labels = (tidy(utterance.label) for utterance in utterances)
             self.characters = Characters.of(labels, vocabulary_size, self.folder)
-            self.mean, self.deviation = statistics(utterances)  # [80] each
+            self.mean, self.deviation = statistics(utterances, FILTERS)  # [80] each
         else:
             self.characters = train.characters
             self.mean, self.deviation = train.mean, train.deviation
@@ -178,24 +178,14 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
     for number, utterance in enumerate(utterances):
-        assert utterance.frames is not None
         whole = Piece(utterance, 0, utterance.frames, tidy(utterance.label))
         if stacked_length(utterance.frames) <= 2 * sequence_length:
             pieces.append(whole)
         elif utterance.name in alignment:
             cuts = alignment[utterance.name]
-            if not all(
-                a[0] < b[0] and a[1] < b[1]
-                for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])
-            ):
-                raise unfit_file(
-                    folder / ALIGNMENT,
-                    f"the cuts of {utterance.name} must ascend, below its {len(whole.transcript)} "
-                    f"characters and {utterance.frames} frames; found {cuts}.",
-                )
             pieces += _cut(whole, cuts, STRIDE * sequence_length, np.random.default_rng(number))
     if not pieces:
-        shortest = min(stacked_length(utterance.frames or 0) for utterance in utterances)
+        shortest = min(stacked_length(utterance.frames) for utterance in utterances)
         raise InputError(
             f"sequence_length={sequence_length}: no utterance in {folder} has at most "
             f"{2 * sequence_length} stacked frames; the shortest has {shortest}. Use a larger "

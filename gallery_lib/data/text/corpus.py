@@ -13,7 +13,6 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
@@ -32,29 +31,21 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 _NEITHER_LETTER_NOR_SPACE = re.compile(r"[^A-Za-z ]+")
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Documents in a fixed order, with one paragraph per line."""
+Corpus = list[str]
+"""Documents in a fixed order, with one paragraph per line."""
 
-    documents: tuple[str, ...]
 
-    @property
-    def characters(self) -> int:
-        """Return the number of characters in all documents together."""
-        return sum(map(len, self.documents))
+def split(corpus: Corpus) -> tuple[Corpus, Corpus]:
+    """Return (training documents, held-out documents).
 
-    def split(self) -> tuple[list[str], list[str]]:
-        """Return (training documents, held-out documents).
-
-        Long documents are first cut into parts. Every tenth part is held out.
-        """
-        length = min(
-            50_000,
-            max(MINIMUM_CHARACTERS // HELD_OUT_EVERY, self.characters // (2 * HELD_OUT_EVERY)),
-        )
-        parts = [part for document in self.documents for part in _parts(document, length)]
-        held_out = parts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        return [part for number, part in enumerate(parts, 1) if number % HELD_OUT_EVERY], held_out
+    Long documents are first cut into parts. Every tenth part is held out.
+    """
+    characters = sum(map(len, corpus))
+    smallest = MINIMUM_CHARACTERS // HELD_OUT_EVERY
+    length = min(50_000, max(smallest, characters // (2 * HELD_OUT_EVERY)))
+    parts = [part for document in corpus for part in _parts(document, length)]
+    held_out = parts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    return [part for number, part in enumerate(parts, 1) if number % HELD_OUT_EVERY], held_out
 
 
 def default() -> Corpus:
@@ -75,7 +66,7 @@ def standard_library(folder: Path) -> Corpus:
         seen.update(new)
         if new:
             documents.append("\n".join(new))
-    return Corpus(tuple(documents))
+    return documents
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -148,15 +139,15 @@ def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
         InputError: for a file that cannot be read or is not UTF-8, and for fewer than
             `MINIMUM_CHARACTERS` characters in all.
     """
-    documents = tuple("\n".join(_paragraphs(read_text(path))) for path in files)
-    corpus = Corpus(tuple(filter(None, documents)))
+    documents = ("\n".join(_paragraphs(read_text(path))) for path in files)
+    corpus = list(filter(None, documents))
     return _large_enough(corpus, f"The .txt files of {printable(root)}")
 
 
 def _large_enough(corpus: Corpus, where: str) -> Corpus:
-    if corpus.characters < MINIMUM_CHARACTERS:
+    if (characters := sum(map(len, corpus))) < MINIMUM_CHARACTERS:
         raise InputError(
-            f"{where} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} "
+            f"{where} hold {characters} characters of text; at least {MINIMUM_CHARACTERS} "
             "are needed to train a vocabulary and hold a part out. Give a folder with more text.",
             parameter="data_dir",
         )

@@ -242,7 +242,7 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
 
 
 def _write_kind(folder: Path, kind: Kind, corpus: Corpus) -> None:
-    documents = dict(zip(SPLITS, corpus.split(), strict=True))
+    documents = dict(zip(SPLITS, text_corpus.split(corpus), strict=True))
     tokenizer = kind.train(documents["train"])
     for split, texts in documents.items():
         np.save(folder / f"{split}.npy", encode(tokenizer, texts, kind.specials.end))

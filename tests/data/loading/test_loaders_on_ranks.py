@@ -185,9 +185,9 @@ OTHER_DATA = "the data set ({}) differs from rank to rank (rank 0; rank 1)"
 KINDS = "the kind of the loader differs from rank to rank"
 STREAM = "the loader is a stream ({}), of which nobody knows whether it divides itself by rank"
 REFUSED = {
-    "DistributedSampler of others": "DistributedSampler is for rank 0 of 4, on the process that is "
+    "DistributedSampler of others": "sampler is for rank 0 of 4, on the process that is "
     "rank 0 of 2",
-    "DistributedSampler of rank 0": "DistributedSampler is for rank 0 of 2, on the process that is "
+    "DistributedSampler of rank 0": "sampler is for rank 0 of 2, on the process that is "
     "rank 1 of 2",
     "other lengths": OTHER_DATA.format("list"),
     "rank 0 alone has other data": OTHER_DATA.format("list"),
