@@ -27,6 +27,8 @@ class Executed:
         """
         kinds = ("display_data", "execute_result")
         found = [one for cell in self.code for one in cell.outputs if one.output_type in kinds]
+        streams = (one.get("name") for cell in self.code for one in cell.outputs)
+        assert "stderr" not in streams
         trusted = ("text/html", "application/javascript")
         assert not any(kind in output.data for output in found for kind in trusted)
         figures = [output for output in found if "image/png" in output.data]

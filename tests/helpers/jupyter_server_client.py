@@ -1,7 +1,4 @@
-"""Client of a JupyterLab that a test starts: files over HTTP, a kernel over its websocket.
-
-It asks the server as a browser does.
-"""
+"""Client of a JupyterLab that a test starts: files over HTTP, as a browser asks for them."""
 
 from __future__ import annotations
 
@@ -11,13 +8,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import websocket
 
 from gallery_lib.system.processes import end_supervised
 
@@ -48,43 +42,6 @@ class Server:
             "PUT",
             {"type": "notebook", "format": "json", "content": notebook},
         )
-
-    def outputs_of(self, notebook: str, source: str) -> str:
-        """Return what `source` prints when the notebook's `gallery` kernel executes it."""
-        kernel = {"path": notebook, "type": "notebook", "name": "", "kernel": {"name": "gallery"}}
-        number = self.request("api/sessions", "POST", kernel)["kernel"]["id"]
-        address = (
-            f"{self.url.replace('http', 'ws', 1)}api/kernels/{number}/channels?token={self.token}"
-        )
-        asked = uuid.uuid4().hex
-        header = {
-            "msg_id": asked,
-            "msg_type": "execute_request",
-            "username": "",
-            "session": asked,
-            "version": "5.3",
-            "date": "",
-        }
-        content = {"code": source, "silent": False}
-        message = {
-            "channel": "shell",
-            "header": header,
-            "parent_header": {},
-            "metadata": {},
-            "content": content,
-        }
-        printed = ""
-        with contextlib.closing(websocket.create_connection(address, timeout=60)) as channel:
-            channel.send(json.dumps(message))
-            while True:
-                answer = json.loads(channel.recv())
-                if answer["parent_header"].get("msg_id") != asked:
-                    continue
-                if answer["msg_type"] == "stream":
-                    printed += answer["content"]["text"]
-                if answer["msg_type"] == "execute_reply":
-                    assert answer["content"]["status"] == "ok", answer["content"]
-                    return printed
 
 
 @contextlib.contextmanager

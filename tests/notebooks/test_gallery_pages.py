@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from refusal import refused
 
 from gallery_lib.notebooks.batch.record import Record, Report, write_report
 
@@ -73,7 +73,7 @@ def pages(checkout: Path, tmp_path: Path) -> Iterator[ModuleType]:
     yield module
 
 
-def test_only_what_passed_gets_a_page_with_its_machine_and_day(
+def test_what_passed_gets_a_page_with_its_machine_day_and_small_figures(
     pages: ModuleType, batch: Path
 ) -> None:
     assert pages.write([batch]) == 0
@@ -82,45 +82,20 @@ def test_only_what_passed_gets_a_page_with_its_machine_and_day(
     assert "> **Run on 2026-11-21**" in text and "A CPU" in text
     assert "on your machine they will be others" in text
     assert "| baseline | 25.8 |" in text and "```python\n" in text
-    index = (pages.GALLERY / "README.md").read_text()
-    assert "**Run on 2 cores of A CPU" in index and "<!-- generated: gallery -->" in index
-
-
-def test_figures_lie_beside_the_page_small_and_with_their_text(
-    pages: ModuleType, batch: Path
-) -> None:
-    pages.write([batch])
-    text = (pages.GALLERY / "resnet50.md").read_text()
     assert "![Line plot of *two* things: one rises, the other_one falls.](resnet50-1.png)" in text
     pictures = {path.name for path in pages.GALLERY.glob("*.png")}
     assert pictures == {"resnet50-1.png", "resnet50-2.png"}
-
-
-def test_a_page_without_its_note_or_figure_or_too_large_is_found(
-    pages: ModuleType, batch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages.write([batch])
-    page = pages.GALLERY / "resnet50.md"
-    path = "\n$ python3 x --run_dir=/home/someone/runs/a\n"
-    page.write_text(page.read_text().replace(pages.MARK, "Run on ") + path)
-    (pages.GALLERY / "resnet50-2.png").unlink()
-    monkeypatch.setattr(pages, "MOST_BYTES", 100)
-    found = "\n".join(pages.problems())
-    assert "resnet50.md does not say where and when it was run" in found
-    assert "resnet50.md shows resnet50-2.png, which does not exist" in found
-    assert "at most 100" in found
-    assert "has a path of the machine: /home/someone/runs/a" in found
+    index = (pages.GALLERY / "README.md").read_text()
+    assert "**Run on 2 cores of A CPU" in index and "<!-- generated: gallery -->" in index
     assert pages._without_paths(f"$ x --run_dir={pages.ROOT}/runs/a") == "$ x --run_dir=runs/a"
-    assert pages.check() == 1
 
 
-def test_a_folder_without_a_batch_is_refused(pages: ModuleType, tmp_path: Path) -> None:
-    with refused(tmp_path / "report.json"):
-        pages.write([tmp_path])
-    assert not pages.GALLERY.exists()
-
-
-def test_the_committed_pages_are_whole(checkout: Path, pages: ModuleType) -> None:
-    pages.GALLERY = checkout / "docs" / "gallery"
-    assert len(list(pages.GALLERY.glob("*.md"))) > 10
-    assert list(pages.problems()) == []
+def test_the_committed_pages_have_their_notes_and_figures_and_no_paths(checkout: Path) -> None:
+    folder = checkout / "docs" / "gallery"
+    texts = [path.read_text() for path in folder.glob("*.md")]
+    assert len(texts) > 10
+    for text in texts:
+        assert "**Run on " in text
+        assert not re.search(r"[=\s\"'(](/(?:home|root|tmp|work|Users|mnt|var)/\S+)", text)
+        for alternative, file in re.findall(r"^!\[([^\]]*)\]\(([^)]+)\)$", text, re.MULTILINE):
+            assert len(alternative) >= 30 and (folder / file).stat().st_size < 400_000

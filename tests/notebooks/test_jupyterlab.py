@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from chromium import chromium, screenshot
 from jupyter_server_client import Server, jupyter_server
+from notebooks.batch.runner import MARK, Runner
+from tiny_task import config
 
 from gallery_lib.notebooks import jupyterlab
 from gallery_lib.notebooks.jupyterlab import command
 
-CODE = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
+CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
 OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
 
 
-def notebook(source: str, **values: Any) -> str:
-    """Return the text of a notebook of one cell."""
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+def notebook(*sources: str, **values: Any) -> str:
+    """Return the text of a notebook with these cells."""
+    kernel = {"name": "gallery", "display_name": "Gallery", "language": "python"}
     content = {
-        "cells": [{**CODE, "source": [source], **values}],
+        "cells": [
+            {**CODE, "id": f"cell-{number}", "source": [source], **values}
+            for number, source in enumerate(sources)
+        ],
         "metadata": {"kernelspec": kernel},
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -37,11 +47,15 @@ def notebook(source: str, **values: Any) -> str:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a checkout with two notebooks."""
-    folder = tmp_path / "checkout"
-    (folder / "notebooks").mkdir(parents=True)
-    for name in ("index", "one"):
-        (folder / "notebooks" / f"{name}.ipynb").write_text(notebook("print(1)"))
-    return folder
+    return checkout_with(tmp_path, notebook("print(1)"))
+
+
+def checkout_with(folder: Path, one: str) -> Path:
+    """Make a checkout below `folder` with the notebook `one` and an index."""
+    (folder / "checkout" / "notebooks").mkdir(parents=True)
+    for name, text in (("index", notebook("print(1)")), ("one", one)):
+        (folder / "checkout" / "notebooks" / f"{name}.ipynb").write_text(text)
+    return folder / "checkout"
 
 
 def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(
@@ -90,35 +104,35 @@ c.ServerApp.ip, c.ServerApp.allow_remote_access = "0.0.0.0", True
 """A user's configuration of Jupyter for servers that are protected otherwise."""
 
 
-@pytest.fixture
-def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
-    """Yield a JupyterLab, started as `prepare.sh --lab` does."""
-    runtime = tmp_path / "runtime"
+@pytest.fixture(scope="module")
+def lab(
+    checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Server, Runner]]:
+    """Yield the checkout of a JupyterLab that was started as `prepare.sh --lab` does, and both."""
+    folder, own = tmp_path_factory.mktemp("lab"), Runner({}, uuid.uuid4().hex)
+    values = config("SLEEPING", max_steps=1000, run_dir=str(folder / "run"))
+    sources = [line.format(values=values, helpers=checkout / "tests/helpers") for line in CELLS]
+    lab_root = checkout_with(folder, notebook(*sources))
+    runtime = folder / "runtime"
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
-    own = {name: str(tmp_path / name) for name in (*folders, "IPYTHONDIR")}
+    env = {name: str(folder / name) for name in (*folders, "IPYTHONDIR")}
     for name in ("jupyter_server_config.py", "jupyter_lab_config.py"):
-        Path(own["JUPYTER_CONFIG_DIR"]).mkdir(exist_ok=True)
-        Path(own["JUPYTER_CONFIG_DIR"], name).write_text(OPEN)
-    words = [
-        sys.executable,
-        "-m",
-        "gallery_lib.system.supervisor",
-        str(os.getpid()),
-        sys.executable,
-        "-m",
-        "gallery_lib.notebooks.jupyterlab",
-        str(root),
-        "--no-browser",
-    ]
-    env = {**os.environ, **own, "JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout)}
-    with jupyter_server(words, runtime, env=env) as running:
-        yield running
+        Path(env["JUPYTER_CONFIG_DIR"]).mkdir(exist_ok=True)
+        Path(env["JUPYTER_CONFIG_DIR"], name).write_text(OPEN)
+    env |= {"JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout), MARK: own.mark}
+    words = [sys.executable, "-m", "gallery_lib.system.supervisor", str(os.getpid())]
+    words += [sys.executable, "-m", "gallery_lib.notebooks.jupyterlab", str(lab_root)]
+    variables = {**os.environ, **kernel, **env}
+    with jupyter_server([*words, "--no-browser"], runtime, env=variables) as running:
+        yield lab_root, running, own
+    assert own.left() == []
 
 
 @pytest.mark.slow
 def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(
-    root: Path, server: Server
+    lab: tuple[Path, Server, Runner],
 ) -> None:
+    root, server, _ = lab
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     subprocess.run(["git", "-C", str(root), "add", "notebooks"], check=True)
     opened = server.get("").partition("/lab/tree/")[2].partition("?")[0]
@@ -135,7 +149,8 @@ def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_
 
 
 @pytest.mark.slow
-def test_no_configuration_of_the_users_opens_the_server(server: Server) -> None:
+def test_no_configuration_of_the_users_opens_the_server(lab: tuple[Path, Server, Runner]) -> None:
+    _, server, _ = lab
     address = f"{server.url}api/contents"
     assert address.startswith("http://127.0.0.1:")
     of_another_host = urllib.request.Request(
@@ -144,3 +159,107 @@ def test_no_configuration_of_the_users_opens_the_server(server: Server) -> None:
     for asked in (address, of_another_host):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(asked, timeout=30)
+
+
+# --------------------------------------------------------------------------------------------------
+# In a real browser
+
+CELLS = (
+    "from gallery_lib import launch\nfrom gallery_lib.config import *\n"
+    "launch({values!r}, LaunchConfig(nproc_per_node=2), show_log=False)",
+    "import sys\nsys.path.insert(0, '{helpers}')\nfrom made_comparison import FASTER, comparison\n"
+    "from gallery_lib import notebook\none = comparison(FASTER, 40)\n"
+    "notebook.show_comparison(one)\nnotebook.show_losses(one)",
+)
+"""The cells of `one`: a training that lasts, and what a comparison shows."""
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.2)
+    return found
+
+
+class Page:
+    """The notebook in the browser, by what a reader does and sees."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def cell(self, number: int) -> Any:
+        """Return a cell of the notebook in front."""
+        cells = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell"
+        return self.page.locator(cells).nth(number)
+
+    def menu(self, name: str, item: str) -> None:
+        """Choose an item of the menu bar."""
+        self.page.locator(".lm-MenuBar-item", has_text=name).click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text(item, exact=True).click()
+
+    def outputs(self, number: int) -> list[str]:
+        """Return the texts below a cell."""
+        return self.cell(number).locator(".jp-OutputArea-output").all_text_contents()
+
+    def ran(self, number: int) -> bool:
+        """Return whether the cell has run to its end."""
+        prompt = self.cell(number).locator(".jp-InputPrompt").text_content()
+        return bool(re.search(r"\[\d+\]", prompt))
+
+
+@pytest.mark.browser
+@pytest.mark.several_cores
+@pytest.mark.timeout(300)
+def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
+    lab: tuple[Path, Server, Runner],
+) -> None:
+    root, server, own = lab
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(60_000)
+        page.goto(f"{server.url}?token={server.token}")
+        page.locator(".jp-DirListing-item", has_text="one.ipynb").dblclick()
+        page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="made_comparison").wait_for()
+        idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+        page.locator(f".jp-NotebookPanel:not(.lm-mod-hidden) {idle}").wait_for()
+        shown, before, phases = Page(page), set(own.left()), []
+
+        def training() -> bool:
+            phases.extend(text.partition(":")[0] for text in shown.outputs(0)[:1])
+            return "training" in phases
+
+        shown.menu("Run", "Run All Cells")
+        wait_for(training, 120, "the training to begin")
+        assert phases[0] != "training"  # one output, which is updated
+        started = set(own.left()) - before
+        ports = {
+            link.laddr.ip
+            for process in own.left()
+            for link in process.net_connections()
+            if link.status == psutil.CONN_LISTEN
+        }
+        assert len(started) >= 3 and ports == {"127.0.0.1"}  # supervisor, two workers
+        shown.menu("Kernel", "Interrupt Kernel")
+        wait_for(lambda: not started & set(own.left()), 10, "the processes to end")
+        wait_for(lambda: shown.ran(0), 20, "the cell to end")
+        (line,) = shown.outputs(0)[-1].strip().splitlines()
+        assert line.startswith("Interrupted: the run was stopped before its end, and all its ")
+
+        shown.cell(1).locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        wait_for(lambda: shown.ran(1), 60, "the next cell to run")
+        screenshot(page, "jupyterlab-comparison")
+        assert "parity passed" in "\n".join(shown.outputs(1))
+        assert shown.cell(1).locator(".jp-RenderedImage img").count() == 1
+        details = shown.cell(1).locator("details").first
+        table = details.locator("th", has_text="parity check")
+        assert not table.is_visible()
+        details.locator("summary").click()
+        assert table.is_visible()
+        errors = page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+        assert errors.all_text_contents() == []
+        page.keyboard.press("ControlOrMeta+s")
+        copy = root / "my_notebooks" / "one.ipynb"
+        wait_for(lambda: "image/png" in copy.read_text(), 20, "the notebook to be saved")
+        assert "image/png" not in (root / "notebooks" / "one.ipynb").read_text()

@@ -50,43 +50,6 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float = 10) -> Non
         time.sleep(0.1)
 
 
-def output_of(client: object, code: str) -> str:
-    """Return the text that a cell prints or displays."""
-    texts: list[str] = []
-
-    def collect(message: dict) -> None:
-        content = message["content"]
-        texts.append(
-            content.get("text")
-            or content.get("data", {}).get("text/plain", "")
-            or content.get("ename", "")
-        )
-
-    client.execute_interactive(code, timeout=60, output_hook=collect)
-    return "\n".join(texts)
-
-
-def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(
-    kernel: tuple, tmp_path: Path
-) -> None:
-    manager, client = kernel
-    started = start_training(manager, client, tmp_path / "run")
-    manager.interrupt_kernel()
-    wait_until_gone(started)
-    reply = client.get_shell_msg(timeout=20)["content"]
-    # Replies to other requests may be waiting in front of the interrupted cell's.
-    while reply.get("status") != "error":
-        reply = client.get_shell_msg(timeout=20)["content"]
-    assert reply["traceback"] == [
-        (
-            "Interrupted: the run was stopped before its end, and all its processes have been "
-            "ended. It can be started anew."
-        )
-    ]
-    assert "42" in output_of(client, "6 * 7")
-    assert not (tmp_path / "run" / "results.json").exists()
-
-
 def test_killing_the_kernel_ends_every_process(kernel: tuple, tmp_path: Path) -> None:
     manager, client = kernel
     started = start_training(manager, client, tmp_path / "run")
