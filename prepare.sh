@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Sets up the gallery: an environment in .venv from requirements.lock, a Jupyter kernel, mock data.
-# In a checkout of another user all of it goes to folders of one's own.
 #
 # Works from any folder, and can be interrupted and started again at any point. A second run takes
 # seconds. Exit codes: 2 for something lacking or a wrong option, 1 for a failed check, otherwise
@@ -10,33 +9,18 @@
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# Prints whether an interpreter was compiled with the optimisations of distributions, and the path
-# of the one behind a virtual environment; fails for one older than 3.11. Without optimisations,
-# which pyenv leaves out, all of a start that is Python takes a fifth longer.
-PROBE='
-import sys, sysconfig
-if sys.version_info < (3, 11):
-    sys.exit(1)
-options = sysconfig.get_config_var("CONFIG_ARGS") or ""
-print(int(sys.base_prefix == "/usr" or "--enable-optimizations" in options), end=" ")
-print(getattr(sys, "_base_executable", sys.executable))
-'
-
-# Prints the interpreter that environments are made from: the first optimised one, else the first.
+# Prints the first interpreter that is new enough: that behind a virtual environment, which may go.
 find_python() {
-    local candidate line first=
+    local candidate test='import sys; sys.exit(sys.version_info < (3, 11))'
     while IFS= read -r candidate; do
-        line=$("$candidate" -c "$PROBE" 2>/dev/null </dev/null) || continue
-        first=${first:-${line#* }}
-        if [[ $line == 1* ]]; then
-            first=${line#* }
-            break
+        if "$candidate" -c "$test" 2>/dev/null </dev/null; then
+            "$candidate" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))'
+            return
         fi
     done < <(
         type -aP python3 python3.13 python3.12 python3.11 python || true
         uv python find --no-python-downloads '>=3.11' 2>/dev/null || true
     )
-    echo "$first"
 }
 
 PYTHON=$(find_python)

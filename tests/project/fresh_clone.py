@@ -95,8 +95,8 @@ def add_prepared(root: Path) -> None:
 
 
 def fresh_clone(checkout: Path, folder: Path) -> Clone:
-    """Return a clone of the checkout in `folder/clone`, without an environment."""
-    clone = Clone(folder / "clone", folder / "home")
+    """Return a clone, without an environment, in a folder with a space and an accent."""
+    clone = Clone(folder / "mes modèles à moi", folder / "home")
     clone.home.mkdir()
     for name in _tracked_files(checkout):
         (clone.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -65,23 +65,3 @@ def test_the_example_of_a_public_call_runs_as_it_is_written(
     monkeypatch.chdir(tmp_path)
     example = run_example(checkout, module, name)
     assert example.returncode == 0, f"{example.stdout}\n{example.stderr}"
-
-
-@pytest.mark.parametrize(
-    ("docstring", "message"),
-    [
-        ("Do nothing.", "gallery_demo.call has no example"),
-        ("Do nothing.\n\n    Example:\n        call()\n", "gallery_demo.call has no example"),
-        ("Do nothing.\n\n    Example:\n        >>> missing\n", "NameError"),
-        ("Do nothing.\n\n    Example:\n        >>> 1 + 1\n        3\n", "Expected:\n    3"),
-        ("Do nothing.\n\n    Example:\n        >>> 1 + 1\n        2\n", ""),
-    ],
-    ids=["without a section", "without a prompt", "that raises", "that differs", "that runs"],
-)
-def test_a_call_without_an_example_or_with_one_that_fails_is_named(
-    tmp_path: Path, docstring: str, message: str
-) -> None:
-    (tmp_path / "gallery_demo.py").write_text(f'def call():\n    """{docstring}    """\n')
-    example = run_example(tmp_path, "gallery_demo", "call")
-    assert (example.returncode == 0) is (message == ""), example.stderr
-    assert message in example.stdout + example.stderr

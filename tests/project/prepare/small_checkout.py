@@ -6,7 +6,6 @@ makes a .venv whose python records its arguments, too. Nothing is installed.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 import sys
@@ -44,18 +43,6 @@ if [[ -e failing && "$*" == *"-m gallery_lib run "* ]]; then exit 3; fi
 """
 
 
-SITECUSTOMIZE = """
-import os, sys, sysconfig
-
-if path := os.environ.get("SEEMS_AT"):
-    sys.executable = sys._base_executable = path
-if "SEEMS_BUILT_WITH" in os.environ:
-    sysconfig.get_config_vars()["CONFIG_ARGS"] = os.environ["SEEMS_BUILT_WITH"]
-    sys.base_prefix = "/elsewhere"
-"""
-"""It makes a Python tell something else about itself: its path or its build."""
-
-
 def write_script(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
@@ -86,16 +73,6 @@ class Checkout:
         process = self.start(*options, cwd=cwd)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def add_interpreter(self, name: str, **seems: str) -> None:
-        """Add an interpreter to PATH, or replace it; `seems` are variables of SITECUSTOMIZE."""
-        path, folder = self.bin / name, self.bin.parent / "disguise"
-        folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        variables = {"PYTHONPATH": str(folder), "SEEMS_AT": str(path), **seems}
-        lines = [f"export {key}={shlex.quote(value)}" for key, value in variables.items()]
-        start = f'exec {shlex.quote(sys.executable)} "$@"'
-        write_script(path, "\n".join(["#!/usr/bin/env bash", *lines, start, ""]))
 
     def notes(self) -> str:
         """Return what uv and .venv's python were asked since the last look."""

@@ -121,16 +121,3 @@ def test_two_at_once_install_once(copy):
     assert "waiting for it" in second.stdout
     assert "already there" in second.stdout
     assert copy.notes().count("uv venv") == 1
-
-
-def test_a_python_without_its_optimisations_is_taken_only_where_no_other_is_there(copy):
-    copy.add_interpreter("python3", SEEMS_BUILT_WITH="")
-    assert copy.run().returncode == 0
-    assert f"uv venv --quiet --python {copy.bin}/python3 --prompt" in copy.notes()
-    copy.add_interpreter("python3.12", SEEMS_BUILT_WITH="'--enable-optimizations'")
-    (copy.root / ".venv" / "gallery-stamp").unlink()
-    result = copy.run()
-    assert result.returncode == 0, result.stderr
-    assert f"uv venv --quiet --python {copy.bin}/python3.12 --prompt" in copy.notes()
-    copy.run()
-    assert "uv venv" not in copy.notes()
