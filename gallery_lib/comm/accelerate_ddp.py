@@ -172,12 +172,15 @@ def _check_early_steps(model: DDP, options: Comm, optimizer: torch.optim.Optimiz
     A gradient may not be final by then, that is, not the one that `optimizer.step()` would see. Or
     the optimizer has none of the model's parameters.
     """
-    own = {id(parameter) for parameter in model.module.parameters()}
+    own = {id(parameter): parameter for parameter in model.module.parameters()}
     no_gradient = "with which it is known at the end alone which parameters have a gradient"
     found = {
         f"together with find_unused_parameters, {no_gradient}": model.find_unused_parameters
         or options.find_unused_parameters,
         f"together with static_graph, {no_gradient}": model.static_graph,
+        "of complex parameters, and of those that are not contiguous": any(
+            p.is_complex() or not p.is_contiguous() for p in own.values()
+        ),
         "since none of the optimizer's parameters is one of the model's": not any(
             id(p) in own for group in optimizer.param_groups for p in group["params"]
         ),

@@ -15,7 +15,6 @@ import threading
 import weakref
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -39,33 +38,15 @@ class _Bucket:
 
     def __init__(self, bucket: dist.GradBucket, pieces: int) -> None:
         self.index, self.buffer = bucket.index(), bucket.buffer()
-        self.parameters = bucket.parameters()
+        self.parameters, self.gradients = bucket.parameters(), bucket.gradients()
         self._left = pieces
         self._lock = threading.Lock()
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients as views of the buffer, laid out as DDP does: as the parameters.
-
-        `GradBucket.gradients()` is wrong for complex and channels_last parameters.
-        """
-        buffer = self.buffer
-        if self.parameters[0].is_complex() and not buffer.is_complex():
-            buffer = torch.view_as_complex(buffer.view(-1, 2))
-        parts = buffer.split([parameter.numel() for parameter in self.parameters])
-        return [_laid_out(part, of) for part, of in zip(parts, self.parameters, strict=True)]
 
     def piece_done(self) -> bool:
         """Count a piece as averaged; return whether it was the last one."""
         with self._lock:
             self._left -= 1
             return self._left == 0
-
-
-def _laid_out(part: Tensor, parameter: Tensor) -> Tensor:
-    strides = parameter.stride()
-    if torch.empty_like(parameter, device="meta").stride() != strides:  # it has gaps
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, strides)
 
 
 def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
@@ -162,7 +143,7 @@ class GradientReducer:
             return
         try:
             if self._problem is None and self.early_steps is not None:
-                self.early_steps.take(whole.parameters, whole.gradients())
+                self.early_steps.take(whole.parameters, whole.gradients)
         except BaseException as problem:
             self._problem = problem
         finally:

@@ -12,7 +12,6 @@ import ipaddress
 import os
 import re
 import socket
-from pathlib import Path
 from typing import NamedTuple
 
 from gallery_lib.config import LaunchConfig, options
@@ -119,13 +118,10 @@ def placed(launch: LaunchConfig) -> LaunchConfig:
                 parameter="nproc_per_node",
             )
     elif os.environ.get("PET_NNODES", "1") != "1" and "PET_NODE_RANK" in os.environ:
-        processes = os.environ.get("PET_NPROC_PER_NODE", "1")
-        if not processes.isdecimal():  # auto, gpu, cpu
-            processes = str(max(1, len(list(Path("/dev").glob("nvidia[0-9]*")))))
         told = {
             "nnodes": number("PET_NNODES"),
             "node_rank": number("PET_NODE_RANK"),
-            "nproc_per_node": processes,
+            "nproc_per_node": number("PET_NPROC_PER_NODE"),
             "master_addr": os.environ.get("PET_MASTER_ADDR", launch.master_addr),
             "master_port": number("PET_MASTER_PORT"),
         }

@@ -25,10 +25,6 @@ class Topology:
         """Return whether every host has the same number of processes."""
         return len({len(ranks) for ranks in self.hosts}) == 1
 
-    def local(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks on the host of `rank`."""
-        return next(ranks for ranks in self.hosts if rank in ranks)
-
     def __str__(self) -> str:
         sizes = [len(ranks) for ranks in self.hosts]
         return (
@@ -38,16 +34,12 @@ class Topology:
         )
 
 
-def _host_of_this_process() -> str:
-    # GROUP_RANK is torchrun's number of the host; hosts of a lab share their name.
-    group = os.environ.get("GROUP_RANK")
-    return f"{socket.gethostname()}/{group or 0}"
-
-
 def find() -> Topology:
     """Return the topology of the default process group. A collective call: every rank makes it."""
     everyone: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(everyone, _host_of_this_process())
+    # GROUP_RANK is torchrun's number of the host; hosts of a lab share their name.
+    here = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}"
+    dist.all_gather_object(everyone, here)
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(everyone):
         hosts.setdefault(host, []).append(rank)

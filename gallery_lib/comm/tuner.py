@@ -176,5 +176,5 @@ def _has_room(model: DDP, options: Comm, hosts: Topology) -> bool:
         return False
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     bucket = max(model.bucket_bytes_cap, int((options.bucket_mb or 0) * 2**20))
-    rows = (len(hosts.local(dist.get_rank())) + 1) * options.streams
+    rows = (len(hosts.hosts[0]) + 1) * options.streams
     return 2 * rows * min(size, 3 * bucket // 2) < shutil.disk_usage(SHARED_MEMORY).free

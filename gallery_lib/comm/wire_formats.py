@@ -103,8 +103,6 @@ class _Int8(Exact):
     def _residual(self, key: Key, buffer: Tensor) -> Tensor | None:
         if not self.error_feedback:
             return None
-        for old in [old for old in self.residuals if old[0] == key[0] and old[1] != key[1]]:
-            del self.residuals[old]
         if key not in self.residuals:
             self.residuals[key] = torch.zeros_like(buffer, dtype=torch.float32)
         return self.residuals[key]

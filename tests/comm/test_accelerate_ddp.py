@@ -132,6 +132,7 @@ def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(
         ({}, "own optimizer", "a step of Own cannot be divided"),
         ({}, "unused", "together with find_unused_parameters"),
         ({}, "static", "together with static_graph"),
+        ({}, "complex", "of complex parameters, and of those that are not contiguous"),
         ({"wire": "int4"}, "", "wire='int4' must be"),
         ({"stream": 2}, "", "did you mean `streams`"),
     ],

@@ -86,9 +86,8 @@ def test_processes_that_were_not_started_by_torchrun_train_together(launch: str)
         assert verdict.outcome == SAME, verdict.lines
 
 
-def test_local_ranks_and_peers() -> None:
+def test_hosts_and_their_processes_in_words() -> None:
     hosts = Topology(((0, 2), (1, 3), (4, 5)))
-    assert hosts.local(3) == (1, 3)
     assert hosts.uniform and str(hosts) == "3 hosts × 2 processes"
     hosts = Topology(((0,), (1, 2)))
     assert not hosts.uniform and str(hosts) == "hosts of 1, 2 processes"

@@ -233,6 +233,9 @@ def refused(values: dict[str, Any], what: str) -> str:
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
     elif what == "own optimizer":
         optimizer = type("Own", (torch.optim.SGD,), {"__module__": "mine"})(model.parameters())
+    elif what == "complex":
+        model = DDP(nn.Linear(4, 3, dtype=torch.complex64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     elif what in ("static", "unused"):
         names = {"static": "static_graph", "unused": "find_unused_parameters"}
         model = DDP(model.module, **{names[what]: True})
