@@ -29,11 +29,9 @@ import nbformat
 try:
     import jupytext
 except ImportError:
-    from gallery_lib.system.version import install_command
-
     print(
         "error: notebooks are built with jupytext, one of the tools for development. "
-        f"Install them: {install_command('dev')}",
+        "`bash prepare.sh --test` installs them",
         file=sys.stderr,
     )
     sys.exit(2)

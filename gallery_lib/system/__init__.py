@@ -7,5 +7,5 @@
 - `processes`, `supervisor`: child processes of which none outlives its parent.
 - `files`: atomic writes, and locks that one process holds at a time.
 - `json_files`: JSON files, read against a declared shape.
-- `version`: versions, and how to install what is optional.
+- `version`: versions of the gallery and of libraries.
 """

@@ -1,13 +1,10 @@
-"""Versions of the gallery and of libraries, and how to install what is optional."""
+"""Versions of the gallery and of libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import platform
-import shlex
-import shutil
-import sys
 import tomllib
 
 from gallery_lib.system import paths
@@ -32,15 +29,3 @@ def version_text() -> str:
     """Return a line for bug reports: `gallery_lib 0.1.0, torch 2.15.0, Python 3.12.1`."""
     torch, python = importlib.metadata.version("torch"), platform.python_version()
     return f"gallery_lib {version()}, torch {torch}, Python {python}"
-
-
-def install_command(extra: str) -> str:
-    """Return a command that adds the packages of `extra` to this Python, from any folder.
-
-    An environment that uv has made has no pip; prepare.sh puts a uv into the cache.
-    """
-    root, uv = paths.checkout(), paths.cache_dir() / "uv-tool" / "bin" / "uv"
-    package = ["-e", f"{root}[{extra}]"] if root else [f"gallery_lib[{extra}]"]
-    if found := shutil.which("uv") or (str(uv) if uv.exists() else None):
-        return shlex.join([found, "pip", "install", "--python", sys.executable, *package])
-    return shlex.join([sys.executable, "-m", "pip", "install", *package])

@@ -143,12 +143,3 @@ def test_a_script_that_refuses_its_input_ends_the_others_and_is_heard(
     assert "Traceback" not in done.stdout
     said = [line for line in done.stdout.splitlines() if line.startswith("host1")]
     assert said == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_is_named_with_its_signal(lab: str, tmp_path: Path) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    done = gallery("lab", "run", "--", str(script), timeout=120)
-    assert (done.returncode, "ended with exit code 137." in done.stderr) == (1, True)
-    assert "rank 0 ended with SIGKILL" in done.stdout and "Traceback" not in done.stdout

@@ -26,7 +26,6 @@ from gallery_lib.measure.bench.result import (
 from gallery_lib.measure.bench.task import groups
 from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.system import hardware
-from gallery_lib.system.version import install_command
 
 TINY, FAILING, WRONG_BASELINE = (
     f"{tiny_task.__file__}:{name}" for name in ("TASK", "FAILING_ACCELERATED", "WRONG_EAGER_O1")
@@ -226,7 +225,7 @@ def test_a_library_that_is_missing_is_named_with_how_to_install_it(
     monkeypatch.setitem(peers.MODULES, "fabric-best", "no_such_library")
     plan = bench_plan(TINY, BenchConfig())
     name = "fabric-best"
-    assert plan.absent[name] == f"not installed: no-such-library ({install_command('bench')})"
+    assert plan.absent[name] == "not installed: no-such-library (`prepare.sh --test` installs it)"
     assert name not in plan.variants and name in plan.order
 
 

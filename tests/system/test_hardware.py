@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gallery_lib.system import hardware, paths, version
+from gallery_lib.system import hardware
 from gallery_lib.system.hardware import Gpu
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9R14\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
@@ -148,22 +145,3 @@ def test_a_revision_is_the_commit_and_whether_tracked_files_differ_from_it(tmp_p
     assert hardware.git_revision(tmp_path) == commit
     (tmp_path / "file").write_text("two")
     assert hardware.git_revision(tmp_path) == f"{commit}+changes"
-
-
-@pytest.mark.parametrize("uv", ["on PATH", "of prepare.sh", "none"])
-def test_an_extra_is_installed_into_this_python_by_uv_or_else_pip(
-    uv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, own = tmp_path / "check out", tmp_path / "uv-tool" / "bin" / "uv"
-    monkeypatch.setattr(paths, "checkout", lambda: root)
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    found = "/usr/bin/uv" if uv == "on PATH" else None
-    monkeypatch.setattr(version.shutil, "which", lambda name: found)
-    if uv == "of prepare.sh":
-        own.parent.mkdir(parents=True)
-        own.touch()
-    by_uv = [found or str(own), "pip", "install", "--python", sys.executable]
-    start = [sys.executable, "-m", "pip", "install"] if uv == "none" else by_uv
-    assert shlex.split(version.install_command("site")) == [*start, "-e", f"{root}[site]"]
-    assert version.library_version("numpy") == importlib.metadata.version("numpy")
-    assert version.library_version("no-such-library") is None

@@ -32,7 +32,6 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
 from gallery_lib.memory.layout import memory_format, takes_any_layout
-from gallery_lib.system.version import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
 MODULES = {
@@ -48,7 +47,7 @@ def missing(name: str) -> str | None:
     """Return how to install what the peer `name` lacks here, or None when it is there."""
     if importlib.util.find_spec(MODULES[name]) is not None:
         return None
-    return f"not installed: {MODULES[name].replace('_', '-')} ({install_command('bench')})"
+    return f"not installed: {MODULES[name].replace('_', '-')} (`prepare.sh --test` installs it)"
 
 
 def _allocator(device: torch.device) -> str:
