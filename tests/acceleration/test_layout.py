@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any
 
 import pytest
@@ -163,27 +162,6 @@ def test_a_users_own_channels_last_is_kept(plain):
     for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
         assert mine.stride() == theirs.stride() and _strides(mine.grad) == _strides(theirs.grad)
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-3, atol=1e-5)
-
-
-def test_several_threads_may_call_one_model(plain):
-    model, expected = ours_of(plain).eval(), copy.deepcopy(plain).eval()
-    results: list[Any] = []
-
-    def call() -> None:
-        try:
-            for _ in range(5):
-                results.append(model(images())[0].detach())
-        except BaseException as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 15
-    for result in [*results, model(images())[0].detach()]:
-        torch.testing.assert_close(result, expected(images())[0].detach(), rtol=2e-3, atol=1e-5)
 
 
 def test_an_uncompiled_model_computes_in_channels_last_where_it_is_asked_for_by_name():

@@ -37,24 +37,17 @@ def test_bf16_without_autocast_is_said_to_be_fp32_once():
     assert techniques(changed)["precision"].startswith("fp32; config.compute.bf16 declares")
 
 
-def test_another_autocast_than_declared_is_named():
-    changed, _ = accelerate(model(), None, declared())
-    with pytest.warns(UserWarning, match="is called in float16 autocast"):
-        step(changed, dtype=torch.float16)
-
-
-def test_a_model_in_float64_is_said_to_be_so():
-    changed, _ = accelerate(model().double(), None, declared())
-    with pytest.warns(UserWarning, match="is called in float64"):
-        changed(IMAGES.double()).sum().backward()
-
-
-def test_the_compiled_model_says_it_too():
-    config = Config()
+@pytest.mark.parametrize("kind", ["float16 autocast", "float64", "compiled"])
+def test_another_precision_than_declared_is_named(kind):
+    config = Config() if kind == "compiled" else Config.plain()
     config.compute.bf16 = True
-    changed, _ = accelerate(model(), None, config)
-    with pytest.warns(UserWarning, match="is called in fp32"):
-        changed(IMAGES).sum().backward()
+    made = model().double() if kind == "float64" else model()
+    changed, _ = accelerate(made, None, config)
+    with pytest.warns(UserWarning, match=f"is called in {'fp32' if kind == 'compiled' else kind}"):
+        if kind == "float16 autocast":
+            step(changed, dtype=torch.float16)
+        else:
+            changed(IMAGES.double() if kind == "float64" else IMAGES).sum().backward()
 
 
 class Inside(nn.Module):

@@ -55,51 +55,17 @@ class Computed(nn.Module):
         super()._load_from_state_dict(state, prefix, *rest)
 
 
-def quantisation_aware() -> nn.Module:
-    """Return a model whose observers get buffers of another size in the first step."""
-    from torch.ao import quantization
-
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    model.qconfig = quantization.get_default_qat_qconfig("x86")  # type: ignore[assignment]
-    return quantization.prepare_qat(model.train())
-
-
-def tied() -> nn.Module:
-    """Return a model with one weight under two names."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    model[2].weight = model[0].weight
-    return model
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "uint16": lambda: Buffer(torch.eye(3).to(torch.uint16), lambda b: (b.int() + 1).to(b.dtype)),
     "complex32": lambda: Buffer(torch.eye(3).to(torch.complex32), lambda b: (b * 2).to(b.dtype)),
     "sparse": lambda: Buffer(torch.eye(3).to_sparse(), lambda b: b + b),
     "not contiguous": lambda: Buffer(torch.ones(3, 4).t()[::2], lambda b: b + 1),
     "computed": Computed,
-    "tied": tied,
-    "quantisation-aware": quantisation_aware,
 }
 RATES: dict[str, Callable[[int], Any]] = {
     "numpy": lambda step: 0.05 * (1 + np.cos(step)),
     "tensor": lambda step: torch.tensor(0.1),
 }
-
-
-class Odd(torch.optim.SGD):
-    """Keeps states of every kind that torch's own `load_state_dict` brings back."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            count = state["count"] = state.get("count", 0) + 0.5
-            state["a/b"] = {"nested": [torch.full_like(p, count), (True, None)]}
-            state["sparse"] = torch.full_like(p, count).to_sparse()
-            p.sub_(state["a/b"]["nested"][0] + state["sparse"].to_dense(), alpha=1e-3)
-        self.state["calls"] = self.state.get("calls", 0) + 1  # type: ignore[index, call-overload]
-        self.param_groups[0]["seen"] = {1, self.state["calls"]}  # type: ignore[index]
 
 
 def losses(
@@ -124,7 +90,6 @@ def losses(
     [
         *((name, "tensor", torch.optim.SGD) for name in MODELS),
         ("computed", "numpy", torch.optim.Adam),
-        ("computed", "numpy", Odd),
     ],
 )
 def test_what_is_saved_is_gone_on_with_exactly(

@@ -77,9 +77,7 @@ def train(
             losses.append(float(loss()))
             optimizer.step()
         for scheduler in after:
-            scheduler.step(
-                *([losses[-1]] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
-            )
+            scheduler.step()
     return losses
 
 
@@ -296,12 +294,8 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(o, 8)], [4]
     ),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.9),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(
         o, 0.05, total_steps=12, cycle_momentum="lr_decay" not in o.defaults
-    ),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.StepLR(o, 3)], optimizer=o
     ),
 }
 

@@ -13,9 +13,9 @@ from optim.training import (
     ADAM,
     OVERFLOW_AT,
     PAIRS,
+    SCALING,
     STEPS,
     NothingWaits,
-    PlainLamb,
     losses,
     model,
     warmup,
@@ -28,7 +28,6 @@ from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.updates import Updates
 
 EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
 
 
 @pytest.fixture(params=["torch's check", "one read"])
@@ -113,7 +112,7 @@ def test_torchs_fused_optimizer_does_not_wait_either():
 def test_an_optimizer_that_knows_nothing_of_scaling_works():
     pair = PAIRS[-1]
     net, other = model(torch.float64), model(torch.float64)
-    optimizer = PlainLamb(net.parameters(), **pair.arguments)
+    optimizer = pair.theirs(net.parameters())
     ours = Updates(optimizer, GradScaler("cpu", **SCALING), LambdaLR(optimizer, warmup), 0.3)
     assert run(net, ours, range(60)) == pytest.approx(
         run(other, updates("torch's", pair, other, 0.3), range(60)), rel=1e-9

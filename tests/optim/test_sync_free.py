@@ -1,6 +1,6 @@
 """Our sync-free optimizers train as torch's do.
 
-LAMB is compared with a plain implementation. `test_forms.py` has weights and gradients of any kind,
+LAMB is compared with timm's. `test_forms.py` has weights and gradients of any kind,
 `test_grad_scaler.py` checkpoints and skipped steps.
 """
 

@@ -17,38 +17,11 @@ STEPS = 200
 OVERFLOW_AT = (0, 3, 50, 51, 120)
 
 
-class PlainLamb(torch.optim.Optimizer):
-    """LAMB as its paper writes it (You et al., 2020, algorithm 2); it knows nothing of scaling."""
-
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for weight in group["params"]:
-                state = self.state[weight]
-                if not state:
-                    state.update(step=0, m=torch.zeros_like(weight), v=torch.zeros_like(weight))
-                state["step"] += 1
-                state["m"] = beta1 * state["m"] + (1 - beta1) * weight.grad
-                state["v"] = beta2 * state["v"] + (1 - beta2) * weight.grad**2
-                m = state["m"] / (1 - beta1 ** state["step"])
-                v = state["v"] / (1 - beta2 ** state["step"])
-                update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * weight
-                norms = weight.norm(), update.norm()
-                ratio = norms[0] / norms[1] if min(norms) > 0 else 1.0
-                weight -= group["lr"] * ratio * update
-
-
 @dataclass(frozen=True)
 class Pair:
     """An optimizer of ours, and the arguments that it shares with torch's of the same name.
 
-    LAMB's other optimizer is a plain implementation.
+    LAMB's other optimizer is timm's, which knows nothing of scaling.
     """
 
     name: str
@@ -58,11 +31,11 @@ class Pair:
         return getattr(sync_free, self.name)(parameters, **self.arguments)
 
     def theirs(self, parameters: Any) -> torch.optim.Optimizer:
-        return (
-            PlainLamb(parameters, **self.arguments)
-            if self.name == "LAMB"
-            else getattr(torch.optim, self.name)(parameters, **self.arguments)
-        )
+        if self.name != "LAMB":
+            return getattr(torch.optim, self.name)(parameters, **self.arguments)
+        from timm.optim import Lamb  # imported for a second
+
+        return Lamb(parameters, **self.arguments, max_grad_norm=None, always_adapt=True)
 
 
 PAIRS = (
@@ -73,6 +46,8 @@ PAIRS = (
     Pair("LAMB", {"lr": 1e-2, "weight_decay": 1e-2}),
 )
 ADAM = Pair("Adam", {"lr": 3e-3, "betas": (0.9, 0.98)})
+BY_NAME = {pair.name: pair for pair in (*PAIRS, ADAM)}
+SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
