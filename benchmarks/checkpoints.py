@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -42,15 +41,19 @@ def _batches(session: Any) -> Iterator[Any]:
 
 def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any]:
     """Return the seconds of each block's steps, by form, and of each copy and writing."""
-    from gallery_lib.checkpoint.folders import Interval, newest_first
-    from gallery_lib.checkpoint.notice import Notice
-    from gallery_lib.checkpoint.saver import Saver
-    from gallery_lib.train.checkpoints import parts_of
+    from gallery_lib.checkpoint import Checkpoint
 
     with TemporaryDirectory() as folder:
         session = open_training(dataclasses.replace(config, run_dir=f"{folder}/run"))
-        checkpoints, batches, steps = Path(folder) / "checkpoints", _batches(session), 0
-        saver = Saver(checkpoints, parts_of(session), Interval(steps=1), 2, print, Notice())
+        checkpoint = Checkpoint(
+            f"{folder}/checkpoints",
+            model=session.model,
+            optimizer=session.optimizer,
+            scheduler=session.updates.schedule,
+            loader=session.loader,
+            every=10**9,
+        )
+        batches = _batches(session)
         times: dict[str, list[float]] = {form: [] for form in FORMS}
         copies: list[float] = []
         for number in range(-1, rounds):  # the first compiles, and does not count
@@ -58,19 +61,19 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
                 began = time.perf_counter()
                 for place in range(block_steps):
                     session.step(next(batches))
-                    steps += 1
+                    checkpoint.steps += 1
                     if form == "with" and place == 0:
                         before = time.perf_counter()
-                        saver.save(steps, {}, {})
+                        checkpoint.save()
                         copies.append(time.perf_counter() - before)
-                saver.wait()
-                if saver.failure:
-                    raise InputError(f"a checkpoint could not be written: {saver.failure}")
+                checkpoint.close()  # waits until it is written
+                if checkpoint.failure:
+                    raise InputError(f"a checkpoint could not be written: {checkpoint.failure}")
                 step_seconds = (time.perf_counter() - began) / block_steps
                 if number >= 0:
                     times[form].append(step_seconds)
                 print(f"{config.model}, {form}: {1e3 * step_seconds:.1f} ms a step", flush=True)
-        checkpoint_bytes = newest_first(checkpoints)[0].stat().st_size
+        checkpoint_bytes = next(checkpoint.folder.iterdir()).stat().st_size
     ratio = ratio_of_medians(*([[step] for step in times[form]] for form in FORMS))
     return {
         "options": {name: getattr(session.config, name) for name in TASKS[config.model]},

@@ -2,9 +2,8 @@
 
 - `folders`: a checkpoint is one file, whole or not there; which one to go on from.
 - `state`: the state of a training, taken and put back.
-- `saver`: when to save, agreed by all ranks; a thread writes a copy.
 - `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
-- `script`: `Checkpoint`, for a training script, in two lines.
+- `training`: `Checkpoint`, for a training script, in two lines, and for the launcher's runs.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gallery_lib.checkpoint.script import Checkpoint
+    from gallery_lib.checkpoint.training import Checkpoint
 
 __all__ = ["Checkpoint"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Checkpoint":
-        return importlib.import_module("gallery_lib.checkpoint.script").Checkpoint
+        return importlib.import_module("gallery_lib.checkpoint.training").Checkpoint
     raise AttributeError(f"module 'gallery_lib.checkpoint' has no attribute {name!r}")

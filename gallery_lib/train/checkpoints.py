@@ -1,7 +1,7 @@
 """Checkpoints of a run: which it goes on from, whether it fits, and what is saved of a run.
 
 The order is: `choose` before anything is built, then a `RunCheckpoints` of the session: `begin`,
-`due` at the end of each step, `save`, and `finish` or `end_early`.
+`due` at the end of each step, `save_run`, and `close` or `end_early`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from gallery_lib.checkpoint import state
-from gallery_lib.checkpoint.folders import CHECKPOINTS, interval_of, newest_first
+from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import Notice
-from gallery_lib.checkpoint.saver import Saver
-from gallery_lib.checkpoint.state import Parts, Saved, graphs_made
+from gallery_lib.checkpoint.state import Saved, graphs_made
+from gallery_lib.checkpoint.training import Checkpoint, Due
 from gallery_lib.comm import process_group
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
@@ -81,29 +81,28 @@ def choose(config: ResolvedConfig) -> Saved | None:
     return saved
 
 
-def parts_of(session: Session) -> Parts:
-    """Return the objects of a run whose state its checkpoints hold."""
-    schedule = session.updates.schedule
-    return Parts(
-        session.model,
-        [session.optimizer],
-        [] if schedule is None else [schedule],
-        session.scaler,
-        session.loader,
-    )
-
-
-class RunCheckpoints:
+class RunCheckpoints(Checkpoint):
     """Checkpoints of one run. Without `checkpoint_every` none is saved."""
 
     def __init__(self, session: Session, config: ResolvedConfig, notice: Notice) -> None:
-        self._session, self._config, self._parts = session, config, parts_of(session)
-        self._graphs = CompiledGraphs(session)
-        self._folder = Path(config.run_dir) / CHECKPOINTS
-        every = config.checkpoint_every
-        interval = None if every is None else interval_of(every)
-        say = session.log.say
-        self._saver = Saver(self._folder, self._parts, interval, config.keep, say, notice)
+        self._session, self._config = session, config
+        super().__init__(
+            Path(config.run_dir) / CHECKPOINTS,
+            model=session.model,
+            optimizer=session.optimizer,
+            scheduler=session.updates.schedule,
+            scaler=session.scaler,
+            loader=session.loader,
+            every=config.checkpoint_every,
+            keep=config.keep,
+        )
+        self._notice, self._compiled = notice, CompiledGraphs(session)
+
+    def _begin(self, resume: object) -> None:
+        """Do nothing: `begin` goes on from a checkpoint."""
+
+    def _say(self, line: str) -> None:
+        self._session.log.say(f"checkpoint  {line}")
 
     def begin(self, saved: Saved | None, logged_steps: int) -> Trained:
         """Return where the training begins: at its start, or where a checkpoint has left off.
@@ -135,7 +134,7 @@ class RunCheckpoints:
     def _load(self, saved: Saved) -> Trained:
         """Bring the session to the checkpoint; return what its training loop had left."""
         session, run = self._session, saved.content["run"]
-        self._graphs.make_again(saved)
+        self._compiled.make_again(saved)
         said = self._parts.load(saved)
         clock = session.clock
         clock.durations = run["step_seconds"].tolist()
@@ -151,13 +150,14 @@ class RunCheckpoints:
             epoch=run["epoch"],
         )
 
-    def due(self, steps: int) -> tuple[bool, bool]:
+    def due(self, steps: int) -> Due:
         """Return whether to save after so many steps, and whether to end then."""
-        self._graphs.step_done()
-        return self._saver.due(steps)
+        self.steps = steps
+        self._compiled.step_done()
+        return self._due()
 
-    def save(self, trained: Trained, steps: int) -> None:
-        """Save a checkpoint after `steps`, all of which are logged."""
+    def save_run(self, trained: Trained) -> None:
+        """Save a checkpoint after the present step; all steps are logged."""
         session, clock = self._session, self._session.clock
         run = {
             "epoch": trained.epoch,
@@ -171,17 +171,13 @@ class RunCheckpoints:
         if process_group.rank() == 0:
             run["log"] = (Path(session.config.run_dir) / STEPS_FILE).read_text(encoding="utf-8")
         common = {"config": dataclasses.asdict(self._config), "run": run}
-        self._saver.save(steps, common, {_GRAPHS: self._graphs.positions})
+        self._save(common, {_GRAPHS: self._compiled.positions})
 
-    def finish(self) -> None:
-        """Wait until the last checkpoint is whole."""
-        self._saver.finish()
-
-    def end_early(self, steps: int) -> GoOnLater | RunFailed:
+    def end_early(self) -> GoOnLater | RunFailed:
         """Return the error with which a run ends that was told to."""
-        reason = self._saver.end(steps)
+        reason = self._ended()
         self._session.log.say(reason)
-        if not newest_first(self._folder):
+        if not newest_first(self.folder):
             return RunFailed(f"{reason}, and there is none before it.")
         return GoOnLater(f"{reason}. Run it again with --resume=auto.")
 

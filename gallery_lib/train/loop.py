@@ -117,7 +117,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             trained = checkpoints.begin(saved, logged_steps)
             del saved  # a copy of weights and optimizer states
             _run_steps(session, observer, trained, checkpoints, watch)
-        checkpoints.finish()
+        checkpoints.close()
         observer.after_training(session)
         metrics: dict[str, float] = {}
         if config.evaluate and not trained.broken_off:
@@ -198,13 +198,13 @@ def _run_steps(
                 trained.broken_off = True
                 break
         if save and trained.diverged is None:
-            checkpoints.save(trained, step + 1)
+            checkpoints.save_run(trained)
         if step + 1 == warmup and watch is not None:
             clock.pause()
             watch.at_pause()
             clock.resume()
         if end and step + 1 < total_steps:
-            error = checkpoints.end_early(step + 1)
+            error = checkpoints.end_early()
             process_group.all_ranks(None)  # the first rank that ends has the others ended
             raise error
     trained.step_seconds = clock.read()

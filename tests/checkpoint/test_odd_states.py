@@ -121,7 +121,7 @@ def test_what_cannot_be_read_back_is_said_by_its_kind_and_leaves_no_file(
     for value, word in ((decimal.Decimal(1), "decimal.Decimal"), (np.zeros(2), "numpy")):
         optimizer.param_groups[0]["limit"] = value
         checkpoint.step()
-        checkpoint._saver.wait()
+        checkpoint.close()
         said = capsys.readouterr().err
         assert f"step {checkpoint.steps} could not be saved, and the training goes on: " in said
         assert word in said and list(tmp_path.iterdir()) == []

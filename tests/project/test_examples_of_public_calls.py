@@ -14,7 +14,7 @@ import pytest
 
 EXAMPLES = [
     ("gallery_lib.acceleration.one_call", "accelerate", pytest.mark.slow),  # compiles
-    ("gallery_lib.checkpoint.script", "Checkpoint", None),
+    ("gallery_lib.checkpoint.training", "Checkpoint", None),
     ("gallery_lib.cluster.lab", "Lab", pytest.mark.cluster),
     ("gallery_lib.comm.accelerate_ddp", "accelerate_ddp", None),
     ("gallery_lib.comm.accelerate_ddp", "step_in_backward", None),
