@@ -34,8 +34,7 @@ from gallery_lib.cluster.run import run as run_on_hosts
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, words_of
 from gallery_lib.errors import InputError
-from gallery_lib.measure.replay.record import record
-from gallery_lib.measure.replay.timeline import Timeline, read_timeline, write_timeline
+from gallery_lib.measure.replay import Timeline, read_timeline, record, write_timeline
 from gallery_lib.system import hardware
 
 WHAT_IT_IS = (

@@ -1,8 +1,8 @@
 """What network.py does in each process under torchrun: strategies of averaging take turns.
 
-`train` trains a task with real batches, `replay` replays a recorded timeline
-(gallery_lib/measure/replay): communication uses the network between the processes, computation is
-waiting. A step takes as long as on the slowest rank. Rates without a word are of one device, as in
+`train` trains a task with real batches, `replay` replays a recorded timeline (measure/replay.py):
+communication uses the network between the processes, computation is waiting. A step takes as long
+as on the slowest rank. Rates without a word are of one device, as in
 `440/s`; that of all devices together is named.
 """
 
@@ -29,8 +29,7 @@ from gallery_lib.config import Comm, TrainConfig
 from gallery_lib.config.options import check_value, option
 from gallery_lib.console.table import seconds, short_rate
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.measure.replay.model import Replay
-from gallery_lib.measure.replay.timeline import read_timeline
+from gallery_lib.measure.replay import Replay, read_timeline
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import write_json

@@ -10,7 +10,7 @@ slowed by 5 % must be called `slower`. ResNet-50 with one wrong gradient must be
 at O0 and at O1, five times each (planted.py). Every comparison starts processes of its own.
 
 With the allocator as it comes, processes with the same code differ by more than 5 % for as long as
-they live (gallery_lib/measure/comparison/process_spread.py). Intervals allow for that, so 5 % can
+they live (gallery_lib/measure/comparison/pair.py). Intervals allow for that, so 5 % can
 only be found with large blocks kept.
 """
 
@@ -28,7 +28,7 @@ from unittest import mock
 import figures_file
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.measure.comparison import process_spread
+from gallery_lib.measure.comparison import pair
 from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.memory import allocator
 
@@ -96,7 +96,7 @@ def run_comparison(name: str, seed: int, rounds: int) -> dict[str, Any]:
         "speedup": dataclasses.asdict(outcome.speedup) if outcome.speedup else None,
         "parity": [dataclasses.asdict(check) for check in outcome.parity.checks],
         "page_faults": [results.page_faults for results in variants],
-        "process_spread": process_spread.of_ratio(*variants),
+        "process_spread": pair.process_spread(*variants),
     }
 
 

@@ -3,7 +3,7 @@
 The ratio compares two variants that took turns. Steps inside one turn share the machine's load. So
 the resampled unit is the round (one turn of each variant), not the step: resampling steps would
 give intervals that are too narrow (Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time",
-2013). Two processes that run the same code still differ (measure/comparison/process_spread.py).
+2013). Two processes that run the same code still differ (measure/comparison/pair.py).
 More rounds do not average that difference out, so the interval is widened by the known spread of
 processes. Figures are in seconds and plain ratios.
 """

@@ -253,8 +253,8 @@ def show(words: Words, operands: Operands) -> None:
 
 def _text_of(folder: Path) -> str:
     """Return the tables of what a folder holds."""
-    from gallery_lib.measure.profile.roofline.result import FILE as ROOFLINE_FILE
-    from gallery_lib.measure.profile.roofline.result import read_roofline
+    from gallery_lib.measure.roofline.result import FILE as ROOFLINE_FILE
+    from gallery_lib.measure.roofline.result import read_roofline
     from gallery_lib.notebooks.batch import record, reports
     from gallery_lib.report import tables
 
@@ -306,7 +306,7 @@ def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands:
 
     with Progress() as progress:
         with progress.importing():
-            from gallery_lib.measure.profile.roofline.measure import measure
+            from gallery_lib.measure.roofline.measure import measure
             from gallery_lib.report.roofline import text
         config = dataclasses.replace(config, model=operands.task)
         folder, measured = measure(config, asked, progress=progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gallery_lib.compiler.passes import small_convolutions
 from gallery_lib.console.table import Rows, seconds, text_table
 from gallery_lib.kernels import mixed_product
-from gallery_lib.measure.comparison.process_spread import page_faults_part
+from gallery_lib.measure.comparison.pair import page_faults_part
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware

@@ -13,7 +13,7 @@ import numpy as np
 from gallery_lib.console.table import Rows, number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.comparison.script_turns import ScriptTurns
-from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
+from gallery_lib.measure.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report.style import COLOURS, LOOKS, Bar, Chart, one_panel, ratio_bars
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
-from gallery_lib.measure.profile.roofline.result import (
+from gallery_lib.measure.roofline.result import (
     BETWEEN,
     PRODUCTS,
     Part,
     Roofline,
     summed,
 )
-from gallery_lib.measure.profile.step_profile import FUSED
+from gallery_lib.measure.step_profile import FUSED
 
 REST = "rest"
 _SMALL = 0.01  # of a step: smaller groups are shown as one

@@ -1,7 +1,6 @@
 """Recipe that makes a plain model ready to train, through `accelerate()`, as a run's options ask.
 
-measure/variants/ has other recipes: single techniques (recipes.py), and other libraries, used as
-their documentation tells (peers.py).
+measure/variants.py has other recipes: single techniques, and other libraries.
 """
 
 from __future__ import annotations

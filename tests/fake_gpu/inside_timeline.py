@@ -14,8 +14,7 @@ from fake_gpu import plugin, work
 
 from gallery_lib.compiler import backend
 from gallery_lib.compiler.calls import set_compiled
-from gallery_lib.measure.replay.record import Recorder
-from gallery_lib.measure.replay.timeline import write_timeline
+from gallery_lib.measure.replay import Recorder, write_timeline
 from gallery_lib.train.loop import train
 
 FIRST, STEPS = 2, 3

@@ -6,7 +6,7 @@ import pytest
 import tiny_task
 from fake_gpu.running import code_on_ranks, pytest_on_device
 
-from gallery_lib.measure.replay.timeline import read_timeline
+from gallery_lib.measure.replay import read_timeline
 
 ORDERS = ("late", pytest.param("early", marks=pytest.mark.thorough))
 """Orders in which the device does what was queued; continuous integration runs the latest."""

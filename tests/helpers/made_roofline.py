@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gallery_lib.measure.profile.roofline.counts import Operation, Work
-from gallery_lib.measure.profile.roofline.measure import operations
-from gallery_lib.measure.profile.roofline.result import BETWEEN, Limits, Roofline, groups
-from gallery_lib.measure.profile.step_profile import OPTIMIZER
+from gallery_lib.measure.roofline.counts import Operation, Work
+from gallery_lib.measure.roofline.measure import operations
+from gallery_lib.measure.roofline.result import BETWEEN, Limits, Roofline, groups
+from gallery_lib.measure.step_profile import OPTIMIZER
 from gallery_lib.system.machine_load import MachineLoad
 
 LIMITS = Limits({"bfloat16": 2e12}, 25e9)

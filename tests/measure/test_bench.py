@@ -12,7 +12,9 @@ from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
 from gallery_lib.config import BenchConfig, CompareConfig
-from gallery_lib.measure.bench import bench, task
+from gallery_lib.measure import variants
+from gallery_lib.measure.bench import bench
+from gallery_lib.measure.bench.bench import groups
 from gallery_lib.measure.bench.plan import Plan, bench_plan, waterfall_of
 from gallery_lib.measure.bench.result import (
     BEST,
@@ -23,8 +25,6 @@ from gallery_lib.measure.bench.result import (
     best_of_others,
     read_bench,
 )
-from gallery_lib.measure.bench.task import groups
-from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.system import hardware
 
 TINY, FAILING, WRONG_BASELINE = (
@@ -41,7 +41,7 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
         (["resnet18", "--data_dir=/no/such"], ["/no/such"]),
         (["--rounds=2", TINY], ["rounds='2'", "between 4 and"]),
         (["--resume", TINY], ["--resume", "--out"]),
-        (["--waterfal=resnet50"], ["`--waterfal`", "`--waterfall`"]),
+        (["--variant=ours"], ["`--variant`", "`--variants`"]),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(
@@ -74,7 +74,7 @@ def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
         reason, rows = reasons[len(measured) - 1], {"eager-fp32": Row("not measured")}
         return Outcome(digest, "2026-01-01", 1.0, reason, {}, rows, [])
 
-    monkeypatch.setattr(task, "measure", measure)
+    monkeypatch.setattr(bench, "measure_task", measure)
     for resume, isa in ((False, "avx2"), (True, "avx2"), (True, "avx2"), (True, "avx512_bf16")):
         monkeypatch.setattr(bench.hardware, "cpu_flags", lambda isa=isa: frozenset({isa}))
         bench.run([TINY], BenchConfig(out=str(tmp_path), amp_level="O0", resume=resume))
@@ -99,7 +99,7 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     outcome = read_bench(tmp_path / "bench.json").tasks["FAILING_ACCELERATED"]
     for name in ("eager-O1", "accelerate-best", "fabric-best"):
         row = outcome.rows[name]
-        if missing := name != "eager-O1" and peers.missing(name):
+        if missing := name != "eager-O1" and variants.missing(name):
             assert row.reason == missing and row.reason in said
             continue
         assert row.comparable, f"{name}: {row.reason} {row.parity}"
@@ -126,7 +126,7 @@ def test_in_fp32_other_libraries_train_the_same_too(
     assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
     outcome = found.tasks["TASK"]
     for name, row in list(outcome.rows.items())[1:]:
-        if missing := name != "ours" and peers.missing(name):
+        if missing := name != "ours" and variants.missing(name):
             assert row.reason == missing
             continue
         if name in BEST:
@@ -222,7 +222,7 @@ def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
 def test_a_library_that_is_missing_is_named_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(peers.MODULES, "fabric-best", "no_such_library")
+    monkeypatch.setitem(variants.MODULES, "fabric-best", "no_such_library")
     plan = bench_plan(TINY, BenchConfig())
     name = "fabric-best"
     assert plan.absent[name] == "not installed: no-such-library (`prepare.sh --test` installs it)"
@@ -230,13 +230,13 @@ def test_a_library_that_is_missing_is_named_with_how_to_install_it(
 
 
 def test_a_waterfall_adds_one_technique_after_another() -> None:
-    train, added = bench_plan(TINY, BenchConfig()).config, {n: [n] for n in recipes.TECHNIQUES}
+    train, added = bench_plan(TINY, BenchConfig()).config, {n: [n] for n in variants.TECHNIQUES}
     plan = waterfall_of(train, CompareConfig(), added)
     words = [variant.recipe for variant in plan.variants.values()]
     assert words[0] == []
     for before, after in itertools.pairwise(words):
         assert len(after) == len(before) + 1 and set(before) < set(after)
-    assert set(words[-1]) | set(plan.absent) == set(recipes.TECHNIQUES)
+    assert set(words[-1]) | set(plan.absent) == set(variants.TECHNIQUES)
     assert all(why.startswith("does not apply: ") for why in plan.absent.values())
 
 

@@ -16,16 +16,16 @@ from refusal import check_refused_command, refused
 from torch import Tensor, nn
 
 from gallery_lib.cli.main import main
-from gallery_lib.measure.profile.roofline import counts
-from gallery_lib.measure.profile.roofline.counts import Counts, Operation, Work, optimizer_bytes
-from gallery_lib.measure.profile.roofline.measure import (
+from gallery_lib.measure.roofline import counts
+from gallery_lib.measure.roofline.counts import Counts, Operation, Work, optimizer_bytes
+from gallery_lib.measure.roofline.measure import (
     OWN,
     group_of_operation,
     middle_of,
     operations,
     seconds_of_step,
 )
-from gallery_lib.measure.profile.roofline.result import (
+from gallery_lib.measure.roofline.result import (
     BETWEEN,
     COPIES,
     PRODUCTS,
@@ -33,7 +33,7 @@ from gallery_lib.measure.profile.roofline.result import (
     groups,
     read_roofline,
 )
-from gallery_lib.measure.profile.step_profile import (
+from gallery_lib.measure.step_profile import (
     FUSED,
     OPTIMIZER,
     OTHER,

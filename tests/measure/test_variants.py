@@ -11,13 +11,13 @@ from torch import nn
 
 from gallery_lib import optim
 from gallery_lib.config import TrainConfig
-from gallery_lib.measure.variants import peers, recipes
+from gallery_lib.measure import variants
 from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.fused import Fused
 from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.train.recipe import Plain, Prepared
 
-PEERS = [name for name in peers.MODULES if peers.missing(name) is None]
+PEERS = [name for name in variants.MODULES if variants.missing(name) is None]
 
 
 class Viewing(nn.Module):
@@ -49,7 +49,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(autouse=True)
 def a_fresh_process_where_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset what Accelerate keeps from its first object in a process."""
-    monkeypatch.setattr(recipes.hardware, "prefers_channels_last", lambda device_type: True)
+    monkeypatch.setattr(variants.hardware, "prefers_channels_last", lambda device_type: True)
     if "accelerate" in PEERS:
         from accelerate.state import AcceleratorState
 
@@ -64,7 +64,9 @@ def prepared(
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3, 8, 8), batch_size=2, num_workers=1)  # type: ignore[arg-type]
     build = functools.partial(OptimizerSpec(optimizer, lr=0.1).build, list(model.parameters()))
     build_optimizer = functools.partial(build, lr=None, weight_decay=None)
-    return recipes.recipe(words).prepare(Plain(model, loader, build_optimizer, TrainConfig(), None))
+    return variants.recipe(words).prepare(
+        Plain(model, loader, build_optimizer, TrainConfig(), None)
+    )
 
 
 def torchs(optimizer: Any) -> torch.optim.Optimizer:
@@ -114,13 +116,13 @@ def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_s
 def test_a_peer_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    allocator, name = peers.allocator, "GLIBC_TUNABLES"
+    allocator, name = variants.allocator, "GLIBC_TUNABLES"
     monkeypatch.setattr(allocator, "reason_not_applied", lambda: None)
-    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
+    monkeypatch.setattr(variants.hardware, "device_type", lambda: "cpu")
     monkeypatch.delenv(name, raising=False)
-    for peer in peers.MODULES:
-        assert recipes.variables_of([peer])[name] == allocator.allocator_variables()[name]
-    assert name not in recipes.variables_of([])
+    for peer in variants.MODULES:
+        assert variants.variables_of([peer])[name] == allocator.allocator_variables()[name]
+    assert name not in variants.variables_of([])
     # In words that the interval goes by.
     for tunables, said in (
         ("glibc.malloc.mmap_threshold=1", allocator.KEEPS),
@@ -129,18 +131,18 @@ def test_a_peer_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
         monkeypatch.setenv(name, tunables)
         assert prepared(["eager-best"]).techniques["allocator"].startswith(said)
     monkeypatch.delenv(name)
-    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
-    assert name not in recipes.variables_of(["fabric-best"])
+    monkeypatch.setattr(variants.hardware, "device_type", lambda: "cuda")
+    assert name not in variants.variables_of(["fabric-best"])
 
 
 def test_what_is_for_bfloat16_alone_takes_no_turns_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
-    for name in (recipes.SMALL_CONVOLUTIONS, recipes.MIXED_PRODUCTS, recipes.LARGE_BATCH_NORMS):
-        assert recipes.reason_not_applied(name, "O0") == "the run is in fp32"
+    monkeypatch.setattr(variants.hardware, "device_type", lambda: "cpu")
+    for name in (variants.SMALL_CONVOLUTIONS, variants.MIXED_PRODUCTS, variants.LARGE_BATCH_NORMS):
+        assert variants.reason_not_applied(name, "O0") == "the run is in fp32"
 
 
 def test_a_technique_comes_without_the_others() -> None:
-    layout, fused = prepared(["layout"], "SGD"), prepared([recipes.FUSED], "SGD")
+    layout, fused = prepared(["layout"], "SGD"), prepared([variants.FUSED], "SGD")
     assert layout.loader.memory_format is torch.channels_last
     assert first_weight(layout).is_contiguous() and first_weight(fused).is_contiguous()
     assert optim.kind(layout.optimizer) == "torch's own" and optim.kind(fused.optimizer) == "fused"

@@ -16,10 +16,10 @@ from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure.bench import task
+from gallery_lib.measure.bench import bench as task_bench
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
-from gallery_lib.measure.variants.recipes import TECHNIQUES
+from gallery_lib.measure.variants import TECHNIQUES
 from gallery_lib.notebooks.cells import machine
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS
@@ -169,7 +169,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         rows = {name: Row(plan.absent.get(name), **FIGURES) for name in plan.order}
         return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, rows, [])
 
-    monkeypatch.setattr(task, "measure", measure)
+    monkeypatch.setattr(task_bench, "measure_task", measure)
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     return digests
 
@@ -195,6 +195,6 @@ def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failed = Outcome("", "", 1.0, "no memory left", {}, {}, [])
-    monkeypatch.setattr(task, "measure", lambda *_, **__: failed)
+    monkeypatch.setattr(task_bench, "measure_task", lambda *_, **__: failed)
     with pytest.raises(RunFailed, match="no memory left"):
         waterfall_of({"amp_level": "O0", "processes": 1})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measure.replay.test_timeline import TIMELINE
+from measure.test_timeline import TIMELINE
 from refusal import refused
 
 from gallery_lib.comm.topology import Topology

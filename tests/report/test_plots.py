@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from gallery_lib.measure.comparison.script_turns import Command, Script, ScriptTurns
-from gallery_lib.measure.profile.step_profile import OUTSIDE, StepProfile
+from gallery_lib.measure.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report import plots, style
 from gallery_lib.report.style import Chart
 from gallery_lib.system.machine_load import MachineLoad

@@ -1,7 +1,7 @@
 """Plan of a bench for one task: which variants run, with which options, and which are compared.
 
-The variants of a task (measure/variants/) have the same weights, batches, loss and optimizer. They
-differ in who makes them fast. Alternatively, as a waterfall (ablation), one task runs with one
+The variants of a task (measure/variants.py) have the same weights, batches, loss and optimizer.
+They differ in who makes them fast. Alternatively, as a waterfall (ablation), one task runs with one
 technique of the backend after another switched on.
 
 All variants that are compared have one precision: mixed, or fp32 where the device would have to
@@ -28,7 +28,7 @@ from gallery_lib.measure.bench.result import (
     AmpLevel,
 )
 from gallery_lib.measure.comparison.interleaved import Variant
-from gallery_lib.measure.variants import peers, recipes
+from gallery_lib.measure.variants import missing, reason_not_applied, variables_of
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
 
@@ -118,7 +118,7 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
 
 
 def _variant(config: TrainConfig, words: list[str]) -> Variant:
-    return Variant(config, words, recipes.variables_of(words))
+    return Variant(config, words, variables_of(words))
 
 
 def _every_variant(train: TrainConfig) -> dict[str, Variant]:
@@ -136,9 +136,7 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
     """Return the plan for the task `name`, in the variants of the options."""
     train, compare = _run_options(name, config)
     names = variant_names(config)
-    absent = {
-        variant: why for variant in BEST if variant in names and (why := peers.missing(variant))
-    }
+    absent = {variant: why for variant in BEST if variant in names and (why := missing(variant))}
     baseline, *others = [variant for variant in names if variant not in absent]
     pairs = [(baseline, variant) for variant in others]
     if OURS in others:
@@ -165,7 +163,7 @@ def waterfall_of(
     absent: dict[str, str] = {}
     words: list[str] = []
     for name, techniques in added.items():
-        reasons = {t: recipes.reason_not_applied(t, level) for t in techniques}
+        reasons = {t: reason_not_applied(t, level) for t in techniques}
         applied = [technique for technique, why in reasons.items() if why is None]
         if applied:
             words = [*words, *applied]

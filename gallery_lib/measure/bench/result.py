@@ -23,7 +23,7 @@ EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
 """The baseline, by the precision of a bench."""
 OURS = "ours"
 BEST = ("torch.compile-best", "accelerate-best", "fabric-best", "eager-best")
-"""The peers, and eager PyTorch, as somebody who tunes by hand uses them (peers.py)."""
+"""The peers, and eager PyTorch, as somebody who tunes by hand uses them (variants.py)."""
 VARIANTS = (*EAGER.values(), *BEST, OURS)
 """All variants, in the order of tables."""
 TURN_ORDER = (OURS, *BEST, *EAGER.values())

@@ -8,7 +8,6 @@
 - `gradient_probe`: gradients of the same first batches. `parity`: losses and gradients against
   float64; without parity there is no speed-up. `pair`: parity and speed-up of two variants, and
   the losses of all their steps.
-- `process_spread`: how far apart processes of the same code are, which widens every interval.
 - `script_turns`: unchanged scripts in turns, by what they log.
 - `first_pass`: one pass of a reader's own task before any process is started for it.
 """

@@ -40,7 +40,7 @@ import psutil
 from gallery_lib.console.table import rate
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.script import command_of, shown_command
-from gallery_lib.measure.comparison import process_spread
+from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.machine_load import MachineLoad
@@ -135,7 +135,7 @@ class ScriptTurns:
             return None
         baseline, candidate = (_sample_seconds(self.rounds[of]) for of in (self.baseline, name))
         # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
-        keeps, gives_back = process_spread.KEEPS_MEMORY, process_spread.GIVES_MEMORY_BACK
+        keeps, gives_back = pair.KEEPS_MEMORY, pair.GIVES_MEMORY_BACK
         spread = math.hypot(keeps if hardware.gpu_count() else gives_back, keeps)
         return ratio_of_medians(baseline, candidate, process_spread=spread)
 

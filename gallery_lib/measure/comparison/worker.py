@@ -34,9 +34,9 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.console.phases import PROBE, TURNS
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
+from gallery_lib.measure import variants
 from gallery_lib.measure.comparison import first_pass, gradient_probe
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
-from gallery_lib.measure.variants import recipes
 from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system.sockets import PrivateFolder
 from gallery_lib.train.loop import train
@@ -132,7 +132,7 @@ class Role:
     address: str | None = None  # of the turn server; None: it takes no turns
     warmup_steps: int = 0
     block_steps: int = 0
-    recipe: list[str] = field(default_factory=list)  # recipes.py
+    recipe: list[str] = field(default_factory=list)  # variants.py
     move: int = 0  # seed of the rounding by which a second run's weights are moved
 
     def variable(self) -> dict[str, str]:
@@ -255,7 +255,7 @@ def body(config: TrainConfig) -> None:
         # The reference comes first, and is not timed.
         first_pass.try_once(config, process_group.device())
     observer = (TakingTurns if role.address else WithoutTurns)(role, config)
-    train(config, observer, recipes.recipe(role.recipe))
+    train(config, observer, variants.recipe(role.recipe))
 
 
 def main(arguments: Sequence[str]) -> None:

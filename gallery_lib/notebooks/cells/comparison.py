@@ -158,10 +158,10 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     Raises:
         RunFailed: when nothing could be measured.
     """
-    from gallery_lib.measure.bench import bench, task
+    from gallery_lib.measure.bench import bench
     from gallery_lib.measure.bench.plan import waterfall_of
     from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
-    from gallery_lib.measure.variants.recipes import TECHNIQUES
+    from gallery_lib.measure.variants import TECHNIQUES
     from gallery_lib.memory import allocator
 
     if not settings.waterfall:
@@ -182,7 +182,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         )
         return result
     allocator.trim()  # what follows trains in other processes
-    outcome = task.measure(plan, digest, paths.new_run_dir(f"waterfall-{name}"))
+    outcome = bench.measure_task(plan, digest, paths.new_run_dir(f"waterfall-{name}"))
     if outcome.reason is not None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
     result = Bench(

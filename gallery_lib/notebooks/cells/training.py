@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from gallery_lib.measure.profile.step_profile import StepProfile
+    from gallery_lib.measure.step_profile import StepProfile
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
@@ -123,7 +123,7 @@ def profile(
 
     It costs two more training steps.
     """
-    from gallery_lib.measure.profile.step_profile import profile_steps
+    from gallery_lib.measure.step_profile import profile_steps
 
     last = list(batches)[-2:]
     return profile_steps(lambda: train(model, last, optimizer), len(last))

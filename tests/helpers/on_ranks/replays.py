@@ -11,8 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
-from gallery_lib.measure.replay.model import Replay
-from gallery_lib.measure.replay.timeline import Timeline
+from gallery_lib.measure.replay import Replay, Timeline
 from on_ranks.models import DDP, options_of
 
 

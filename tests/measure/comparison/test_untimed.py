@@ -20,7 +20,8 @@ import gallery_lib
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure.comparison import process_spread, untimed
+from gallery_lib.measure.comparison import pair as verdicts
+from gallery_lib.measure.comparison import untimed
 from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.comparison.untimed import Untimed, UntimedRuns
 from gallery_lib.measure.comparison.worker import TurnClient, TurnServer
@@ -162,7 +163,7 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
         ((many, many), (unlike, unlike)),
         ((many, few), (unlike, unlike)),  # the other was lucky
     ]:
-        assert process_spread.of_ratio(*pair) == pytest.approx(math.hypot(*parts))
+        assert verdicts.process_spread(*pair) == pytest.approx(math.hypot(*parts))
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher import preflight, worker
 from gallery_lib.measure.comparison.untimed import run_part
-from gallery_lib.measure.profile.roofline import counts
-from gallery_lib.measure.profile.roofline.counts import PREFIX, Counts, Kernels, Operation, Work
-from gallery_lib.measure.profile.roofline.result import (
+from gallery_lib.measure.roofline import counts
+from gallery_lib.measure.roofline.counts import PREFIX, Counts, Kernels, Operation, Work
+from gallery_lib.measure.roofline.result import (
     BETWEEN,
     COPIES,
     FILE,
@@ -40,7 +40,7 @@ from gallery_lib.measure.profile.roofline.result import (
     read_roofline,
     write_roofline,
 )
-from gallery_lib.measure.profile.step_profile import FUSED, OPTIMIZER, group_of
+from gallery_lib.measure.step_profile import FUSED, OPTIMIZER, group_of
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import interruptible

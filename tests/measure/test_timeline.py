@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from refusal import refused
 
-from gallery_lib.measure.replay.timeline import Gradient, Timeline, read_timeline, write_timeline
+from gallery_lib.measure.replay import Gradient, Timeline, read_timeline, write_timeline
 
 GRADIENTS = (
     Gradient("head.bias", 3, (10,), "float32", 0.001),

@@ -13,9 +13,7 @@ import torch
 from ranks import Ranks
 from torch import Tensor, nn
 
-from gallery_lib.measure.replay.model import Replay
-from gallery_lib.measure.replay.record import record
-from gallery_lib.measure.replay.timeline import Gradient, Timeline
+from gallery_lib.measure.replay import Gradient, Replay, Timeline, record
 
 PAUSE_SECONDS = 0.03
 

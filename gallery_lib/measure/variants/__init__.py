@@ -1,1 +1,0 @@
-"""Variants of a bench: `peers` that a user could pick instead, and `recipes` of techniques."""
