@@ -115,7 +115,14 @@ def test_help_has_every_option_with_its_meaning_and_default() -> None:
     assert "(default: resnet50)" in text and "Samples per process and step." in text
 
 
-def test_options_are_declared_with_the_standard_library_alone(checkout: Path) -> None:
-    code = "import gallery_lib.config, gallery_lib.config.command_line"
-    words = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append('{checkout}'); {code}"]
-    assert subprocess.run(words, timeout=60).returncode == 0
+def test_options_are_declared_with_the_standard_library_alone_and_imports_change_nothing(
+    checkout: Path,
+) -> None:
+    code = f"""
+import os, sys
+sys.path.append({str(checkout)!r})
+before = dict(os.environ)
+import gallery_lib, gallery_lib.config.command_line, gallery_lib.system.paths, gallery_lib.errors
+assert dict(os.environ) == before
+"""
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", code], timeout=60).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -30,7 +29,6 @@ FIRST = (
 )
 """Modules that are imported before it is known whether this Python will do."""
 FIGURES_FILE = CHECKOUT / "benchmarks" / "figures_file.py"
-READ_BY_ANY_PYTHON = [*SCRIPTS, FIGURES_FILE, *(CHECKOUT / "gallery_lib" / name for name in FIRST)]
 
 ANSWERS = """#!/usr/bin/env bash
 printf '%s\\n' "$$" "$@"
@@ -154,11 +152,6 @@ def test_the_start_of_a_run_counts_from_the_beginning_of_the_command(
     script.write_text(WHEN)
     done = run(bare_python, script, cwd=checkout)
     assert float(done.stdout) > 1, done.stderr
-
-
-def test_python_3_8_can_read_what_tells_it_its_age() -> None:
-    for path in READ_BY_ANY_PYTHON:
-        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
 def test_each_script_of_the_checkout_names_prepare_sh_to_a_bare_python(
