@@ -452,7 +452,7 @@ def laid_out_anew(run: Run) -> None:
             run.model.to(torch.float64)
             with torch.no_grad():
                 for p in run.model.parameters():
-                    p.set_(p.T.contiguous().T)
+                    p.set_(p.t().contiguous().t())
         _steps(run, ((x.to(next(run.model.parameters()).dtype), y) for x, y in epoch))
 
 

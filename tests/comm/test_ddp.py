@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
      "freeze", "gradient_penalty", "laid_out_anew"],
 )  # fmt: skip
 def test_gradients_are_the_mean_of_those_of_the_ranks(two: Ranks, loop: str) -> None:
-    case = Case(model="several_outputs", loop=loop, launch="two_group_before", epochs=3)
+    case = Case(model="named_tuple_output", loop=loop, launch="two_group_before", epochs=3)
     verdict = run(case, two)
     assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
 
