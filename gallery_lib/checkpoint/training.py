@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,13 +45,6 @@ _SEVERAL_GRAPHS = (
 )
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
-
-
-class Due(NamedTuple):
-    """Whether to save a checkpoint at the end of a step, and whether to end the training then."""
-
-    save: bool
-    end: bool
 
 
 class Checkpoint:
@@ -210,17 +203,17 @@ class Checkpoint:
     def _say(self, line: str) -> None:
         say(f"checkpoint  {line}")
 
-    def _due(self) -> Due:
-        """Return what is to be done at the end of a step. Every rank calls it after each step."""
+    def _due(self) -> tuple[bool, bool]:
+        """Return whether to save and whether to end after this step. Every rank calls it."""
         if self._interval is None:
-            return Due(False, False)
+            return False, False
         timed, steps = self._interval.seconds, self._interval.steps
         over = timed is not None and time.monotonic() - self._began >= timed
         end, by_time = self._agreed(bool(self._notice.heard()), over)
         by_steps = steps is not None and self.steps % steps == 0
         if by_time or by_steps:
             self._began = time.monotonic()
-        return Due((by_time or by_steps or end) and self.steps != self._saved_at, end)
+        return (by_time or by_steps or end) and self.steps != self._saved_at, end
 
     def _agreed(self, *own: bool) -> tuple[bool, ...]:
         """Return which of the flags any rank had at the end of the step before."""

@@ -20,7 +20,7 @@ from gallery_lib.checkpoint import state
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Saved, graphs_made
-from gallery_lib.checkpoint.training import Checkpoint, Due
+from gallery_lib.checkpoint.training import Checkpoint
 from gallery_lib.comm import process_group
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
@@ -96,7 +96,8 @@ class RunCheckpoints(Checkpoint):
             every=config.checkpoint_every,
             keep=config.keep,
         )
-        self._notice, self._compiled = notice, CompiledGraphs(session)
+        self._notice, self._made = notice, graphs_made()
+        self._positions: list[dict[str, Any]] = []
 
     def _begin(self, resume: object) -> None:
         """Do nothing: `begin` goes on from a checkpoint."""
@@ -134,7 +135,7 @@ class RunCheckpoints(Checkpoint):
     def _load(self, saved: Saved) -> Trained:
         """Bring the session to the checkpoint; return what its training loop had left."""
         session, run = self._session, saved.content["run"]
-        self._compiled.make_again(saved)
+        self._make_graphs_again(saved)
         said = self._parts.load(saved)
         clock = session.clock
         clock.durations = run["step_seconds"].tolist()
@@ -150,11 +151,42 @@ class RunCheckpoints(Checkpoint):
             epoch=run["epoch"],
         )
 
-    def due(self, steps: int) -> Due:
+    # The compiler makes a graph for the first shape that it sees, and one for any shape when a
+    # second comes. So the graph of a batch, and with it the last bit of a sum, depends on the
+    # batches before. A checkpoint holds the positions in the data at which this rank's graphs were
+    # made. A resumed run takes these batches through the model once more, in that order.
+
+    def due(self, steps: int) -> tuple[bool, bool]:
         """Return whether to save after so many steps, and whether to end then."""
-        self.steps = steps
-        self._compiled.step_done()
+        self.steps, made = steps, graphs_made()
+        if made > self._made and self._config.compiler_opt:
+            position = self._session.loader.state_dict()
+            self._positions.append({**position, "taken": position["taken"] - 1})
+        self._made = made
         return self._due()
+
+    def _make_graphs_again(self, saved: Saved) -> None:
+        """Have the compiler and DDP add numbers in the order in which the run before did.
+
+        Forward and backward passes are run on the batches for which graphs were made. Ranks that
+        have fewer of them repeat their last one, since gradients are averaged over all ranks. DDP
+        orders its buckets in its first backward pass, and sums over more than two ranks depend on
+        that, so there is one pass then. What the passes change is loaded afterwards. A collective
+        call.
+        """
+        session, world_size = self._session, process_group.world_size()
+        if self._config.compiler_opt and saved.world_size == world_size:
+            self._positions = [*saved.of_rank()[_GRAPHS]]
+        own, batch = self._positions, None
+        passes = max(int(world_size > 2), *process_group.all_ranks(len(own)))
+        for number in range(passes):
+            if number < len(own):
+                session.loader.load_state_dict(own[number])
+            if number < len(own) or batch is None:
+                batch = next(iter(session.loader))
+            session.backward(session.forward(batch))
+            session.optimizer.zero_grad(set_to_none=True)
+        self._made = graphs_made()
 
     def save_run(self, trained: Trained) -> None:
         """Save a checkpoint after the present step; all steps are logged."""
@@ -171,7 +203,7 @@ class RunCheckpoints(Checkpoint):
         if process_group.rank() == 0:
             run["log"] = (Path(session.config.run_dir) / STEPS_FILE).read_text(encoding="utf-8")
         common = {"config": dataclasses.asdict(self._config), "run": run}
-        self._save(common, {_GRAPHS: self._compiled.positions})
+        self._save(common, {_GRAPHS: self._positions})
 
     def end_early(self) -> GoOnLater | RunFailed:
         """Return the error with which a run ends that was told to."""
@@ -184,52 +216,3 @@ class RunCheckpoints(Checkpoint):
 
 def _values(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-# --------------------------------------------------------------------------------------------------
-# Graphs of the compiler.
-#
-# The compiler makes a graph for the first shape that it sees, and one for any shape when a second
-# comes. So the graph of a batch, and with it the last bit of a sum, depends on the batches before.
-# A checkpoint holds the positions in the data at which graphs were made. A resumed run takes these
-# batches through the model once more, in that order, before it goes on.
-
-
-class CompiledGraphs:
-    """Positions in the data of a run at which the compiler made graphs, on this rank."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._made = session, graphs_made()
-        self.positions: list[dict[str, Any]] = []
-
-    def step_done(self) -> None:
-        """Note the position of the batch of this step, if the compiler made a graph for it."""
-        made = graphs_made()
-        if made > self._made and self._session.config.compiler_opt:
-            position = self._session.loader.state_dict()
-            self.positions.append({**position, "taken": position["taken"] - 1})
-        self._made = made
-
-    def make_again(self, saved: Saved) -> None:
-        """Have the compiler and DDP add numbers in the order in which the run before did.
-
-        Forward and backward passes are run on the batches for which graphs were made. Ranks that
-        have fewer of them repeat their last one, since gradients are averaged over all ranks. DDP
-        orders its buckets in its first backward pass, and sums over more than two ranks depend on
-        that, so there is one pass then. What the passes change is loaded afterwards. A collective
-        call.
-        """
-        session, world_size = self._session, process_group.world_size()
-        own: list[dict[str, Any]] = []
-        if session.config.compiler_opt and saved.world_size == world_size:
-            own = saved.of_rank()[_GRAPHS]
-        passes = max(int(world_size > 2), *process_group.all_ranks(len(own)))
-        batch: Any = None
-        for number in range(passes):
-            if number < len(own):
-                session.loader.load_state_dict(own[number])
-            if number < len(own) or batch is None:
-                batch = next(iter(session.loader))
-            session.backward(session.forward(batch))
-            session.optimizer.zero_grad(set_to_none=True)
-        self.positions, self._made = [*own], graphs_made()

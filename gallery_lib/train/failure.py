@@ -27,10 +27,6 @@ from gallery_lib.system.processes import SOCKETS_VARIABLE, signal_of_exit_code
 ERROR_FILES = "error-rank*.json"
 _KILLED = "Killed"
 _TELL_THEIR_CAUSE = ("SilentRank", "Diverged", "OutOfMemory")
-_HINTS = {
-    signal.SIGKILL: ": by someone, or by the kernel because memory ran out",
-    signal.SIGBUS: ": a memory-mapped file was cut short while it was read, or /dev/shm is full",
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,9 @@ class ErrorReport:
     @classmethod
     def of_killed(cls, rank: int, process: int, number: int) -> ErrorReport:
         """Return the report about a rank whose process was ended by signal `number`."""
-        what = f"killed by {signal.Signals(number).name}{_HINTS.get(signal.Signals(number), '')}"
+        what = f"killed by {signal.Signals(number).name}"
+        if number == signal.SIGKILL:
+            what += ": by someone, or by the kernel because memory ran out"
         message = f"rank {rank} (process {process}) was {what}"
         return cls(rank, _KILLED, message, exit_code=128 + number, signal=number)
 

@@ -123,6 +123,13 @@ def results_of(
     whole_batch = config.batch_size * world_size
     ready = int(getattr(session.loader, "prefetch_factor", None) or 2)  # batches of a worker
     sustained = clock.sustained(warmup, config.workers * ready)
+    rates = {
+        "per_device": config.batch_size / step_seconds["p50"],
+        "global": whole_batch / step_seconds["p50"],
+        "whole_run": whole_batch * steps / (ready_seconds + sum(durations)),
+    }
+    if "step_seconds" in sustained:
+        rates["sustained"] = whole_batch / sustained["step_seconds"]
     curve = [[step, loss if math.isfinite(loss) else None] for step, loss in trained.curve]
     return Results(
         task=config.model,
@@ -135,16 +142,7 @@ def results_of(
         loss={"first": curve[0][1], "last": curve[-1][1], "curve": curve},
         metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         step_seconds=step_seconds,
-        samples_per_second={
-            "per_device": config.batch_size / step_seconds["p50"],
-            "global": whole_batch / step_seconds["p50"],
-            **(
-                {"sustained": whole_batch / sustained["step_seconds"]}
-                if "step_seconds" in sustained
-                else {}
-            ),
-            "whole_run": whole_batch * steps / (ready_seconds + sum(durations)),
-        },
+        samples_per_second=rates,
         sustained=sustained,
         startup_seconds={
             "total": ready_seconds + first_steps_excess,

@@ -8,8 +8,6 @@ executed.
 from __future__ import annotations
 
 import re
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,11 +143,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if start[8:] == b"{":  # after eight bytes of length, safetensors has JSON
             content: Any = load_file(path)
         else:
-            with warnings.catch_warnings(action="ignore"):  # TorchScript is refused with an error
-                # Mapped: pages that are not needed are not read. Before torch 1.6 none could be.
-                content = torch.load(
-                    path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-                )
+            content = torch.load(path, map_location="cpu", weights_only=True)
         for name in ("state_dict", "model"):
             if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
                 content = content[name]

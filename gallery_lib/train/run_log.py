@@ -18,6 +18,8 @@ from gallery_lib.system.files import written_if_possible
 from gallery_lib.system.json_files import write_json
 
 STEPS_FILE = "steps.jsonl"
+_TAIL_BYTES = 2**20
+"""Bytes at the end of the log in which its last line is."""
 
 
 class RunLog:
@@ -134,14 +136,9 @@ def last_step(run_dir: Path | str) -> int:
     """
     try:
         with (Path(run_dir) / STEPS_FILE).open("rb") as file:
-            size, tail = file.seek(0, 2), 4096
-            while True:
-                file.seek(max(0, size - tail))
-                # The last line is not complete yet, or empty.
-                lines = file.read(min(tail, size)).split(b"\n")
-                if len(lines) > 2 or tail >= size:
-                    return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
-                tail *= 4
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")  # the last line is not complete yet, or empty
+            return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
     # There is no line yet, or the file is not ours.
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return 0
