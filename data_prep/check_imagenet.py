@@ -29,13 +29,10 @@ if __name__ == "__main__":
 from gallery_lib.data.commands import check
 from gallery_lib.data.images.check import check_image_folder
 
-SPLIT = {"choices": ["train", "val"], "help": "check this split alone"}
-
 if __name__ == "__main__":
     sys.exit(
         check(
             "Check an ImageNet-like folder of images.",
-            lambda args: check_image_folder(args.folder, args.split, args.full, progress=True),
-            ("--split", SPLIT),
+            lambda args: check_image_folder(args.folder, args.full),
         )
     )

@@ -8,7 +8,6 @@ uncompressed TIFF, which have no redundancy, only truncation is found. The check
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -32,10 +31,8 @@ _SHOWN = 5
 _CHUNK = 1024
 
 
-def check_image_folder(
-    root: Path | str, split: str | None = None, full: bool = False, *, progress: bool = False
-) -> Summary:
-    """Check the folder `root` (only `split` of it, if given) and return what it holds.
+def check_image_folder(root: Path | str, full: bool = False) -> Summary:
+    """Check both splits of the folder `root` and return what they hold.
 
     A thread pool decodes a few images per class, or every one with `full`. InputError names what is
     missing, empty, inconsistent or damaged, where, and what to do.
@@ -43,8 +40,8 @@ def check_image_folder(
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
     faults = Faults()
-    with busy("listing the folder") if progress else contextlib.nullcontext():
-        for name in SPLITS if split is None else (split,):
+    with busy("listing the folder"):
+        for name in SPLITS:
             train = listings.get("train")
             with faults.noted():
                 listings[name] = list_split(root, name, train.classes if train else None, faults)
@@ -54,9 +51,9 @@ def check_image_folder(
         for name, files in zip(listing.classes, listing.images, strict=True)
         for file in _some_of(files, None if full else _SAMPLES_PER_CLASS)
     ]
-    _look_at(paths, _damage, faults, root, full, progress)
+    _look_at(paths, _damage, faults, root, full)
     faults.refuse()
-    classes = len(next(iter(listings.values())).classes)
+    classes = len(listings["train"].classes)
     images = (f"{sum(map(len, one.images))} {name}" for name, one in listings.items())
     return Summary(
         root,
@@ -107,10 +104,9 @@ def _look_at(
     faults: Faults,
     folder: Path,
     full: bool,
-    progress: bool = False,
 ) -> None:
     damaged: list[str] = []
-    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(items) > _CHUNK) as bar:
+    with ThreadPoolExecutor() as pool, Progress(enabled=len(items) > _CHUNK) as bar:
         for start in range(0, len(items), _CHUNK):
             bar.show("reading", count=start, total=len(items), unit="images")
             for problems in pool.map(look, items[start : start + _CHUNK]):

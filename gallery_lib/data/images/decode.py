@@ -93,16 +93,15 @@ _pixels = _Pixels()
 def load(
     path: str | bytes | os.PathLike[str],
     choose_box: ChooseBox,
-    size: int | tuple[int, int],
+    size: tuple[int, int],
     *,
     mirror: bool = False,
     fast: bool = False,
 ) -> torch.Tensor:
-    """Return the crop that `choose_box` picks, resized to uint8 [size, size, 3], RGB, contiguous.
+    """Return the crop that `choose_box` picks, resized to uint8 [*size, 3], RGB, contiguous.
 
-    `size` may also be (height, width). `mirror` flips the result left to right. `fast` takes
-    libjpeg's fast inverse DCT, which is 4 % quicker and on average one level of 255 away from the
-    exact one.
+    `mirror` flips the result left to right. `fast` takes libjpeg's fast inverse DCT, which is 4 %
+    quicker and on average one level of 255 away from the exact one.
 
     Raises:
         InputError: naming the file, when it cannot be read or is damaged.
@@ -121,7 +120,7 @@ def load(
         ) from error
     top, left, height, width = box
     crop = torch.from_numpy(np.ascontiguousarray(pixels[top : top + height, left : left + width]))
-    resized = _resize(crop, (size, size) if isinstance(size, int) else size)
+    resized = _resize(crop, size)
     return resized.flip(1) if mirror else resized
 
 

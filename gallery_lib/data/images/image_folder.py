@@ -12,11 +12,12 @@ processes. Also, normalising a batch at once is cheaper than image by image.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import os
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gallery_lib.data.images.decode import Box, centre_crop, load, random_resized_crop
+from gallery_lib.data.images.decode import centre_crop, load, random_resized_crop
 from gallery_lib.data.images.listing import list_split
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.seeded_items import SeededItems
@@ -36,8 +37,8 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 
 
-_free: deque[NDArray[np.float32]] = deque(maxlen=4)
-"""Blocks of host memory without a user, which later batches take.
+_free: defaultdict[int, deque[NDArray[np.float32]]] = defaultdict(lambda: deque(maxlen=4))
+"""Blocks of host memory without a user, by their number of values, which later batches take.
 
 The C library maps a fresh block for a batch, and every page costs a first-touch page fault. That
 can cost as much as filling the block; the block of an earlier batch is mapped already.
@@ -49,25 +50,14 @@ def empty(shape: tuple[int, ...]) -> torch.Tensor:
 
     Its memory is used again once no tensor, view or graph refers to it.
     """
-    count = math.prod(shape)
-    block = _taken(count)
-    if block is None:
-        block = torch.empty(count).numpy()  # torch allocates: aligned for its kernels
+    free = _free[math.prod(shape)]
+    try:
+        block = free.pop()  # atomic: two threads never get the same block
+    except IndexError:
+        block = torch.empty(math.prod(shape)).numpy()  # torch allocates: aligned for its kernels
     lent = block.view()  # lives as long as the tensor's storage, which refers to it
-    weakref.finalize(lent, _free.append, block).atexit = False
+    weakref.finalize(lent, free.append, block).atexit = False
     return torch.from_numpy(lent).view(shape)
-
-
-def _taken(count: int) -> NDArray[np.float32] | None:
-    for _ in range(len(_free)):
-        try:
-            block = _free.popleft()  # atomic: two threads never get the same block
-        except IndexError:
-            return None
-        if block.size == count:
-            return block
-        _free.append(block)
-    return None
 
 
 def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -163,19 +153,15 @@ class ImageFolder(SeededItems[tuple[torch.Tensor, int]]):
         return len(self._names)
 
     def _item(self, index: int) -> tuple[torch.Tensor, int]:
-        label = self.label(index)
+        label, size = self.label(index), (self.image_size, self.image_size)
+        path = self._path(index, label)
         if not self.train:
-            return load(self._path(index, label), centre_crop, self.image_size), label
+            return load(path, centre_crop, size), label
         rng = self.rng(index)
         mirror = bool(rng.random() < 0.5)
-
-        def crop(height: int, width: int) -> Box:
-            return random_resized_crop(rng, height, width)
-
         # every epoch sees another crop, so the fast DCT's rounding is lost in the augmentation
-        return load(
-            self._path(index, label), crop, self.image_size, mirror=mirror, fast=True
-        ), label
+        crop = functools.partial(random_resized_crop, rng)
+        return load(path, crop, size, mirror=mirror, fast=True), label
 
     def label(self, index: int) -> int:
         """Return the class number of image `index` without reading the image."""

@@ -66,24 +66,6 @@ class MockSpec:
         """Return the number of images per class in `split`."""
         return self.train_per_class if split == "train" else self.val_per_class
 
-    def count(self, split: str) -> int:
-        """Return the number of images in `split`; indices run from 0 to this, class after class."""
-        return self.classes * self.per_class(split)
-
-    def label(self, split: str, index: int) -> int:
-        """Return the class number of image `index`."""
-        return index // self.per_class(split)
-
-    def path(self, split: str, index: int) -> str:
-        """Return the path of image `index` below the root, in ImageNet's own layout and naming."""
-        wnid = class_id(self.label(split, index))
-        name = (
-            f"{wnid}_{index % self.per_class(split)}"
-            if split == "train"
-            else f"ILSVRC2012_val_{index + 1:08d}"
-        )
-        return f"{split}/{wnid}/{name}.JPEG"
-
 
 def class_id(label: int) -> str:
     """Return the made-up WordNet id of class `label`; class 0 is n00000001."""
@@ -111,7 +93,7 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
     """Return image `index` of `split` as uint8 [H, W, 3], RGB."""
     seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
     rng = np.random.Generator(np.random.Philox(seed))
-    hue, outline, texture = look(spec.label(split, index))
+    hue, outline, texture = look(index // spec.per_class(split))
 
     canvas, noise = grey_ground(spec.seed, rng, *_size(rng), (50, 72))
     for _ in range(rng.integers(4, 8)):
@@ -268,17 +250,16 @@ def draw(
 
 def generate(root: Path | str, spec: MockSpec, progress: bool = True) -> mock_folder.Made:
     """Make ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG, as `mock_folder.make`."""
-    return mock_folder.make(
-        root,
-        {"kind": "mock-imagenet", "style": STYLE, "spec": asdict(spec)},
-        {
-            spec.path(split, index): (split, index)
-            for split in SPLITS
-            for index in range(spec.count(split))
-        },
-        partial(_write, spec),
-        progress=progress,
-    )
+    jobs: dict[str, tuple[str, int]] = {}
+    for label in range(spec.classes):
+        wnid = class_id(label)
+        for number in range(spec.train_per_class):
+            index = label * spec.train_per_class + number
+            jobs[f"train/{wnid}/{wnid}_{number}.JPEG"] = ("train", index)
+        for index in range(label * spec.val_per_class, (label + 1) * spec.val_per_class):
+            jobs[f"val/{wnid}/ILSVRC2012_val_{index + 1:08d}.JPEG"] = ("val", index)
+    record = {"kind": "mock-imagenet", "style": STYLE, "spec": asdict(spec)}
+    return mock_folder.make(root, record, jobs, partial(_write, spec), progress=progress)
 
 
 def _write(spec: MockSpec, path: Path, split: str, index: int) -> None:

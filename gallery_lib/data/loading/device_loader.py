@@ -24,7 +24,7 @@ from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.nesting import map_tensors, tensors_in
 from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.samplers import chain
-from gallery_lib.data.loading.sharding import Share, may_refill, own_copy, sharded
+from gallery_lib.data.loading.sharding import Share, may_refill, own_copy, sharded, share_of
 from gallery_lib.errors import InputError
 from gallery_lib.system.sockets import shorten_loaders_paths
 
@@ -101,7 +101,7 @@ class DeviceLoader:
 
     def __len__(self) -> int:
         self._share.follow_caller()
-        return len(self.loader)
+        return len(self._share)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next passes those of `epoch`, for the data set, a sampler and our own order."""
@@ -150,6 +150,8 @@ class DeviceLoader:
             batches = iter(self.loader)
         if self.niceness:
             workers.give_way(batches, self.niceness)
+        if self._share.dealt is not None:
+            batches = share_of(batches, *self._share.dealt, may_refill(self.loader))
         if self.device.type == "cuda" and self._options.prefetch:
             if may_refill(self.loader):
                 batches = map(own_copy, batches)

@@ -10,6 +10,7 @@ batches are dropped. Batches that were loaded ahead and not taken do not count.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -155,7 +156,7 @@ def _go_to(loader: Any, start: dict[str, Any]) -> DrawnFrom:
         torch.empty((), dtype=torch.int64).random_(generator=getattr(loader, "generator", None))
     drawn_from = DrawnFrom(
         random_states.captured(devices=False),
-        [(generator, generator.get_state()) for generator in generators],
+        [functools.partial(one.set_state, one.get_state()) for one in generators],
     )
     go()
     return drawn_from

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class DrawnFrom:
 
     common: dict[str, Any]
     """Of the process's own generators, as `captured` returns them."""
-    generators: list[tuple[Any, Any]]
+    set_generators: list[Callable[[], object]]
+    """Calls that set the sampler's generators."""
 
 
 def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
@@ -62,29 +64,16 @@ def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
         "numpy": _plain(np.random.RandomState(seed % 2**32).get_state()),
         "torch": torch.Generator().manual_seed(seed).get_state(),
     }
-    values = [v for owner in owners for v in getattr(owner, "__dict__", {}).values()]
-    return DrawnFrom(
-        common, [(v, state) for v in values if (state := _seeded_state(v, seed)) is not None]
-    )
-
-
-def _seeded_state(generator: Any, seed: int) -> Any:
-    if isinstance(generator, torch.Generator):
-        return torch.Generator(generator.device).manual_seed(seed).get_state()
-    if isinstance(generator, random.Random):
-        return random.Random(seed).getstate()
-    if isinstance(generator, np.random.Generator):
-        return type(generator.bit_generator)(seed).state
-    return None
-
-
-def _set(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
+    calls: list[Callable[[], object]] = []
+    for value in (v for owner in owners for v in getattr(owner, "__dict__", {}).values()):
+        if isinstance(value, torch.Generator):
+            calls.append(partial(value.manual_seed, seed))
+        elif isinstance(value, random.Random):
+            calls.append(partial(value.seed, seed))
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            calls.append(partial(setattr, bits, "state", type(bits)(seed).state))
+    return DrawnFrom(common, calls)
 
 
 @contextlib.contextmanager
@@ -96,8 +85,8 @@ def at(states: DrawnFrom | None) -> Iterator[None]:
     if states is None:
         yield
         return
-    for generator, state in states.generators:
-        _set(generator, state)
+    for call in states.set_generators:
+        call()
     before = captured(devices=False)
     restore(states.common)
     try:

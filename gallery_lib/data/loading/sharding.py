@@ -50,12 +50,17 @@ _STORES = (list, tuple, range, np.ndarray, Tensor)
 class Share:
     """Share of one rank: the loader to iterate over, made of the caller's.
 
-    `part` is the sampler in it that divides an order, if any.
+    `part` is the sampler in it that divides an order, if any. `dealt` is (rank, world_size) where
+    whole batches of the loader are dealt out.
     """
 
     loader: Any
     caller: Any = None
     part: ShardedSampler | None = None
+    dealt: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader) // (self.dealt[1] if self.dealt else 1)
 
     def follow_caller(self) -> None:
         """Take over batch_size and drop_last, which the caller may have changed since last time.
@@ -129,7 +134,7 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
                 "own share, or 'always' to have the same stream divided.",
                 parameter="loader",
             )
-        return Share(_ShardedBatches(loader, rank, world_size))
+        return Share(loader, dealt=(rank, world_size))
     if check:
         views = process_group.all_ranks(_view_of_data(loader.dataset))
         _refuse_unlike(views, f"the data set ({type(loader.dataset).__name__})")
@@ -286,38 +291,16 @@ def own_copy(batch: Any) -> Any:
         return batch
 
 
-def share_of(batches: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+def share_of(batches: Iterable[Any], rank: int, world_size: int, refills: bool) -> Iterator[Any]:
     """Yield the batches of one rank: of each full round of `world_size` that of its place.
 
     A last round that is not full is left out on every rank, so no rank needs to hear of another.
-    The rest of the round is read first, which may fill the memory of the batch again: so it is
-    copied.
+    The rest of the round is read first. Where that `refills` the memory of the batch it is copied.
     """
-    copies, own = may_refill(batches), None
+    own: Any = None
     for number, batch in enumerate(batches):
         place = number % world_size
         if place == rank:
-            own = own_copy(batch) if copies and place < world_size - 1 else batch
+            own = own_copy(batch) if refills and place < world_size - 1 else batch
         if place == world_size - 1:
             yield own
-
-
-class _ShardedBatches:
-    """Every `world_size`-th batch of an iterable of batches; attributes are the iterable's."""
-
-    def __init__(self, base: Any, rank: int, world_size: int) -> None:
-        vars(self).update(base=base, _place=(rank, world_size))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "base":  # while this object is being copied
-            raise AttributeError(name)
-        return getattr(vars(self)["base"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.base, name, value)
-
-    def __len__(self) -> int:
-        return len(self.base) // self._place[1]
-
-    def __iter__(self) -> Iterator[Any]:
-        return share_of(self.base, *self._place)

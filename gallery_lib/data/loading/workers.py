@@ -12,9 +12,7 @@ for the next batch. Where other programs keep the cores busy, that may be no sha
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import sys
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
 from typing import Any
@@ -39,17 +37,9 @@ def begin(worker: int) -> None:
     """
     die_with_parent()
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-    sys.excepthook = _end_without_files
 
 
 def _send_error(queue: Any, error: Exception, batch: Any) -> None:
     number, _ = batch
     raised = (type(error), error, error.__traceback__)
     queue.put((number, ExceptionWrapper(raised, where="in a process that hands over a batch")))
-
-
-def _end_without_files(kind: Any, error: BaseException, frames: Any) -> None:
-    # The thread that hands over files would try forever, while the training waits for its answer.
-    sys.__excepthook__(kind, error, frames)
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        os._exit(errno.EMFILE)

@@ -31,7 +31,7 @@ def test_ranks_get_equal_shares_that_cover_the_data(
 
 @given(length=st.integers(0, 50), world_size=st.integers(1, 8))
 def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> None:
-    shares = [list(share_of(range(length), rank, world_size)) for rank in range(world_size)]
+    shares = [list(share_of(range(length), rank, world_size, False)) for rank in range(world_size)]
     assert {len(share) for share in shares} == {length // world_size}
     assert sorted(item for share in shares for item in share) == list(
         range(length - length % world_size)
@@ -46,7 +46,7 @@ def refilling(length: int) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("rank", range(3))
 def test_a_buffer_that_is_filled_again_is_not_read_over(rank: int) -> None:
-    share = share_of(refilling(9), rank, 3)
+    share = share_of(refilling(9), rank, 3, True)
     assert [int(item) for item in share] == [rank, 3 + rank, 6 + rank]
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 from multiprocessing import process
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -62,23 +60,16 @@ def test_other_loaders_are_as_they_were() -> None:
     assert niceness(loader) == {own} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def handing_over(collate: Any, *, files: int | None = None) -> DataLoader[Any]:
-    """Return a loader whose process may open as many files as it has open and `files` more."""
-
-    def begin(worker: int) -> None:
-        workers.begin(worker)
-        if files is not None:
-            limit = len(list(Path("/proc/self/fd").iterdir())) + files
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-
-    return DataLoader(
-        torch.arange(64), 1, num_workers=1, collate_fn=collate, worker_init_fn=begin, timeout=60
-    )
-
-
 def test_a_batch_that_cannot_be_pickled_raises_its_error() -> None:
+    loader = DataLoader(
+        torch.arange(64),
+        num_workers=1,
+        collate_fn=lambda items: lambda: items,
+        worker_init_fn=workers.begin,
+        timeout=60,
+    )
     with pytest.raises((AttributeError, TypeError), match=r"lambda|pickle"):
-        next(iter(handing_over(lambda items: lambda: items)))
+        next(iter(loader))
 
 
 def test_a_long_temporary_folder_is_no_obstacle(
