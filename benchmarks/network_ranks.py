@@ -27,7 +27,7 @@ from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step
 from gallery_lib.comm.tuner import PLAIN, candidates
 from gallery_lib.config import Comm, TrainConfig
 from gallery_lib.config.options import check_value, option
-from gallery_lib.console.table import seconds, short_rate
+from gallery_lib.console.table import rate, seconds
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay import Replay, read_timeline
 from gallery_lib.memory import allocator
@@ -73,10 +73,9 @@ def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device
     for name, way in found.items():
         steps = way["step_seconds"]
         per_device = "  ".join(
-            f"{part}:  {steps[part]:.3f}s {short_rate(batch_size / steps[part])}"
-            for part in PERCENTILES
+            f"{part}:  {steps[part]:.3f}s {rate(batch_size / steps[part])}" for part in PERCENTILES
         )
-        total = f"all devices, p50: {short_rate(world * batch_size / steps['p50'])}"
+        total = f"all devices, p50: {rate(world * batch_size / steps['p50'])}"
         where = f"{world} {device}s -- {len(hosts)}M/{world}{device[0]}"
         lines.append(f"{name}:\n  {where}:  {per_device}  ({total})")
         if ratio := way.get("speedup"):

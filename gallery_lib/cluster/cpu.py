@@ -24,14 +24,14 @@ _PERIOD_MICROSECONDS = 20_000
 
 def _parent_cgroup() -> tuple[int, Path] | None:
     """Return a cgroup with a CPU controller in which this user may make others, and its version."""
-    first = hardware.own_cgroup("cgroup")
-    if first and os.access(first[0], os.W_OK):
-        return 1, first[0]
-    second, top = hardware.own_cgroup("cgroup2") or (None, None)
-    while second and (control := second / "cgroup.subtree_control").is_file():
-        if "cpu" in control.read_text().split() and os.access(second, os.W_OK):
-            return 2, second
-        second = None if second == top else second.parent
+    top = hardware.CGROUPS
+    if os.access(top / "cpu" / "cgroup.procs", os.W_OK):
+        return 1, top / "cpu"
+    with contextlib.suppress(OSError):
+        if "cpu" in (top / "cgroup.subtree_control").read_text().split() and os.access(
+            top, os.W_OK
+        ):
+            return 2, top
     return None
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.system.json_files import set_aside
 from gallery_lib.system.paths import cache_dir, code_folder
+from gallery_lib.system.processes import tell
 
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ def without_damage(body: Callable[[], T]) -> T:
     except RunFailed as error:
         if not error.suspects_compiled_code or not folder().is_dir():
             raise
-        aside = set_aside(
-            folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged"
-        )
-        if aside is None:
-            raise
+        aside = folder().with_name(f"{folder().name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder().replace(aside)
+        why = f"{str(error).splitlines()[0]} Compiled code in it may be damaged"
+        tell(f"{folder()} was set aside as {aside.name}, and is made anew: {why}")
     try:
         return body()
     except RunFailed as error:

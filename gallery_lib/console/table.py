@@ -67,9 +67,3 @@ def duration(value: float) -> str:
 def rate(samples_per_second: float) -> str:
     """Return a throughput with its unit: `38.1 samples/s`."""
     return f"{number(samples_per_second)} samples/s"
-
-
-def short_rate(samples_per_second: float) -> str:
-    """Return a throughput in few letters: `440/s` or `4.63/s`."""
-    whole = samples_per_second >= 10 ** (_SIGNIFICANT_DIGITS - 1)
-    return f"{samples_per_second:.0f}/s" if whole else f"{number(samples_per_second)}/s"

@@ -101,7 +101,7 @@ def locked_for_host(folder: Path, host: int) -> Iterator[None]:
     """
     file = folder / _LOCK_FILE.format(host)
     try:
-        with locked(file, seconds=0):
+        with locked(file, wait=False):
             yield
             file.unlink(missing_ok=True)
     except LockHeld:

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
-_LOOK_SECONDS = 0.02
-
 
 class LockHeld(Exception):
-    """Another process holds the lock, and has not released it in time."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
@@ -81,7 +77,7 @@ def is_temporary(name: str) -> bool:
 
 @contextlib.contextmanager
 def locked(
-    path: Path, *, waiting: Callable[[], object] | None = None, seconds: float | None = None
+    path: Path, *, waiting: Callable[[], object] = lambda: None, wait: bool = True
 ) -> Iterator[None]:
     """Context: this process holds the exclusive flock(1) of a folder, or of a file for the lock.
 
@@ -92,27 +88,22 @@ def locked(
     Args:
         path: the folder or the lock file.
         waiting: called once if another process holds the lock.
-        seconds: the time to wait for another process; 0: none; None: any.
+        wait: whether to wait for another process.
 
     Raises:
-        LockHeld: another process still holds the lock.
+        LockHeld: another process holds the lock, which is not to be waited for.
         OSError: the file cannot be opened or locked.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags, 0o666)
     try:
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if waiting is not None:
-                    waiting()
-                    waiting = None
-                if time.monotonic() >= deadline:
-                    raise LockHeld(f"another process holds the lock of {path}") from None
-                time.sleep(_LOOK_SECONDS)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise LockHeld(f"another process holds the lock of {path}") from None
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

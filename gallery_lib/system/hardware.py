@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 from gallery_lib.errors import RunFailed
 
 CPU_FACTS = Path("/proc/cpuinfo")
-_PROC = Path("/proc/self")
+CGROUPS = Path("/sys/fs/cgroup")
+"""Control groups of a container, of version 2 or 1."""
 _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -31,59 +31,23 @@ _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 # Control groups
 
 
-def own_cgroup(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, Path] | None:
-    """Return this process's cgroup and the mounted top of its hierarchy; None where there is none.
-
-    Args:
-        kind: `cgroup` for version 1 (the controller's hierarchy), `cgroup2` for version 2.
-        proc: the process's folder in /proc.
-        controller: the controller, for version 1.
-    """
-    controllers = controller if kind == "cgroup" else ""
-    entries = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
-    paths = [path for _, names, path in entries if controllers in names.split(",")]
-    for line in (proc / "mountinfo").read_text().splitlines() if paths else []:
-        mount, _, rest = line.partition(" - ")
-        root, point = mount.split()[3:5]
-        filesystem, _, options = rest.split()[:3]
-        if filesystem == kind and (not controllers or controllers in options.split(",")):
-            top = Path(point)
-            inside = top / os.path.relpath(paths[-1], root)
-            return (inside if inside.is_dir() and ".." not in inside.parts else top), top
+def cpu_quota() -> float | None:
+    """Return the cores' worth of time that this container may use; None: no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):  # of the other version, or no limit
+            words = " ".join((CGROUPS / name).read_text() for name in names).split()
+            quota, period = map(int, words)
+            return quota / period if quota > 0 else None
     return None
 
 
-def _limits(controller: str, proc: Path) -> Iterator[list[str]]:
-    """Yield the words of the limits of the process's cgroups, and of those above them."""
-    files: dict[str, dict[str, tuple[str, ...]]] = {
-        "cpu": {"cgroup": ("cpu.cfs_quota_us", "cpu.cfs_period_us"), "cgroup2": ("cpu.max",)},
-        "memory": {"cgroup": ("memory.limit_in_bytes",), "cgroup2": ("memory.max",)},
-    }
-    for kind, names in files[controller].items():
-        with contextlib.suppress(OSError):  # not Linux
-            if place := own_cgroup(kind, proc, controller):
-                folder, top = place
-                for level in (folder, *folder.parents):
-                    with contextlib.suppress(OSError):  # the root has no limit
-                        yield " ".join((level / name).read_text() for name in names).split()
-                    if level == top:
-                        break
-
-
-def cpu_quota(proc: Path = _PROC) -> float | None:
-    """Return the cores' worth of time that this process's cgroups may use; None: no limit.
-
-    The process shares it with others in its cgroups.
-    """
-    quotas = [words for words in _limits("cpu", proc) if words[0] != "max" and int(words[0]) > 0]
-    return min((int(quota) / int(period) for quota, period, *_ in quotas), default=None)
-
-
 def memory_bytes() -> int:
-    """Return the host memory that this process may use, in bytes: the physical, cut by cgroups."""
+    """Return the host memory that this container may use, in bytes."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [int(words[0]) for words in _limits("memory", _PROC) if words[0] != "max"]
-    return min([total, *limits])
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int((CGROUPS / name).read_text()))
+    return total
 
 
 # --------------------------------------------------------------------------------------------------

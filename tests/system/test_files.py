@@ -38,7 +38,7 @@ def _names(folder: Path) -> list[str]:
 
 def _is_held(path: Path) -> bool:
     try:
-        with locked(path, seconds=0):
+        with locked(path, wait=False):
             return False
     except LockHeld:
         return True
@@ -91,16 +91,15 @@ def test_a_second_holder_waits_and_says_so_once_or_gives_up(tmp_path: Path) -> N
     said: list[str] = []
     with _holder(tmp_path) as holder:
         began = time.monotonic()
-        with pytest.raises(LockHeld, match=str(tmp_path)), locked(tmp_path, seconds=0.2):
+        with pytest.raises(LockHeld, match=str(tmp_path)), locked(tmp_path, wait=False):
             pass
-        assert 0.2 <= time.monotonic() - began < 5
 
         def release() -> None:
             said.append("waiting")
             threading.Timer(0.1, holder.communicate, ["\n"]).start()
 
         with locked(tmp_path, waiting=release):
-            assert time.monotonic() - began > 0.3
+            assert time.monotonic() - began > 0.1
     assert said == ["waiting"]
 
 

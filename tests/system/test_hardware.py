@@ -52,70 +52,43 @@ def test_a_processor_is_named_so_that_another_kind_has_another_name(
     assert hardware.cpu_model() and hardware.cpu_flags() == frozenset()
 
 
-def machine(folder: Path, kind: str, own: str, root: str, files: dict[str, str]) -> Path:
-    """Write a /proc/self and the mounted hierarchy that it names, below `folder`."""
-    proc, top = folder / "proc", folder / "mounted"
-    proc.mkdir()
-    names, options = ("cpu,cpuacct", "rw,cpu,cpuacct") if kind == "cgroup" else ("", "rw")
-    (proc / "cgroup").write_text(f"4:memory:/elsewhere\n3:{names}:{own}\n")
-    (proc / "mountinfo").write_text(
-        f"31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n"
-        f"32 31 0:29 / {folder}/memory rw,relatime - cgroup cgroup rw,memory\n"
-        f"33 31 0:30 {root} {top} rw,relatime shared:9 - {kind} {kind} {options}\n"
-    )
-    for name, text in files.items():
-        (top / name).parent.mkdir(parents=True, exist_ok=True)
-        (top / name).write_text(text)
-    return proc
-
-
-def of_first(folder: str, quota: str, period: str) -> dict[str, str]:
-    return {f"{folder}cpu.cfs_quota_us": quota, f"{folder}cpu.cfs_period_us": period}
-
-
-UPPER = {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}
-
-
 @pytest.mark.parametrize(
-    ("kind", "own", "root", "files", "quota"),
+    ("files", "quota", "cores"),
     [
-        ("cgroup2", "/a/b", "/", {**UPPER, "a/b/cpu.max": "150000 100000"}, 1.5),
-        ("cgroup2", "/a/b", "/", UPPER, 3.0),  # a cgroup above it counts
-        ("cgroup2", "/a", "/", {"a/cpu.max": "max 100000"}, None),
-        ("cgroup2", "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container
-        ("cgroup2", "/", "/", {"cpu.max": "1600000 100000"}, 16.0),  # above the affinity mask
-        ("cgroup", "/a", "/", of_first("a/", "40000", "20000"), 2.0),
-        ("cgroup", "/a", "/", of_first("a/", "-1", "20000"), None),
-        ("cgroup", "/docker/x", "/docker/x", of_first("", "100000", "100000"), 1.0),
-        ("cgroup", "/docker/x", "/", of_first("", "100000", "100000"), 1.0),  # its path is hidden
-        ("cgroup", "/a", "/", {"a/tasks": ""}, None),
+        ({"cpu.max": "150000 100000"}, 1.5, 1),
+        ({"cpu.max": "50000 100000"}, 0.5, 1),
+        ({"cpu.max": "1600000 100000"}, 16.0, 4),  # above the affinity mask
+        ({"cpu.max": "max 100000"}, None, 4),
+        ({"cpu/cpu.cfs_quota_us": "40000", "cpu/cpu.cfs_period_us": "20000"}, 2.0, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "20000"}, None, 4),
+        ({}, None, 4),
     ],
 )
-def test_the_least_quota_of_the_own_cgroup_and_those_above_cuts_the_cores(
+def test_the_quota_of_a_container_cuts_the_cores(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    own: str,
-    root: str,
     files: dict[str, str],
     quota: float | None,
+    cores: int,
 ) -> None:
-    assert hardware.cpu_quota(machine(tmp_path, kind, own, root, files)) == quota
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5})
-    monkeypatch.setattr(hardware, "cpu_quota", lambda: quota)
-    assert hardware.cores() == {None: 4, 0.5: 1, 16.0: 4}.get(quota, int(quota or 0))
+    assert (hardware.cpu_quota(), hardware.cores()) == (quota, cores)
 
 
-def test_without_cgroups_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hardware.cpu_quota(tmp_path / "nowhere") is None
-    monkeypatch.setattr(hardware, "_PROC", tmp_path / "nowhere")
-    assert hardware.memory_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_the_memory_is_cut_by_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"a/memory.max": "max", "memory.max": f"{2**20}\n"}
-    monkeypatch.setattr(hardware, "_PROC", machine(tmp_path, "cgroup2", "/a", "/", files))
-    assert hardware.memory_bytes() == 2**20
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_memory_of_a_container_is_cut_by_its_limit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path)
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for text, limit in (("max", whole), (f"{2**20}\n", 2**20)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        assert hardware.memory_bytes() == limit
 
 
 def test_several_kinds_of_gpus_are_counted_and_all_must_have_bf16(

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.communication.launch import end_after
-from gallery_lib.system.json_files import converted, write_json
+from gallery_lib.system.json_files import write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"
@@ -106,7 +107,7 @@ class Effects:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Effects:
         """Return the effects from the plain values that `dataclasses.asdict` made of them."""
-        return converted(values, cls)
+        return msgspec.convert(values, cls)
 
 
 # --------------------------------------------------------------------------------------------------

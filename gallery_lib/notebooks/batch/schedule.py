@@ -135,7 +135,7 @@ def _now() -> str:
 def _only_runner(folder: Path) -> Iterator[None]:
     """Lock the folder against a second runner; the lock goes with the process."""
     try:
-        with locked(folder / ".lock", seconds=0):
+        with locked(folder / ".lock", wait=False):
             yield
     except LockHeld:
         raise InputError(
