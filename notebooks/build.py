@@ -24,17 +24,8 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
+import jupytext
 import nbformat
-
-try:
-    import jupytext
-except ImportError:
-    print(
-        "error: notebooks are built with jupytext, one of the tools for development. "
-        "`bash prepare.sh --test` installs them",
-        file=sys.stderr,
-    )
-    sys.exit(2)
 import task_cells
 from parameters_cell import parameters_source
 

@@ -1,4 +1,4 @@
-"""Charts and tables of a task's data and predictions."""
+"""Charts and tables of a task's data."""
 
 from __future__ import annotations
 

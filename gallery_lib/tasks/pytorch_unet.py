@@ -37,7 +37,6 @@ TASK = Task(
     optimizer=OptimizerSpec("RMSprop", lr=1e-4, weight_decay=1e-8, arguments={"momentum": 0.9}),
     data_commands=("mock_segmentation", "check_segmentation"),
     data_examples=segmentation.examples,
-    predictions=segmentation.predictions,
     parameters=17_267_458,
     activation_bytes_per_sample=3_380_000_000,
     # 610,112 multiply-adds a pixel (18 convolutions of 3×3, the 1×1, each divided by the area its

@@ -23,7 +23,7 @@ FULL: dict[str, Any] = {"warmup_steps": 10, "rounds": 20, "block_steps": 20}
 _LOGIT_BYTES = 8  # of one output of a sample: what cross-entropy keeps in fp32, and its gradient
 
 
-# Examples of a task's data and predictions, independent of how `report` draws them.
+# Examples of a task's data, independent of how `report` draws them.
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,6 @@ class Task:
     # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_commands: tuple[str, ...] = ()
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
-    # of models by title, on held-out data
-    predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None
     head: Head | None = None  # None: the model's outputs are its own business
 
     def input_size(self, config: TrainConfig) -> str:

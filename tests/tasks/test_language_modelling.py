@@ -20,7 +20,6 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.models.dropout import without_dropout
-from gallery_lib.report import examples
 from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.tasks.task import Splits
 
@@ -109,29 +108,6 @@ def test_examples_show_the_text_with_and_without_gaps(name, text_dir):
         assert set(seen.lower().replace("[mask]", " ").replace("<mask>", " ").split()) & set(
             true.lower().split()
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(name, text_dir):
-    task, data = tasks.get(name), splits(name, text_dir)
-    held_out = data.held_out
-
-    class Oracle(nn.Module):
-        """Model that knows the sample it is asked about."""
-
-        def forward(self, input_ids: Tensor, **others: Tensor) -> SimpleNamespace:
-            samples = (held_out[index] for index in range(len(held_out)))  # type: ignore[arg-type]
-            sample = next(one for one in samples if torch.equal(one["input_ids"], input_ids[0]))
-            pieces = held_out.text.pieces  # type: ignore[attr-defined]
-            logits = F.one_hot(sample["labels"].clamp(min=0), pieces + 7).float()[None]
-            return SimpleNamespace(logits=logits)
-
-    assert task.predictions is not None
-    shown = task.predictions({"oracle": Oracle()}, data)
-    assert list(shown.header) == ["held-out text", "in the gaps", "oracle"]  # type: ignore[union-attr]
-    for seen, true, guessed in shown.rows:  # type: ignore[union-attr]
-        assert true == guessed and true and len(true.split(" / ")) <= seen.lower().count("mask")
-    assert len(examples.table_rows(shown)) >= 5
 
 
 @pytest.mark.slow

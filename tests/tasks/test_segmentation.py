@@ -74,16 +74,10 @@ def test_chance_is_the_dice_of_taking_everything_for_the_object(splits):
     assert segmentation.metrics(Fixed(batch[1]), batch)["dice"] == (2.0, 2)
 
 
-def test_examples_and_predictions_lay_masks_over_the_images(splits):
+def test_examples_lay_masks_over_the_images(splits):
     shown = segmentation.examples(splits)
     assert len(shown.images) == 3 and all(image.shape == (32, 47, 3) for image in shown.images)
-    models = {
-        "before": Fixed(torch.zeros(2, 32, 47)),
-        "after": Fixed(torch.stack([splits.held_out[i][1] for i in range(2)])),
-    }
-    found = segmentation.predictions(models, splits)
-    assert found.captions[::3] == ["true mask"] * 2
-    assert found.captions[2::3] == ["after: dice 1.00"] * 2
-    assert (found.images[0] == found.images[2]).all()
-    assert not (found.images[0] == found.images[1]).all()
-    assert (found.images[1] == splits.held_out[0][0].numpy()).all()  # an empty mask changes nothing
+    image, mask = splits.held_out[0]
+    assert not (segmentation.overlaid(image, mask) == image.numpy()).all()
+    nothing = segmentation.overlaid(image, torch.zeros_like(mask))
+    assert (nothing == image.numpy()).all()  # an empty mask changes nothing

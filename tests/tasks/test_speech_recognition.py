@@ -142,21 +142,6 @@ def test_examples_are_filter_banks_under_their_transcripts(splits):
     assert len(shown.values) == 3 and shown.values[f"“{first}”"].shape == (80, train.lengths[0])
 
 
-def test_predictions_stand_beside_what_was_said(splits):
-    held_out: Any = splits.held_out
-    right = [[*held_out.characters.encode(piece.transcript), END] for piece in held_out.pieces]
-    longest = max(map(len, right))
-    said = [tokens + [END] * (longest - len(tokens)) for tokens in right]
-    silent = [[END] * longest] * len(right)
-    models = {"before": silent, "after": said}
-    models = {title: Scripted(words, torch.zeros(1)) for title, words in models.items()}
-    rows = domain.predictions(models, splits)
-    assert list(rows.header) == ["said", "before", "after"]
-    assert [list(row) for row in rows.rows] == [
-        [p.transcript, "(nothing)", p.transcript] for p in held_out.pieces
-    ]
-
-
 def test_mock_speech_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path):
     with pytest.raises(ValueError, match=r"mock_speech\.py"):
         domain.utterances(

@@ -36,8 +36,7 @@ def compare(settings: Settings, processes: int) -> Comparison:
     """Compare the baseline with the accelerated backend on `processes` processes, in turns."""
     from gallery_lib.measure.comparison.compare import compare_backend
 
-    train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
-    return compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
+    return compare_backend(settings.train, LaunchConfig(nproc_per_node=processes), settings.compare)
 
 
 def per_process_config(settings: Settings, processes: int) -> TrainConfig:

@@ -1,8 +1,7 @@
-"""The data of a task's notebook: made or found, looked at, and what the model makes of it."""
+"""The data of a task's notebook: made or found, and looked at."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gallery_lib.errors import InputError
@@ -11,8 +10,7 @@ from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.result import Comparison
-    from gallery_lib.tasks.task import Examples
+    pass
 
 
 def make_data(settings: Settings) -> None:
@@ -39,20 +37,11 @@ def make_data(settings: Settings) -> None:
     run_script(root / "data_prep" / f"{settings.task.data_commands[0]}.py")
 
 
-def show_examples(content: Examples) -> None:
-    """Show examples as a figure with its table, or as a table alone."""
+def show_data(settings: Settings) -> None:
+    """Show some of the training data as the model sees it, as a figure or a table."""
+    from gallery_lib import tasks
     from gallery_lib.report import examples
     from gallery_lib.tasks.task import Matrices, Pictures
-
-    if isinstance(content, Pictures | Matrices):
-        display_chart(examples.chart(content))
-    else:
-        display_table(examples.table_rows(content))
-
-
-def show_data(settings: Settings) -> None:
-    """Show some of the training data as the model sees it."""
-    from gallery_lib import tasks
 
     splits: Any = tasks.data_of(settings.train)
     notices = "".join(f"\n- {line}" for line in splits.notices())
@@ -60,27 +49,10 @@ def show_data(settings: Settings) -> None:
         f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out."
         + (f"\n{notices}" if notices else "")
     )
-    if settings.task.data_examples is not None:
-        show_examples(settings.task.data_examples(splits))
-
-
-def show_learned(settings: Settings, comparison: Comparison) -> None:
-    """Show what the model makes of held-out data, before training and after it.
-
-    Before training, the model has its initial weights; afterwards, the weights that compiler-opt
-    trained.
-    """
-    import torch
-
-    from gallery_lib import tasks
-    from gallery_lib.train.pretrained import WEIGHTS_FILE
-
-    path = Path(comparison.folder) / list(comparison.variants)[1] / WEIGHTS_FILE
-    if settings.task.predictions is not None and path.exists():
-        models = {}
-        for title in ("before", "after"):
-            torch.manual_seed(settings.train.seed)
-            models[title] = tasks.of(settings.train).build_model()
-        models["after"].load_state_dict(torch.load(path, weights_only=True))
-        show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
-        path.unlink()  # up to half a gigabyte, written only for this picture
+    if settings.task.data_examples is None:
+        return
+    content = settings.task.data_examples(splits)
+    if isinstance(content, Pictures | Matrices):
+        display_chart(examples.chart(content))
+    else:
+        display_table(examples.table_rows(content))

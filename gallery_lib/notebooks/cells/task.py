@@ -22,7 +22,7 @@ from gallery_lib.notebooks.cells.comparison import (
     show_techniques_added,
     show_throughput,
 )
-from gallery_lib.notebooks.cells.data import make_data, show_data, show_examples, show_learned
+from gallery_lib.notebooks.cells.data import make_data, show_data
 from gallery_lib.notebooks.cells.machine import show_machine, show_results
 from gallery_lib.notebooks.cells.task_settings import Settings, settings
 from gallery_lib.notebooks.cells.training import (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import ImageFolder
@@ -101,23 +97,6 @@ def examples(splits: Splits, count: int = 10) -> Pictures:
     return Pictures([image.numpy() for image, _ in samples], captions, description)
 
 
-@torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Pictures:
-    """Return held-out images with what each model takes them for."""
-    data: Any = splits.held_out
-    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
-    batch, labels = data.finish_batch(default_collate(samples))
-    names = [class_in_words(name) for name in data.classes]
-    captions = [f"true: {names[int(label)]}" for label in labels]
-    for title, model in models.items():
-        guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
-        for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
-            mark = "✓" if guess == label else "✗"
-            captions[i] += f"\n{title}: {names[guess]}\N{NO-BREAK SPACE}{mark}"
-    description = "held-out images and what the models take them for"
-    return Pictures([image.numpy() for image, _ in samples], captions, description, columns=4)
-
-
 image_classifier = partial(
     Task,
     domain="computer vision",
@@ -127,6 +106,5 @@ image_classifier = partial(
     chance=chance,
     data_commands=("mock_imagenet", "check_imagenet"),
     data_examples=examples,
-    predictions=predictions,
 )
 """Task of an image classifier, complete but for its name, model, sizes and optimizer."""

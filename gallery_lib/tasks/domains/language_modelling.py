@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import tokenized as text
@@ -152,7 +150,7 @@ def chance(splits: Splits) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Examples and predictions
+# Examples
 
 
 def examples(splits: Splits, count: int = 4) -> Rows:
@@ -164,29 +162,6 @@ def examples(splits: Splits, count: int = 4) -> Rows:
         both = _beginning(sample, data.text.specials.mask)
         rows.append([tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in both])
     return Rows(["what the model sees", "the text"], rows)
-
-
-@torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Rows:
-    """Return held-out text with gaps, what was there, and what each model puts there.
-
-    A decoder is asked for each token with the true ones before it, as in training.
-    """
-    data: Any = splits.held_out
-    tokenizer, pieces, mask = data.text.tokenizer(), data.text.pieces, data.text.specials.mask
-    rows = []
-    for sample in _spread(data, count):
-        seen, true = _beginning(sample, mask)
-        gaps = _gaps(sample, mask)
-        batch = default_collate([sample])
-        logits = (_logits(model.eval(), batch) for model in models.values())
-        guesses = [each[0, 1:, :pieces].argmax(dim=1) for each in logits]  # each [L − 1]
-        filled = [
-            " / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps)
-            for ids in (true, *guesses)
-        ]
-        rows.append([tokenizer.decode(seen.tolist(), skip_special_tokens=False), *filled])
-    return Rows(["held-out text", "in the gaps", *models], rows)
 
 
 def _spread(data: Any, count: int) -> list[Batch]:
@@ -205,15 +180,6 @@ def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
     return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
 
 
-def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
-    """Return the runs of hidden tokens in what `_beginning` returns, as slices of the true ids."""
-    hidden = sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask
-    flags = hidden[1 : 1 + SHOWN_TOKENS].tolist()
-    grouped = itertools.groupby(range(len(flags)), key=flags.__getitem__)
-    runs = [list(run) for is_hidden, run in grouped if is_hidden]
-    return [slice(run[0], run[-1] + 1) for run in runs]
-
-
 language_model = partial(
     Task,
     domain="language",
@@ -223,6 +189,5 @@ language_model = partial(
     chance=chance,
     data_commands=("text",),
     data_examples=examples,
-    predictions=predictions,
 )
 """Task of a language model, complete but for its name, data, model, sizes and optimizer."""

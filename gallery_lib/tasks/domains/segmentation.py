@@ -7,14 +7,12 @@ image, so that the mean over processes is the mean over images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
@@ -109,22 +107,3 @@ def examples(splits: Splits, count: int = 8) -> Pictures:
         "masks laid over them in magenta",
         columns=4,
     )
-
-
-@torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 3) -> Pictures:
-    """Return held-out images with the true mask laid over them, and then with each model's."""
-    data: Any = splits.held_out
-    samples = _spread(data, count)
-    inputs, masks = data.finish_batch(default_collate(samples))
-    guesses = {title: _predicted(model.eval(), inputs) for title, model in models.items()}
-    shown, captions = [], []
-    for i, (image, mask) in enumerate(samples):
-        shown.append(overlaid(image, mask))
-        captions.append("true mask")
-        for title, guess in guesses.items():
-            shown.append(overlaid(image, guess[i]))
-            coefficient = dice(guess[i : i + 1].double(), masks[i : i + 1].double())
-            captions.append(f"{title}: dice {float(coefficient):.2f}")
-    description = "held-out images with true and predicted masks laid over them in magenta"
-    return Pictures(shown, captions, description, columns=1 + len(models))

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -143,18 +142,3 @@ def examples(splits: Splits) -> Matrices:
         "feature",
         "frame",
     )
-
-
-@torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 16) -> Matrices:
-    """Return how alike each model finds utterances of held-out speakers; bright on the diagonal."""
-    data: Any = splits.held_out
-    voices = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
-    values: dict[str, np.ndarray] = {
-        title: cosines(model.eval()(voices)).numpy() for title, model in models.items()
-    }
-    description = (
-        f"cosines between two utterances of {len(voices)} held-out speakers; on the diagonal it is "
-        "the same speaker"
-    )
-    return Matrices(values, description, "speaker of the first utterance", "speaker of the second")

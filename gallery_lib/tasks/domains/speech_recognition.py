@@ -6,7 +6,7 @@ The loss is cross-entropy with smoothed labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gallery_lib.data.speech.characters import END, UNKNOWN
 from gallery_lib.data.speech.utterances import FILTERS, IGNORED, SpeechBatch, SpeechFolder
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.task import Matrices, Rows, Splits
+from gallery_lib.tasks.task import Matrices, Splits
 
 LABEL_SMOOTHING = 0.1
 
@@ -125,16 +125,3 @@ def examples(splits: Splits, count: int = 3) -> Matrices:
         "one after the other"
     )
     return Matrices(shown, description, "filter, high to low", "stacked frame (30 ms)")
-
-
-@torch.no_grad()
-def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Rows:
-    """Return held-out transcripts beside what each model makes of the sound."""
-    data: Any = splits.held_out
-    indices = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
-    batch = data.collate([data[index] for index in indices])
-    columns = [[data.pieces[index].transcript for index in indices]]
-    for model in models.values():
-        decoded = map(data.characters.decode, _transcribe(model.eval(), batch))
-        columns.append([words or "(nothing)" for words in decoded])
-    return Rows(["said", *models], list(zip(*columns, strict=True)))
