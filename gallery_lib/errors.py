@@ -78,12 +78,7 @@ class Interrupted(KeyboardInterrupt):
         return [f"Interrupted: {self}"]
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that is most like `name`; None when none is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean `x`?" for the closest of `known`, or "" when nothing is close."""
-    return f" Did you mean `{match}`?" if (match := closest(name, known)) else ""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean `{matches[0]}`?" if matches else ""

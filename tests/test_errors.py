@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from gallery_lib.cluster.requirements import LabUnavailable
-from gallery_lib.errors import InputError, closest, did_you_mean
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels.runtime.cpp import UNALIGNED, Refused
 
 ERRORS = [
@@ -46,6 +46,5 @@ def test_an_error_about_no_single_parameter_has_none():
 
 
 def test_the_closest_name_is_suggested_and_none_where_nothing_is_close():
-    assert closest("resnet5", ["resnet50", "alexnet"]) == "resnet50"
-    assert did_you_mean("resnet5", ["resnet50"]) == " Did you mean `resnet50`?"
+    assert did_you_mean("resnet5", ["resnet50", "alexnet"]) == " Did you mean `resnet50`?"
     assert did_you_mean("x", ["resnet50"]) == ""

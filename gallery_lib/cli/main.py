@@ -1,22 +1,355 @@
-"""Entry points of `gallery` and `launch_single_task.py`, and the help page.
+"""The `gallery` command and `launch_single_task.py`.
 
-An error is one message on standard error; only a defect of this package has a traceback.
+A command is a function. It gets the words behind the command, then what its line makes of them, and
+imports what it needs when it runs, so help stays quick. An error is one message on standard error;
+only a defect of this package has a traceback.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gallery_lib.cli.commands import COMMANDS
 from gallery_lib.comm import scheduler
-from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config import (
+    BatchConfig,
+    BenchConfig,
+    CompareConfig,
+    LabConfig,
+    LabNameConfig,
+    LabRunConfig,
+    LaunchConfig,
+    RooflineConfig,
+    TrainConfig,
+)
 from gallery_lib.config.command_line import CommandLine
-from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of, importing
 from gallery_lib.console.table import text_columns
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import GalleryError, InputError, did_you_mean
+from gallery_lib.system import hardware, paths
 from gallery_lib.system.processes import began_at
 from gallery_lib.system.version import version_text
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.bench.result import Bench
+
+Words = Sequence[str]
+Operands = argparse.Namespace
+
+
+class Command(NamedTuple):
+    """What stands behind `gallery`: a line of options and operands, and a function."""
+
+    line: CommandLine
+    run: Callable[..., int | None]
+
+
+COMMANDS: dict[str, Command] = {}
+"""Commands by their words, in the order of the help."""
+
+
+def _command(
+    name: str, does: str, *classes: type, **line: Any
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Return a decorator that adds a function to COMMANDS; `line` is for its CommandLine."""
+
+    def add(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        COMMANDS[name] = Command(CommandLine(f"gallery {name}", does, classes, **line), function)
+        return function
+
+    return add
+
+
+@contextlib.contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """Context: what code finds amiss in a damaged file, or a foreign one, is an InputError."""
+    try:
+        yield
+    except GalleryError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"{place} holds a file that is damaged, or of another version ({what}).",
+            parameter="folder",
+        ) from error
+
+
+_NAMES = {"nargs": "*", "metavar": "NAME", "help": "notebooks, or their paths (default: all)"}
+_GIVEN = {
+    **{"nargs": 2, "action": "append", "default": [], "dest": "given"},
+    **{"metavar": ("PARAMETER", "VALUE"), "help": "a parameter of the notebooks; may be repeated"},
+}
+
+
+@_command(
+    "run",
+    "Run notebooks headless; exit code 1: not all passed.",
+    BatchConfig,
+    operands={"names": _NAMES, "-p": _GIVEN},
+)
+def run(words: Words, config: BatchConfig, operands: Operands) -> int:
+    """Run notebooks, and print which of them passed."""
+    paths.check_resume(config.out, resume=config.resume, work="batch")
+    from gallery_lib.notebooks.batch import plan
+
+    planned = plan.plan(operands.names, config.profile, dict(operands.given))
+    from gallery_lib.notebooks.batch import reports, schedule
+
+    folder, report = schedule.run(planned, config, command=["gallery", "run", *words])
+    print(reports.text(report, folder))
+    if len(planned) > 1:
+        print(reports.named(folder))
+    if report.interrupted_by:
+        return INTERRUPTED
+    return 0 if report.passed else 1
+
+
+_OF_COMPARE = (
+    *("compiler_opt", "dry_run", "run_dir", "log_interval", "max_steps", "epochs"),
+    *("checkpoint_every", "keep", "resume", "max_restarts"),
+    *("nnodes", "node_rank", "master_addr", "master_port"),
+)
+"""Options that a comparison decides itself: its length, its folder, and its one host."""
+
+
+@_command(
+    "compare",
+    "Compare the baseline with the accelerated backend, in turns, or two batches: BEFORE AFTER.",
+    *(TrainConfig, LaunchConfig, CompareConfig),
+    operands={
+        "batches": {
+            **{"nargs": "*", "metavar": "BATCH"},
+            "help": "none, or two folders of `gallery run` or `prepare.sh --run`, or two files in "
+            "benchmarks/results/; exit code 1: a regression",
+        }
+    },
+    without=_OF_COMPARE,
+)
+def compare(
+    words: Words,
+    config: TrainConfig,
+    launch_config: LaunchConfig,
+    compare_config: CompareConfig,
+    operands: Operands,
+) -> int | None:
+    """Compare baseline and accelerated backend, or two batches; return 1 for a regression."""
+    if operands.batches:
+        if len(words) != 2 or len(operands.batches) != 2:
+            raise InputError(
+                "gallery compare takes two batches and no option, or options alone; "
+                f"got {' '.join(words)}.",
+                parameter="batches",
+            )
+        from gallery_lib.notebooks.batch import changes, record
+
+        with _reading(" or ".join(operands.batches)):
+            before, after = (record.read_report(Path(folder)) for folder in operands.batches)
+            print(changes.text(before, after))
+            return 1 if changes.regressions(changes.changes(before, after)) else 0
+    from gallery_lib.console.progress import Progress
+
+    with Progress() as progress:
+        with progress.importing():
+            from gallery_lib.measure.comparison.compare import compare_backend
+            from gallery_lib.report import tables
+            from gallery_lib.train import precision
+        progress.say(f"precision of both: {precision.described(config, hardware.device_type())}")
+        comparison = compare_backend(config, launch_config, compare_config, progress=progress)
+    print(tables.comparison_text(comparison, details=False))
+    print(f"all tables: gallery show {comparison.folder}")
+    return None
+
+
+@_command(
+    "bench",
+    "Measure tasks in variants: eager, compiled, other libraries, ours, each technique.",
+    BenchConfig,
+    operands={
+        "tasks": {"nargs": "*", "metavar": "TASK", "help": "or FILE.py:NAME (default: all)"},
+    },
+)
+def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
+    """Measure tasks × variants; return 1 where ours did not run with parity everywhere."""
+    from gallery_lib.console.progress import Progress, busy
+
+    progress = Progress()
+    with progress.importing():
+        from gallery_lib.measure.bench import bench as measure
+        from gallery_lib.report import style
+        from gallery_lib.report.bench import chart, complete, markdown, text
+    progress.clear()
+
+    def write(folder: Path, bench: Bench) -> None:
+        with busy("tables and picture"):
+            style.save(chart(bench).draw(), folder / "bench.png")
+            (folder / "bench.md").write_text(markdown(bench, "bench.png"), encoding="utf-8")
+
+    folder, result = measure.run(
+        operands.tasks, config, command=["gallery", "bench", *words], done=write
+    )
+    print(text(result))
+    print(f"results: {folder}/bench.json, tables: bench.md, picture: bench.png")
+    return 0 if complete(result) else 1
+
+
+@_command("lab up", "Make hosts on this machine, with emulated links and CPU shares.", LabConfig)
+def lab_up(words: Words, config: LabConfig) -> None:
+    """Make a lab, which stays until `gallery lab down`."""
+    from gallery_lib.cluster import Lab
+
+    made = Lab(config.hosts, config.rate, config.cpus, config.name).up()
+    made.detach()
+    print(made.described())
+
+
+@_command(
+    "lab run",
+    "Run a Python script over torchrun, or any command, on every host of a lab.",
+    LabRunConfig,
+    behind_dashes="SCRIPT.py or COMMAND …",
+)
+def lab_run(words: Words, config: LabRunConfig, command: Words) -> None:
+    """Run a command on every host; where it fails on one, the others are ended."""
+    from gallery_lib.cluster import Lab
+    from gallery_lib.cluster import run as on_hosts
+
+    on_hosts.run(Lab.named(config.name), command, config)
+
+
+@_command("lab status", "Show the labs that are up.")
+def lab_status(words: Words) -> None:
+    """Show hosts, addresses, rates, CPU shares and processes of each lab."""
+    from gallery_lib.cluster import Lab, keeper
+
+    texts = [Lab.named(name).described() for name in keeper.names_up()]
+    print("\n\n".join(texts) or "no lab is up.")
+
+
+@_command("lab down", "End a lab and all its processes.", LabNameConfig)
+def lab_down(words: Words, config: LabNameConfig) -> None:
+    """Take a lab down, and clear what killed commands have left of others."""
+    from gallery_lib.cluster import keeper
+
+    gone = keeper.take_down(config.name)
+    for one in gone:
+        print(f"the lab `{one}` is gone.")
+    if config.name not in gone:
+        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, keeper.names_up())}")
+
+
+_FOLDER = "a run, a comparison, a batch, a bench, a roofline, or a folder of runs and comparisons"
+
+
+@_command(
+    "show",
+    "Print the tables of what a folder holds.",
+    operands={"folder": {"metavar": "FOLDER", "help": _FOLDER}},
+)
+def show(words: Words, operands: Operands) -> None:
+    """Print the tables of the run, comparison, batch, bench or roofline in a folder."""
+    with _reading(operands.folder):
+        print(_text_of(Path(operands.folder)))
+
+
+def _text_of(folder: Path) -> str:
+    """Return the tables of what a folder holds."""
+    from gallery_lib.measure.roofline.result import FILE as ROOFLINE_FILE
+    from gallery_lib.measure.roofline.result import read_roofline
+    from gallery_lib.notebooks.batch import record, reports
+    from gallery_lib.report import tables
+
+    if (folder / "bench.json").exists():
+        from gallery_lib.measure.bench.result import read_bench
+        from gallery_lib.report import bench
+
+        return bench.text(read_bench(folder / "bench.json"))
+    if (folder / ROOFLINE_FILE).exists():
+        from gallery_lib.report import roofline
+
+        return roofline.text(read_roofline(folder / ROOFLINE_FILE))
+    if (folder / record.REPORT_FILE).exists():
+        return reports.text(record.read_report(folder), folder)
+    return tables.folder_text(folder)
+
+
+@_command(
+    "doctor",
+    "Say what this machine offers, or where a run's step went, and what to change.",
+    operands={"folder": {"nargs": "?", "metavar": "RUN", "help": "a run, a comparison or a batch"}},
+)
+def doctor(words: Words, operands: Operands) -> None:
+    """Say what a machine offers or where a step went."""
+    with importing():
+        from gallery_lib.report.doctor import text
+
+    with _reading(operands.folder or ""):
+        print(text(operands.folder))
+
+
+_NOT_OF_A_FEW_STEPS = (
+    *("model", "run_dir", "max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
+    *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout", "pretrained"),
+    *("lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
+)
+
+
+@_command(
+    "roofline",
+    "Measure a task's training step against this machine's limits, by operators.",
+    *(RooflineConfig, TrainConfig),
+    operands={"task": {"metavar": "TASK", "help": "a name from `gallery list`, or FILE.py:NAME"}},
+    without=_NOT_OF_A_FEW_STEPS,
+)
+def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
+    """Measure a roofline, and print its table."""
+    from gallery_lib.console.progress import Progress
+
+    with Progress() as progress:
+        with progress.importing():
+            from gallery_lib.measure.roofline.measure import measure
+            from gallery_lib.report.roofline import text
+        config = dataclasses.replace(config, model=operands.task)
+        folder, measured = measure(config, asked, progress=progress)
+    print(text(measured))
+    print(f"results: {folder}/roofline.json")
+
+
+@_command("list", "Name the tasks of the gallery.")
+def list_(words: Words) -> None:
+    """Print a line for each task: name, title and domain."""
+    with importing():
+        from gallery_lib import tasks
+
+    for name in tasks.names():
+        task = tasks.get(name)
+        print(f"{name:28} {task.title:28} {task.domain}")
+
+
+@_command(
+    "pack",
+    "Write one task as an archive that runs by itself on another machine.",
+    operands={
+        "task": {"metavar": "TASK", "help": "a name from `gallery list`"},
+        "--out": {"metavar": "FILE", "help": "the archive (default: gallery-TASK.tar.gz)"},
+    },
+)
+def pack(words: Words, operands: Operands) -> None:
+    """Write one task as a .tar.gz archive, and print the archive's path."""
+    with importing():
+        from gallery_lib.notebooks.pack import pack as write
+
+    print(write(operands.task, Path(operands.out or f"gallery-{operands.task}.tar.gz")))
+
+
+# --------------------------------------------------------------------------------------------------
+# Entry points
+
 
 _NOTES = """\
 Exit codes: 0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started;

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import shutil
 import signal
 import sys
@@ -107,6 +108,10 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
             text = f"standard output cannot be written: {failed.strerror or failed}"
         else:
             if isinstance(error, BrokenPipeError):
+                poll = select.poll()  # an unbuffered write leaves nothing to flush
+                poll.register(sys.stdout.fileno(), 0)
+                if poll.poll(0):
+                    return READER_GONE
                 raise
             text = refusal(error)
         print(f"{error_prefix}: {text}.", file=sys.stderr)

@@ -14,8 +14,7 @@ import pytest
 import tiny_task
 from refusal import check_refused_command, refused
 
-from gallery_lib.cli.commands import COMMANDS
-from gallery_lib.cli.main import LAUNCH, help_page, launch_single_task, main
+from gallery_lib.cli.main import COMMANDS, LAUNCH, help_page, launch_single_task, main
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import options_of

@@ -18,8 +18,7 @@ from project.documented_commands import Command, commands_in, documented
 from torch.distributed.run import get_args_parser
 
 from gallery_lib.cli import prepare
-from gallery_lib.cli.commands import COMMANDS
-from gallery_lib.cli.main import LAUNCH
+from gallery_lib.cli.main import COMMANDS, LAUNCH
 from gallery_lib.notebooks.batch import notebook_file
 from gallery_lib.notebooks.pack import README
 
