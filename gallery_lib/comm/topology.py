@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -46,17 +45,13 @@ def find() -> Topology:
     return Topology(tuple(tuple(ranks) for ranks in hosts.values()))
 
 
-def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Return a new process group of `ranks`, or of all. A collective call of all ranks.
-
-    It has the timeout of the default group, and is of use to its members only.
-    """
+def new_group() -> dist.ProcessGroup:
+    """Return a new process group of all ranks with the usual timeout. A collective call."""
     timeout = torch_ddp.default_timeout(process_group.device())
-    group = dist.new_group(None if ranks is None else list(ranks), timeout=timeout)
-    return cast(dist.ProcessGroup, group)
+    return cast(dist.ProcessGroup, dist.new_group(timeout=timeout))
 
 
-def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+def groups(topology: Topology) -> list[dist.ProcessGroup | None]:
     """Return new process groups: of this rank's host, and of its peers on other hosts.
 
     A group of one is None. A collective call.
@@ -70,14 +65,10 @@ def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGr
             f"there are {topology}.",
             parameter="hierarchical",
         )
-    rank = dist.get_rank()
-    own: list[dist.ProcessGroup | None] = []
-    for families in (topology.hosts, tuple(zip(*topology.hosts, strict=True))):
-        mine = None
-        for ranks in families:
-            if len(ranks) > 1:
-                group = new_group(ranks)
-                if rank in ranks:
-                    mine = group
-        own.append(mine)
-    return own[0], own[1]
+    timeout = torch_ddp.default_timeout(process_group.device())
+    own: list[Any] = []
+    for family in (topology.hosts, tuple(zip(*topology.hosts, strict=True))):
+        every = [list(ranks) for ranks in family]
+        several = len(every[0]) > 1
+        own.append(dist.new_subgroups_by_enumeration(every, timeout)[0] if several else None)
+    return own

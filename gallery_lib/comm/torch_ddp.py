@@ -25,12 +25,8 @@ from gallery_lib.config import Comm
 
 DDP = nn.parallel.DistributedDataParallel
 find_tensors = _find_tensors
-_BUCKET_ATTRIBUTES = (
-    "_bucket_config",
-    "bucket_bytes_cap",
-    "bucket_bytes_cap_list",
-    "bucket_bytes_cap_default",
-)
+_BUCKETS = "_bucket_config", *("bucket_bytes_cap" + more for more in ("", "_list", "_default"))
+"""Attributes of a DDP for the sizes of buckets."""
 
 
 def default_store() -> dist.Store:
@@ -67,10 +63,7 @@ def is_joined(model: DDP) -> bool:
 def own_averaging(model: DDP) -> str:
     """Return why `model` cannot be given another way to average gradients, or ''."""
     if getattr(model, "reducer", None) is None or model.logger is None:
-        return (
-            "it averages no gradients in buckets (delay_all_reduce_named_params "
-            "names all parameters)"
-        )
+        return "it averages no gradients in buckets (delay_all_reduce_named_params)"
     if model._use_python_reducer:
         return "torch compiles its averaging (torch._dynamo.config.optimize_ddp='python_reducer')"
     if model.mixed_precision is not None:
@@ -165,7 +158,7 @@ def _user_settings(model: DDP) -> _UserSettings:
         parameters,
         sparse,
         {place: names[id(parameter)] for place, parameter in enumerate(parameters)},
-        {name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
+        {name: getattr(model, name) for name in _BUCKETS if hasattr(model, name)},
         model.find_unused_parameters,
     )
 

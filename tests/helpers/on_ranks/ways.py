@@ -178,8 +178,6 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
         self.again = self.shared
-        self.register_buffer("count", torch.arange(3))
-        self.register_buffer("mask", torch.tensor([True, False]))
 
     def forward(self, step: int) -> Tensor:
         rank, total = dist.get_rank(), torch.zeros((), dtype=torch.float64)
