@@ -6,7 +6,6 @@ A title says what came out. One from a lab of hosts says that the links are emul
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -102,21 +101,19 @@ def parity_rows(effects: Effects) -> Rows:
     return rows
 
 
-def learned_rows(trainings: Sequence[Scores]) -> Rows:
+def learned_rows(scores: Scores) -> Rows:
     """Return a table of each wire format's accuracy, with the noise of means over the seeds."""
-    header = ["training", "wire format", "held-out accuracy", "of each seed"]
+    header = ["wire format", "held-out accuracy", "of each seed"]
     return [
         [*header, f"less {FP32}", "noise", "verdict"],
         *(
             [
-                scores.title,
                 name,
                 f"{statistics.mean(values):.3f}",
                 ", ".join(f"{value:.3f}" for value in values),
                 *(f"{scores.difference(name):+.3f}", f"± {scores.noise:.3f}"),
                 scores.verdict(name),
             ]
-            for scores in trainings
             for name, values in scores.by_format.items()
         ),
     ]

@@ -9,19 +9,10 @@ it is one run: the same processes, which start once, measure everything that is 
 how far two means over so many seeds lie apart by chance. It is two standard errors of their
 difference, from the spread of fp32 over the seeds, and half a percent of fp32's mean at least. A
 format whose mean is not further than that from fp32's is within the noise.
-
-*Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in units
-that may be `bias_unit` times as large. The optimizer's step there is smaller by the square of that
-factor. In exact arithmetic the training is the same in any unit. But a bias's gradient is
-`bias_unit` times as large as before, and decides the scale of its group of 256 in int8. With 500,
-half of the smallest step of that scale is more than nearly all gradients of weights, and these are
-rounded to 0 in every training step. Only error feedback, which remembers the loss, learns then. So
-a broken error feedback shows here, which it does not in units that all parameters share.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import statistics
@@ -42,18 +33,13 @@ from gallery_lib.measure.communication.launch import end_after, run_on_this_host
 from gallery_lib.system.json_files import write_json
 
 FP32 = "fp32"
-_TASK_STEPS = 16
-"""Steps of a task, whose loss is the mean of the last quarter."""
-WITHOUT_FEEDBACK = "int8, no error feedback"
 FORMATS = {
     FP32: Comm(),
     "bf16": Comm(wire="bf16"),
     "fp16": Comm(wire="fp16"),
     "int8": Comm(wire="int8"),
-    WITHOUT_FEEDBACK: Comm(wire="int8", error_feedback=False),
 }
 _LEAST_NOISE = 0.005
-MIXED_UNITS = 500.0
 HELD_OUT = 597
 """Number of the 1797 images that only measure the accuracy; the same images with every seed."""
 HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
@@ -62,9 +48,8 @@ HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
 
 @dataclass(frozen=True)
 class Scores:
-    """Result of one training: held-out accuracy by wire format, a value for each seed."""
+    """Held-out accuracy by wire format, a value for each seed."""
 
-    title: str
     by_format: dict[str, list[float]]
 
     def difference(self, wire: str) -> float:
@@ -85,25 +70,6 @@ class Scores:
         return "better" if self.difference(wire) > 0 else "worse"
 
 
-class Layer(nn.Module):
-    """Linear layer with biases in the last column of its weights, in units of `bias_unit`.
-
-    `weight` has the shape [outputs, inputs + 1]. Its initial values are those of nn.Linear.
-    """
-
-    def __init__(self, inputs: int, outputs: int, bias_unit: float) -> None:
-        super().__init__()
-        linear = nn.Linear(inputs, outputs)
-        self.bias_unit = bias_unit
-        self.weight = nn.Parameter(
-            torch.cat([linear.weight.data, linear.bias.data[:, None] / bias_unit], 1)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [N, inputs] to [N, outputs]."""
-        return F.linear(x, self.weight[:, :-1], self.bias_unit * self.weight[:, -1])
-
-
 @functools.cache
 def _data() -> tuple[Tensor, Tensor]:
     """Return images [1797, 64] from 0 to 1, and labels [1797]."""
@@ -113,7 +79,7 @@ def _data() -> tuple[Tensor, Tensor]:
     return images.float() / 16, labels
 
 
-def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> float:
+def accuracy(way: Comm, *, seed: int, epochs: int) -> float:
     """Train on all ranks, each on its share of every batch, and return the held-out accuracy.
 
     The accuracy is the same on every rank. The seed decides the weights and the order of the
@@ -124,8 +90,7 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
     held_out, training = order[:HELD_OUT], order[HELD_OUT:]
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    layers = Layer(images.shape[1], HIDDEN, bias_unit), nn.ReLU(), Layer(HIDDEN, 10, bias_unit)
-    net = nn.Sequential(*layers)
+    net = nn.Sequential(nn.Linear(images.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
     model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=epochs)
@@ -136,9 +101,6 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
             own = chunk[rank::world]
             optimizer.zero_grad()
             F.cross_entropy(model(images[own]), labels[own]).backward()
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                parameter.grad[:, -1] /= bias_unit**2
             optimizer.step()
         schedule.step()
     accelerate_ddp(model, Comm())  # ends its threads
@@ -154,27 +116,21 @@ def measure(config: ConvergenceConfig) -> int:
             "gallery_lib/measure/communication/convergence.py."
         )
     process_group.ensure_initialized()
-    trainings = []
-    for title, unit in (("digits", 1.0), ("digits, mixed units", MIXED_UNITS)):
-        by_format = {}
-        for name, way in FORMATS.items():
-            by_format[name] = [
-                accuracy(way, seed=seed, epochs=config.epochs, bias_unit=unit)
-                for seed in range(config.seeds)
-            ]
-            if process_group.rank() == 0:
-                values = ", ".join(f"{value:.3f}" for value in by_format[name])
-                print(f"{title}, {name}: held-out accuracy {values}", flush=True)
-        trainings.append(dataclasses.asdict(Scores(title, by_format)))
+    by_format = {}
+    for name, way in FORMATS.items():
+        seeds = range(config.seeds)
+        by_format[name] = [accuracy(way, seed=seed, epochs=config.epochs) for seed in seeds]
+        if process_group.rank() == 0:
+            values = ", ".join(f"{value:.3f}" for value in by_format[name])
+            print(f"{name}: held-out accuracy {values}", flush=True)
     if process_group.rank() == 0 and config.out:
-        write_json(Path(config.out), {"trainings": trainings})
+        write_json(Path(config.out), by_format)
     return 0
 
 
-def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
-    """Run all trainings in processes on this host; return the scores. RunFailed where one fails."""
-    outcome = run_on_this_host(__name__, config, processes)
-    return [Scores(**values) for values in outcome["trainings"]]
+def measured(config: ConvergenceConfig, processes: int = 2) -> Scores:
+    """Train in processes on this host; return the scores. RunFailed where a process fails."""
+    return Scores(run_on_this_host(__name__, config, processes))
 
 
 def main(arguments: Sequence[str]) -> None:

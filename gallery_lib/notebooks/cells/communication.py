@@ -79,15 +79,15 @@ def show_effects(effects: Effects | NotMeasured) -> None:
     )
 
 
-def learn_digits(settings: CommunicationNotebookConfig) -> list[Scores]:
+def learn_digits(settings: CommunicationNotebookConfig) -> Scores:
     """Train with every wire format, in two processes on this host; return the scores."""
     from gallery_lib.measure.communication import convergence
 
     return convergence.measured(ConvergenceConfig(seeds=2, epochs=settings.epochs))
 
 
-def show_learned(trainings: list[Scores]) -> None:
+def show_learned(scores: Scores) -> None:
     """Show what each wire format has learned."""
     from gallery_lib.report import communication
 
-    display_table(communication.learned_rows(trainings))
+    display_table(communication.learned_rows(scores))
