@@ -46,7 +46,10 @@ def reasons(case: Case) -> list[str]:
     found = []
     if case.config in ("eager", *COMPILED) and MODELS[case.model].rounds:
         found.append(MODELS[case.model].rounds)
-    if case.call == "one_pass" or (case.call == "parts" and case.config != "plain"):
+    ours = case.call == "parts" and case.config != "plain"
+    if ours or case.call.endswith("one_pass"):
+        case.call == "parts" and case.config != "plain"
+    ):
         found.append("the optimizer steps in one pass over memory")
     if case.loop == "two_backwards" and LAUNCHES[case.launch].world > 1:
         found.append(

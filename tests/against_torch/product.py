@@ -42,7 +42,9 @@ COMMS: dict[str, dict[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
 }
 TOGETHER = {"hierarchical": True, "streams": 2, "bucket_mb": 0.001, "bucket_views": True}
-RARE_COMMS: dict[str, dict[str, Any]] = {"together": TOGETHER, "turns": {}}
+RARE_COMMS: dict[str, dict[str, Any]] = {
+    "together": TOGETHER, "turns": {}, "bf16": {"wire": "bf16"}, "int8": {"wire": "int8"}
+}  # fmt: skip
 """Ways of averaging that are not drawn; `turns` are those of TURNS, for the user's own DDP."""
 TURNS = {
     "ddp": Comm(),
@@ -57,6 +59,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "own_views": {"gradient_as_bucket_view": True},
     "own_buckets": {"bucket_cap_mb": 0.0002},
     "early": {},  # the optimizer's step is taken in the backward pass
+    "early_one_pass": {},
 }
 """Arguments of the user's DistributedDataParallel, by ways to call that are not drawn."""
 CALLS = ("older", "optimizer_before", "one_pass", "parts", "parts", "parts")
@@ -92,8 +95,8 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     """
     if by_user(case):
         model = _in_ddp(case, model)
-        optimizer = optimizer_of(case.optimizer, model)
-        if case.call == "early":
+        optimizer = optimizer_of(case.optimizer, model, ours=case.call == "early_one_pass")
+        if case.call.startswith("early"):
             accelerate_ddp(model, Comm(**_comm(case)), optimizer=optimizer)
         return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
     if case.call == "parts":

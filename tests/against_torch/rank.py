@@ -62,7 +62,7 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
     launches.after(case.launch, rank, folder / f"meet-{side}")
     parts = (model, loader, validation, optimizer, scheduler)
     run = Run(case, rank, world, *parts, ready, more, world > 1, record)
-    if case.call == "early" and side == "product":
+    if case.call.startswith("early") and side == "product":
         run.early = functools.partial(step_in_backward, model)
     with planted.planted(case.planted if side == "product" else "", run):
         {**LOOPS, **RARE}[case.loop](run)
@@ -104,7 +104,7 @@ def _close(run: Run, model: nn.Module) -> None:
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     values = {"state": tensors, "parameters": parameters, "gradients": gradients}
-    if run.case.call == "early":
+    if run.case.call.startswith("early"):
         values["gradients"] = {}  # those that have been used are dropped
     for name, named in {**values, "buffers": dict(model.named_buffers())}.items():
         record[name] = {key: value.detach().clone() for key, value in named.items()}

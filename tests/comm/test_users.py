@@ -132,3 +132,11 @@ def test_unused_parameters_by_the_option() -> None:
     with Ranks(2, 1) as ranks:  # DDP's own error leaves its ranks of no further use
         values = {"streams": 2, "bucket_views": True}
         assert ranks.call("ways.unused_by_option", values) == [[True] * 4] * 2
+
+
+def test_a_rank_alone_averages_and_rounds_nothing() -> None:
+    with Ranks(1, 1) as alone:
+        for comm in ("together", "bf16", "int8"):
+            case = dataclasses.replace(USERS, launch="one_group_before", comm=comm)
+            verdict = run(case, alone)
+            assert verdict.outcome == SAME, verdict.lines
