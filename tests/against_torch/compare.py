@@ -48,8 +48,6 @@ def reasons(case: Case) -> list[str]:
         found.append(MODELS[case.model].rounds)
     ours = case.call == "parts" and case.config != "plain"
     if ours or case.call.endswith("one_pass"):
-        case.call == "parts" and case.config != "plain"
-    ):
         found.append("the optimizer steps in one pass over memory")
     if case.loop == "two_backwards" and LAUNCHES[case.launch].world > 1:
         found.append(
