@@ -16,7 +16,7 @@ from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.user_errors import short_name
-from gallery_lib.errors import InputError, Interrupted
+from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison import interleaved, pair
 from gallery_lib.measure.comparison.interleaved import Measurement, Turns, Variant, configuration
 from gallery_lib.measure.comparison.result import (
@@ -28,6 +28,7 @@ from gallery_lib.measure.comparison.result import (
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.machine_load import MachineLoad, Watch
+from gallery_lib.system.processes import interruptible
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import resolve
@@ -87,6 +88,7 @@ def _measured(
     return measured, parity, load
 
 
+@interruptible("the comparison")
 def compare(
     variants: dict[str, TrainConfig],
     launch: LaunchConfig | None = None,
@@ -131,14 +133,8 @@ def compare(
     _check_comparable(variants, launch, turns)
     name = f"compare-{short_name(config.model)}-{launch.nproc_per_node}p"
     folder = folder or paths.new_run_dir(name)
-    try:
-        with progress_display(progress) as shown:
-            measured, parity, load = _measured(variants, launch, options_, folder, shown)
-    except (KeyboardInterrupt, SystemExit):
-        raise Interrupted(
-            "the comparison was stopped before its end, and all its processes have been ended. "
-            "It can be started anew."
-        ) from None
+    with progress_display(progress) as shown:
+        measured, parity, load = _measured(variants, launch, options_, folder, shown)
     results = {name: measured[name].results for name in variants}
     speedup = pair.ratio(measured[before], measured[after]) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"

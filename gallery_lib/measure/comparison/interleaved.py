@@ -5,9 +5,8 @@ A B C, …. Last, each variant ends its run, in turn. A variant that fails ends 
 drops out, as the caller asks.
 
 Each has processes and an environment of its own. One starts up while the others wait, so that
-start-up times are true. Only their imports, which take one core each, go on side by side, as many
-as there are cores. They do without torchrun, whose own seconds would only be added. All of it is on
-one host.
+start-up times are true. Only their imports go on side by side. They do without torchrun, whose own
+seconds would only be added. All of it is on one host.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import Job, RunView, start
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
 from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role, TurnServer
-from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
@@ -124,12 +122,10 @@ def take_turns(
         RunFailed: when a run fails.
     """
     lineup = _Lineup(variants, launch, turns, folder, progress, label, dropped)
-    names, at_once = list(variants), hardware.cores()
+    names = list(variants)
     try:
-        for first in range(0, len(names), at_once):
-            lineup.importing = names[first : first + at_once]
-            for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
-                lineup.each(lineup.importing, action)
+        for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
+            lineup.each(names, action)
         at_pause()
         for number in range(turns.rounds):
             lineup.each(stats.turn_order(lineup.jobs, number), lineup.take_turn)
@@ -164,7 +160,6 @@ class _Lineup:
         self.jobs: dict[str, Job] = {}
         self.views: dict[str, RunView] = {}
         self.measurements: dict[str, Measurement] = {}
-        self.importing: list[str] = []
         self.turns_taken, self.turns_began = 0, 0.0
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
@@ -206,9 +201,9 @@ class _Lineup:
 
     def wait_imported(self, name: str) -> None:
         """Return when the variant `name` is held after its imports; raise when it has ended."""
-        job, together = self.jobs[name], " and ".join(self.importing)
+        job = self.jobs[name]
         while not job.held():
-            self.progress.show(f"{self.label}, {together}: {IMPORTS}")
+            self.progress.show(f"{self.label}: {IMPORTS}")
             if not job.running():
                 job.result()
             time.sleep(_LOOK_SECONDS)
