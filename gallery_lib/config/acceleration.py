@@ -93,8 +93,7 @@ class Comm:
     streams: int = option(1, maximum=8)
     """Buckets on their way at once, each on a process group of its own."""
     hierarchical: bool = False
-    """Add up within each host first, then between hosts. Pays where links between hosts are slow.
-    """
+    """On CPUs, add up within each host first, then between hosts. For slow links between hosts."""
     tune: bool = False
     """Let lossless strategies take turns over the first steps, and use the fastest if it certainly
     beats DDP's own."""
