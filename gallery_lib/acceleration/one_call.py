@@ -33,13 +33,13 @@ from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
 from gallery_lib.config.options import checked
 from gallery_lib.config.switches import kernels_enabled
-from gallery_lib.console.progress import note
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import allocator
 from gallery_lib.memory.layout import convert_images, memory_format, takes_any_layout
 from gallery_lib.optim.adoption import accelerate_optimizer
+from gallery_lib.system.processes import tell
 from gallery_lib.tune.choice import tune_at_first_step
 
 _records: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
@@ -210,7 +210,7 @@ def _compile(state: _State) -> dict[str, str]:
         convert_images(model)
         return {"layout": "channels_last"}
     if process_group.rank() == 0:
-        note(
+        tell(
             f"config.memory.layout: {type(model).__name__} stays contiguous, since code of "
             "one's own may look at strides. Compiled, it has the layout inside its graph."
         )

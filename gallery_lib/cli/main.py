@@ -95,7 +95,6 @@ _GIVEN = {
 )
 def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     """Run notebooks, and print which of them passed."""
-    paths.check_resume(config.out, resume=config.resume, work="batch")
     from gallery_lib.notebooks.batch import plan
 
     planned = plan.plan(operands.names, config.profile, dict(operands.given))

@@ -19,7 +19,7 @@ from gallery_lib.cluster.network import INTERFACE
 from gallery_lib.cluster.state import Host
 from gallery_lib.config import LabRunConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.system.processes import PYTHON, Relay, end_supervised
+from gallery_lib.system.processes import OUTPUT, PYTHON, Relay, end_supervised
 
 _PORT = 29400
 """Port on host 0, where the processes meet. Each lab has a network of its own."""
@@ -58,10 +58,8 @@ def _start(
         host.number,
         [*(torchrun if config.torchrun else ()), *command],
         environment=_variables(lab, host, config),
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
+        **OUTPUT,
     )
 
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import compiled_call, set_compiled
-from gallery_lib.console.progress import note
 from gallery_lib.kernels.runtime import kept_code
+from gallery_lib.system.processes import tell
 
 PATIENCE_SECONDS = 2.0
 """A first call that took less than this came from the cache, and is not worth a line."""
@@ -76,7 +76,7 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
     """
     compiled: Any = compiled_call(model)
     name = type(model).__name__
-    say = note if process_group.rank() == 0 else (lambda message: None)
+    say = tell if process_group.rank() == 0 else (lambda message: None)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         before, graphs, began = _breaks(), _graphs(), time.monotonic()

@@ -35,17 +35,6 @@ def in_notebook() -> bool:
     return bool(shell and "IPKernelApp" in shell.config)
 
 
-def note(line: str) -> None:
-    """Print a line that is no result on standard error.
-
-    In a notebook it goes to standard output, since a notebook shows standard error as errors.
-    """
-    if in_notebook():
-        print(line, flush=True)
-    else:
-        tell(line)
-
-
 def redraws(stream: TextIO) -> bool:
     """Return whether text on the stream can be drawn over, as on a terminal that is not dumb."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -31,13 +31,14 @@ from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
+    OUTPUT,
     SOCKETS_VARIABLE,
     Relay,
     end_supervised,
     interruptible,
     now,
     shell_exit_code,
-    supervised,
+    start_supervised,
 )
 from gallery_lib.train import failure, precision
 from gallery_lib.train.resolved import Run, resolve
@@ -108,7 +109,7 @@ class Job:
         self._in_memory = Path(environment[SOCKETS_VARIABLE])
         self._starter_log = self.run_dir / f"launcher-host{launch.node_rank}.txt"
         with self._starter_log.open("w") as errors:
-            self._process = supervised(command, environment, stderr=errors)
+            self._process = start_supervised(command, environment, stderr=errors, **OUTPUT)
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
 

@@ -9,10 +9,7 @@ machine widens a speed-up's interval and spoils every figure in seconds.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -72,13 +69,6 @@ def look(root: int | None = None) -> Look:
 
     It takes some milliseconds. What cannot be read counts as none: a measurement does not fail.
     """
-    allowed = os.sched_getaffinity(0)
-    try:
-        cpus = [one for n, one in enumerate(psutil.cpu_times(percpu=True)) if n in allowed]
-    except (OSError, RuntimeError, ValueError):  # no /proc/stat, or one that is cut short
-        cpus = []
-    # Guest time is counted as user time already.
-    total = sum(sum(times) - times.guest - times.guest_nice for times in cpus)
     threads = {}
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(root)
@@ -87,17 +77,21 @@ def look(root: int | None = None) -> Look:
                 for task in Path(f"/proc/{one.pid}/task").iterdir():
                     ran, waited, _ = (task / "schedstat").read_text().split()
                     threads[int(task.name)] = int(ran) / 1e9, int(waited) / 1e9
-    return Look(sum(times.steal for times in cpus), total, threads)
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # no /proc/stat, or cut short
+        times = psutil.cpu_times()
+        return Look(times.steal, sum(times) - times.guest - times.guest_nice, threads)
+    return Look(0.0, 0.0, threads)
 
 
-def waited_between(looks: Sequence[Look]) -> float | None:
-    """Return which part of the time with work to do the measured threads waited; None: unknown."""
-    ran = waited = 0.0
-    for before, after in pairwise(looks):
-        for number in before.threads.keys() & after.threads.keys():
-            ran += after.threads[number][0] - before.threads[number][0]
-            waited += after.threads[number][1] - before.threads[number][1]
-    return waited / (ran + waited) if ran + waited > 0 else None
+def load_between(before: Look, after: Look) -> MachineLoad:
+    """Return the load from one look to the other, by the threads that were there all the time."""
+    total = after.total - before.total
+    both = before.threads.keys() & after.threads.keys()
+    ran, waited = (sum(after.threads[n][k] - before.threads[n][k] for n in both) for k in (0, 1))
+    return MachineLoad(
+        (after.stolen - before.stolen) / total if total > 0 else None,
+        waited / (ran + waited) if ran + waited > 0 else None,
+    )
 
 
 class Watch:
@@ -110,15 +104,12 @@ class Watch:
 
     def __init__(self, root: int | None = None) -> None:
         self._root = root
-        self._pauses: list[Look] = []
+        self._looks: list[Look] = []
 
     def at_pause(self) -> None:
         """Read the counters once more."""
-        self._pauses.append(look(self._root))
+        self._looks = [*self._looks[:1], look(self._root)]
 
     def seen(self) -> MachineLoad:
         """Return what was seen."""
-        stolen = None
-        if self._pauses and (total := self._pauses[-1].total - self._pauses[0].total) > 0:
-            stolen = (self._pauses[-1].stolen - self._pauses[0].stolen) / total
-        return MachineLoad(stolen, waited_between(self._pauses))
+        return load_between(self._looks[0], self._looks[-1])

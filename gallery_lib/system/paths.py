@@ -107,12 +107,6 @@ def new_run_dir(name: str) -> Path:
             return path
 
 
-def check_resume(asked: str | None, *, resume: bool, work: str) -> None:
-    """Raise InputError where earlier results are to be resumed that nobody names."""
-    if resume and asked is None:
-        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")
-
-
 def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work: str) -> Path:
     """Return the folder for a command's results, `asked` or a new one, and create it if needed.
 
@@ -122,7 +116,8 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
         InputError: when there is nothing to resume in, and when the folder already holds `file` of
             earlier work that is not to be resumed.
     """
-    check_resume(asked, resume=resume, work=work)
+    if resume and asked is None:
+        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")
     folder = Path(asked).resolve() if asked else new_run_dir(name)
     if (folder / file).exists() and not resume:
         raise InputError(

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from gallery_lib.errors import Interrupted
 
@@ -50,6 +50,9 @@ GO_ON_LATER = 75
 
 EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
 """
+
+OUTPUT: Mapping[str, Any] = {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
+"""Arguments of Popen for a command whose output is read; a run may print any bytes."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -168,14 +171,6 @@ def start_supervised(
     )
 
 
-def supervised(
-    command: Sequence[str], environment: Mapping[str, str], *, stderr: int | TextIO | None
-) -> subprocess.Popen[str]:
-    """Start a command as `start_supervised` does; its output is the `stdout` of the result."""
-    text = {"encoding": "utf-8", "errors": "replace"}  # a run may print any bytes
-    return start_supervised(command, environment, stdout=subprocess.PIPE, stderr=stderr, **text)
-
-
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
     """Ask a supervisor to end all that is below it; kill its process group if it takes longer.
 
@@ -233,7 +228,7 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
     """
     environment = {**environment, "PYTHONUNBUFFERED": "1"}
     lines = []
-    with supervised(command, environment, stderr=subprocess.STDOUT) as process:
+    with start_supervised(command, environment, stderr=subprocess.STDOUT, **OUTPUT) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

@@ -25,12 +25,12 @@ from gallery_lib import stats
 from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import Call, compiled_call, set_compiled
 from gallery_lib.config import Config
-from gallery_lib.console.progress import note
 from gallery_lib.console.table import seconds, text_table
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.processes import tell
 from gallery_lib.system.version import version
 from gallery_lib.tune.trial import BASELINE, Candidate, Inputs, Trial, candidates, worst_deviation
 
@@ -222,7 +222,7 @@ def _explain(model: nn.Module, choice: Choice) -> None:
     last = f"{type(model).__name__} runs as `{choice.chosen}` ({origin})."
     _explanations[model] = f"{choice.table()}\n{last}"
     if process_group.rank() == 0:
-        note(_explanations[model])
+        tell(_explanations[model])
 
 
 def tune_at_first_step(

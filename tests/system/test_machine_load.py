@@ -13,14 +13,15 @@ import tiny_task
 
 from gallery_lib.launcher.job import launch
 from gallery_lib.report.tables import results_text
-from gallery_lib.system.machine_load import WAITED, Look, Watch, waited_between
+from gallery_lib.system.machine_load import WAITED, Look, MachineLoad, Watch, load_between
 from gallery_lib.train.results import read_results
 
 
 def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_the_time() -> None:
-    threads = [{1: (1.0, 0.0), 2: (5.0, 1.0)}, {1: (2.0, 2.0), 3: (9.0, 9.0)}, {1: (4.0, 3.0)}]
-    assert waited_between([Look(0.0, 1.0, seen) for seen in threads]) == pytest.approx(3.0 / 6.0)
-    assert waited_between([Look(0.0, 1.0, {})] * 2) is None
+    before = Look(0.0, 1.0, {1: (1.0, 0.0), 2: (5.0, 1.0)})
+    after = Look(0.5, 11.0, {1: (4.0, 3.0), 3: (9.0, 9.0)})
+    assert load_between(before, after) == MachineLoad(pytest.approx(0.05), pytest.approx(0.5))
+    assert load_between(before, before) == MachineLoad(None, None)
 
 
 @pytest.mark.slow

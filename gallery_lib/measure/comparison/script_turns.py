@@ -44,7 +44,13 @@ from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.machine_load import MachineLoad
-from gallery_lib.system.processes import Relay, end_supervised, interruptible, supervised
+from gallery_lib.system.processes import (
+    OUTPUT,
+    Relay,
+    end_supervised,
+    interruptible,
+    start_supervised,
+)
 
 WARM_UP_LINES = 2
 PATIENCE_SECONDS = 600.0
@@ -211,9 +217,8 @@ class _PausedScript:
         self._name, self._patience = command.path.name, patience_seconds
         self._lines: queue.SimpleQueue[tuple[float, LoggedLine]] = queue.SimpleQueue()
         self._resumed_at = time.monotonic()
-        self._supervisor = supervised(
-            words, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT
-        )
+        variables = {**environment, "PYTHONUNBUFFERED": "1"}
+        self._supervisor = start_supervised(words, variables, stderr=subprocess.STDOUT, **OUTPUT)
         assert self._supervisor.stdout is not None
         self._output = Relay(self._supervisor.stdout, self._note, keep=_LAST_LINES)
 
