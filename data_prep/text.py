@@ -29,7 +29,6 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib.config.command_line import Parser
-from gallery_lib.console.progress import busy
 from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 

@@ -31,7 +31,7 @@ from gallery_lib.config.command_line import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of, importing
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import GalleryError, InputError, did_you_mean
-from gallery_lib.system import hardware, paths
+from gallery_lib.system import hardware
 from gallery_lib.system.processes import began_at
 from gallery_lib.system.version import version_text
 
@@ -175,7 +175,7 @@ def compare(
 )
 def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     """Measure tasks × variants; return 1 where ours did not run with parity everywhere."""
-    from gallery_lib.console.progress import Progress, busy
+    from gallery_lib.console.progress import Progress
 
     progress = Progress()
     with progress.importing():
@@ -185,9 +185,8 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     progress.clear()
 
     def write(folder: Path, bench: Bench) -> None:
-        with busy("tables and picture"):
-            style.save(chart(bench).draw(), folder / "bench.png")
-            (folder / "bench.md").write_text(markdown(bench, "bench.png"), encoding="utf-8")
+        style.save(chart(bench).draw(), folder / "bench.png")
+        (folder / "bench.md").write_text(markdown(bench, "bench.png"), encoding="utf-8")
 
     folder, result = measure.run(
         operands.tasks, config, command=["gallery", "bench", *words], done=write

@@ -166,17 +166,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
 
 @contextlib.contextmanager
-def busy(label: str) -> Iterator[None]:
-    """Context: show `label` on a terminal while the body runs, and nothing afterwards."""
-    progress = Progress(enabled=redraws(sys.stderr))
-    try:
-        progress.show(label)
-        yield
-    finally:
-        progress.clear()
-
-
-@contextlib.contextmanager
 def progress_display(progress: bool | Progress) -> Iterator[Progress]:
     """Yield the given Progress, which stays open, or a new one, which False keeps silent."""
     if isinstance(progress, Progress):

@@ -120,9 +120,10 @@ def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_l
 ) -> None:
     code = (
         "import time\n"
-        "from gallery_lib.console.progress import busy\n"
+        "from gallery_lib.console.progress import Progress\n"
         "try:\n"
-        "    with busy('imports'):\n"
+        "    with Progress() as progress:\n"
+        "        progress.show('imports')\n"
         "        time.sleep(2.5)\n"
         "        1 / 0\n"
     )

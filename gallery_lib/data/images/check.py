@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from PIL import Image
 
-from gallery_lib.console.progress import Progress, busy
+from gallery_lib.console.progress import Progress
 from gallery_lib.data.folders import Faults, Summary, printable
 from gallery_lib.data.images.listing import SPLITS, Listing, list_pairs, list_split
 from gallery_lib.errors import InputError
@@ -40,11 +40,10 @@ def check_image_folder(root: Path | str, full: bool = False) -> Summary:
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
     faults = Faults()
-    with busy("listing the folder"):
-        for name in SPLITS:
-            train = listings.get("train")
-            with faults.noted():
-                listings[name] = list_split(root, name, train.classes if train else None, faults)
+    for name in SPLITS:
+        train = listings.get("train")
+        with faults.noted():
+            listings[name] = list_split(root, name, train.classes if train else None, faults)
     paths = [
         listing.folder / name / file
         for listing in listings.values()
