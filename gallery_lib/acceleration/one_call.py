@@ -195,7 +195,7 @@ def _compile(state: _State) -> dict[str, str]:
     """Set up compilation or tuning at the first call of the model, and the layout inside it."""
     model, config, device, record = state.model, state.config, state.device, state.record
     channels_last = memory_format(model, config.memory, device.type) is torch.channels_last
-    if config.tune.enabled:
+    if config.tune:
         tune_at_first_step(model, config, device, record)
         return {}
     if config.compiler.enabled:

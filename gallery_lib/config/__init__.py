@@ -13,7 +13,6 @@ from gallery_lib.config.acceleration import (
     Config,
     Loader,
     Memory,
-    Tune,
     backend_config,
 )
 from gallery_lib.config.commands import (

@@ -68,17 +68,6 @@ class Loader:
 
 
 @dataclass(slots=True)
-class Tune:
-    """Choice of layout and compiler by measurement, at the first training step."""
-
-    enabled: bool = False
-    """Let layouts and compilers take turns on the first batch, and use the fastest that computes
-    the same."""
-    keep: bool = True
-    """Keep the choice in a file, and use it next time."""
-
-
-@dataclass(slots=True)
 class Comm:
     """Gradient averaging in DDP; all but `wire` change only the order of sums."""
 
@@ -118,8 +107,9 @@ class Config:
     """The way of batches to the device."""
     comm: Comm = field(default_factory=Comm)
     """Averaging of gradients over processes."""
-    tune: Tune = field(default_factory=Tune)
-    """Choice by measurement."""
+    tune: bool = False
+    """At the first training step, let layouts and compilers take turns on the batch, and use the
+    fastest that computes the same. The choice is kept for the next time."""
 
     @staticmethod
     def plain() -> Config:
@@ -136,5 +126,5 @@ def backend_config(config: TrainConfig) -> Config:
     """Return the `accelerate()` configuration that a training run asks for."""
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
-    result.tune.enabled = config.compiler_opt and config.tune
+    result.tune = config.compiler_opt and config.tune
     return result

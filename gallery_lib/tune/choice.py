@@ -188,14 +188,14 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     """
     variants = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, variants)}.json"
-    kept = process_group.from_rank_0(_read(path, variants) if config.tune.keep else None)
+    kept = process_group.from_rank_0(_read(path, variants))
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         rows, name = take_turns(model, inputs, config, device, variants)
     choice = Choice(process_group.from_rank_0(name), tuple(rows))
     measured = any(row.step_seconds is not None for row in rows)
-    if config.tune.keep and measured and process_group.rank() == 0:
+    if measured and process_group.rank() == 0:
         # If the cache cannot be written, the next run measures again.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

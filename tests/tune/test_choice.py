@@ -69,7 +69,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tuned(name: str) -> nn.Module:
     config = Config()
-    config.tune.enabled, config.compiler.backend = True, name
+    config.tune, config.compiler.backend = True, name
     torch.manual_seed(0)
     return accelerate(Sleepy(), None, config)[0]
 
