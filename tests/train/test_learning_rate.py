@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from tiny_task import TASK, config
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from gallery_lib.config import TrainConfig
-from gallery_lib.measure.comparison.untimed import reference_config
 from gallery_lib.train.loop import train
 from gallery_lib.train.run_log import read_steps
 from gallery_lib.train.session import Observer, Session
@@ -101,13 +98,3 @@ def test_the_length_follows_the_epochs(tmp_path: Path) -> None:
     assert rates == pytest.approx([1, 3 / 4, 1 / 2, 1 / 4])
     with refused("lr_warmup_steps", "3 of 4"):
         train(config(**options, lr_warmup_steps=3, run_dir=str(tmp_path / "b")))
-
-
-def test_the_reference_of_a_comparison_has_the_rates_of_the_variants() -> None:
-    variant = TrainConfig(lr_schedule="cosine", lr_warmup_steps=5, max_steps=70)
-    reference = reference_config(variant, 5)
-    assert (reference.max_steps, reference.lr_schedule_steps) == (5, 70)
-    given = dataclasses.replace(variant, lr_schedule_steps=500)
-    assert reference_config(given, 5).lr_schedule_steps == 500
-    constant = dataclasses.replace(variant, lr_schedule="task")
-    assert reference_config(constant, 5).lr_schedule_steps is None
