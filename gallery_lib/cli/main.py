@@ -291,7 +291,7 @@ def doctor(words: Words, operands: Operands) -> None:
 
 
 _NOT_OF_A_FEW_STEPS = (
-    *("model", "run_dir", "max_steps", "epochs", "evaluate", "save_weights", "log_interval"),
+    *("model", "run_dir", "max_steps", "epochs", "evaluate", "log_interval"),
     *("checkpoint_every", "keep", "resume", "terminate_on_nan", "rank_timeout", "pretrained"),
     *("lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
 )

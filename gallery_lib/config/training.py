@@ -52,8 +52,6 @@ class TrainConfig:
     """Steps of the schedule. Default: those of the run. Give it where a run is to be continued."""
     evaluate: bool = True
     """Measure the held-out metrics before the run ends."""
-    save_weights: bool = False
-    """Write the trained weights to weights.pt in the run directory."""
     pretrained: str | None = None
     """Weights to start from: safetensors, a state dict, or a checkpoint. What does not fit stays as
     drawn, and is named."""
@@ -76,8 +74,8 @@ class TrainConfig:
     run_dir: str | None = None
     """Run directory, without a finished run. Default: a new one below runs/."""
     checkpoint_every: str | None = None
-    """Save a checkpoint every so many steps (20) or minutes (10min), in the background. Default:
-    none."""
+    """Save a checkpoint every so many steps (20) or minutes (10min), and at the end, in the
+    background. Default: none."""
     keep: int = 2
     """Newest checkpoints to keep; older ones are deleted."""
     resume: str | None = None

@@ -22,7 +22,7 @@ from gallery_lib.train.failure import ERROR_FILES
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = re.compile(
     r"(config|phases|results|losses|traffic)\.json|steps\.jsonl"
-    r"|weights\.pt|failure\.txt|held|checkpoints|\..*\.tmp"
+    r"|failure\.txt|held|checkpoints|\..*\.tmp"
     r"|(rendezvous|torchrun|launcher-host|log-rank|error-rank|probe|initial-|slurm-|run-host"
     r"|end-requested-host|\.lock-host).*"
 )

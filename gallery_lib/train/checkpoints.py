@@ -163,7 +163,9 @@ class RunCheckpoints(Checkpoint):
             position = self._session.loader.state_dict()
             self._positions.append({**position, "taken": position["taken"] - 1})
         self._made = made
-        return self._due()
+        save, end = self._due()
+        at_end = self._interval is not None and steps == self._session.config.max_steps
+        return save or (at_end and steps != self._saved_at), end
 
     def _make_graphs_again(self, saved: Saved) -> None:
         """Have the compiler and DDP add numbers in the order in which the run before did.

@@ -40,7 +40,6 @@ from gallery_lib.train import measurements, precision
 from gallery_lib.train.checkpoints import RunCheckpoints, choose, notice_of_run
 from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.measurements import Trained
-from gallery_lib.train.pretrained import save_weights
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, write_results
@@ -109,7 +108,10 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             )
         session.log.parameters(dataclasses.asdict(session.config))
         data = measurements.data_facts(session)
-        _announce(session, data)
+        weights = session.started_from.lines() if session.started_from else []
+        for what, lines in (("data", data_lines(data)), ("weights", weights)):
+            for line in lines:
+                session.log.say(f"{what}  {line}")
         session.model.train()
         checkpoints = RunCheckpoints(session, config, notice)
         ready_seconds = now() - launched_at
@@ -150,15 +152,6 @@ def _resolved(config: TrainConfig) -> ResolvedConfig:
         )
     # `auto` may be another level on another host.
     return dataclasses.replace(config, amp_level=process_group.from_rank_0(config.amp_level))
-
-
-def _announce(session: Session, data: dict[str, Any]) -> None:
-    """Write what the reader should know before the first step to the log."""
-    if process_group.rank() == 0:
-        for line in data_lines(data):
-            session.log.say(f"data  {line}")
-        for line in session.started_from.lines() if session.started_from else ():
-            session.log.say(f"weights  {line}")
 
 
 def _run_steps(
@@ -253,13 +246,10 @@ def _write(session: Session, results: Results, trained: Trained) -> None:
     config = session.config
     if process_group.rank() == 0:
         try:
-            if config.save_weights:
-                save_weights(session.plain, Path(config.run_dir))
             write_results(Path(config.run_dir), results)
         except OSError as error:
-            lost = "its weights and results" if config.save_weights else "its results"
             raise RunFailed(
-                f"the training is done, but {lost} could not be written and are lost: "
+                "the training is done, but its results could not be written and are lost: "
                 f"{refusal(error)}"
             ) from None
     session.log.close()

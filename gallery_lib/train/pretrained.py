@@ -1,4 +1,4 @@
-"""Weights that a run starts from (`--pretrained`), and those that it leaves (`--save-weights`).
+"""Weights that a run starts from (`--pretrained`).
 
 A tensor is taken where name and shape are those of the model. All others stay as they were drawn,
 and the report names them: the head for another number of classes, say. Nothing in a file is
@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from gallery_lib.checkpoint.folders import reason_of
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.system.files import atomic_write
 
-WEIGHTS_FILE = "weights.pt"
 _WRAPPERS = re.compile(r"^module\.|\b_orig_mod\.")
 """What DistributedDataParallel and torch.compile add to names."""
 _SHOWN = 4
@@ -106,16 +104,6 @@ def load(model: nn.Module, given: Mapping[str, Tensor], file: Path) -> Fit:
         missing=missing,
         unexpected=[name for name in given if name not in own],
     )
-
-
-def save_weights(model: nn.Module, run_dir: Path) -> None:
-    """Write the plain model's state dict, on the CPU, to `weights.pt`.
-
-    `torch.load(…, weights_only=True)` reads it.
-    """
-    state = {name: value.cpu() for name, value in model.state_dict().items()}
-    with atomic_write(run_dir / WEIGHTS_FILE, "wb") as file:
-        torch.save(state, file)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

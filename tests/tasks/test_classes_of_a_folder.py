@@ -105,11 +105,16 @@ def test_held_out_labels_are_the_training_data_s_numbers(folder, tmp_path):
     assert [held_out[index][1] for index in range(4)] == [1, 1, 2, 2]
 
 
+def weights_of(run_dir):
+    (checkpoint,) = (run_dir / "checkpoints").iterdir()
+    return torch.load(checkpoint, weights_only=True)["model"]
+
+
 def test_a_run_says_once_what_its_folder_holds(tmp_path, capsys):
     data = named(tmp_path / "data", classes=3)
     (tmp_path / "data" / "train" / "class-0001" / "notes.txt").write_text("x")
     run_dir = str(tmp_path / "run")
-    results = trained(data, batch_size=4, max_steps=2, save_weights=True, run_dir=run_dir)
+    results = trained(data, batch_size=4, max_steps=2, checkpoint_every="100", run_dir=run_dir)
     said = f"left out of {data}/train: 1 with another ending (class-0001/notes.txt)"
     assert results.data == {
         "train": 9,
@@ -125,7 +130,7 @@ def test_a_run_says_once_what_its_folder_holds(tmp_path, capsys):
         "data  classes of the training data: 3; outputs of the model: 3",
         f"data  {said}",
     ]
-    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    weights = weights_of(tmp_path / "run")
     assert weights["fc.weight"].shape == (3, 512)
 
 
@@ -156,12 +161,12 @@ def test_weights_for_1000_classes_leave_a_folder_s_head_as_drawn(tmp_path):
     given = tasks.get("resnet18").build_model().state_dict()
     torch.save({"state_dict": given}, tmp_path / "imagenet.pth")
     start, run_dir = str(tmp_path / "imagenet.pth"), str(tmp_path / "run")
-    more = {"evaluate": False, "save_weights": True, "run_dir": run_dir}
+    more = {"evaluate": False, "checkpoint_every": "100", "run_dir": run_dir}
     results = trained(data, pretrained=start, lr=0.0, **more)
     fit = results.started_from
     assert (fit["fitted"], fit["tensors"]) == (120, 122)
     assert list(fit["other_shape"]) == ["fc.weight", "fc.bias"]
     assert fit["missing"] == fit["unexpected"] == []
-    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    weights = weights_of(tmp_path / "run")
     assert torch.equal(weights["layer3.0.conv1.weight"], given["layer3.0.conv1.weight"])
     assert weights["fc.weight"].shape == (3, 512)

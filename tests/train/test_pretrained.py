@@ -118,9 +118,9 @@ class First(Observer):
 def test_a_run_starts_from_another_s_weights_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(config(run_dir=str(tmp_path / "one"), save_weights=True))
+    train(config(run_dir=str(tmp_path / "one"), max_steps=3, checkpoint_every="2"))
     capsys.readouterr()
-    file = tmp_path / "one" / "weights.pt"
+    file = tmp_path / "one" / "checkpoints" / "step-00000003.pt"  # of its end
     second = config(run_dir=str(tmp_path / "two"), pretrained=str(file), max_steps=2)
     watching = First()
     results = train(second, watching)
@@ -128,7 +128,7 @@ def test_a_run_starts_from_another_s_weights_and_says_so(
     assert read_results(tmp_path / "two").started_from == results.started_from
     assert f"weights  {file}: 6 of 6 tensors of the model fitted" in capsys.readouterr().out
     model = TASK.build_model()
-    model.load_state_dict(torch.load(file, weights_only=True))
+    model.load_state_dict(torch.load(file, weights_only=True)["model"])
     assert results.loss["first"] == TASK.loss(model, watching.batch).item()
 
 

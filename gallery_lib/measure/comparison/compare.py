@@ -172,7 +172,7 @@ def compare_backend(
         ['baseline', 'compiler-opt']
     """
     variants = {
-        "baseline": dataclasses.replace(config, compiler_opt=False, save_weights=False),
+        "baseline": dataclasses.replace(config, compiler_opt=False),
         "compiler-opt": dataclasses.replace(config, compiler_opt=True),
     }
     return compare(variants, launch, options_, progress=progress)

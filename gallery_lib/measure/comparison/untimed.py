@@ -110,7 +110,6 @@ def reference_config(config: TrainConfig, parity_steps: int) -> TrainConfig:
         lr_schedule_steps=schedule_steps,
         warmup_steps=0,
         evaluate=False,
-        save_weights=False,
     )
 
 
@@ -213,7 +212,6 @@ class UntimedRuns:
             config = dataclasses.replace(
                 configuration(variant.config, self._turns, self._folder / f"{name}-again{move}"),
                 evaluate=False,
-                save_weights=False,
             )
             role = Role(SECOND, recipe=list(variant.recipe), move=move)
             label = f"{self._label}, {name}"
