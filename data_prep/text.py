@@ -34,8 +34,7 @@ from gallery_lib.data.text.tokenized import prepare
 
 
 def _prepare(given: argparse.Namespace) -> object:
-    with busy("reading the text and making its vocabulary"):
-        return prepare(given.data_dir, given.out)
+    return prepare(given.data_dir, given.out)
 
 
 if __name__ == "__main__":
