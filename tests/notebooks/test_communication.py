@@ -10,7 +10,6 @@ import pytest
 from executed_notebook import execute
 from refusal import refused
 
-from gallery_lib.cluster import requirements
 from gallery_lib.notebooks.cells import communication
 
 _WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
@@ -33,17 +32,6 @@ def test_parameters_that_make_no_sense_are_refused(
 ) -> None:
     with refused(name, *shown):
         communication.settings({name: value})
-
-
-def test_without_a_lab_effects_are_not_measured_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
-    effects = communication.measure_effects(communication.settings({}))
-    capsys.readouterr()
-    communication.show_effects(effects)
-    assert "**Not measured**: a lab needs the command `ip`" in capsys.readouterr().out
 
 
 @pytest.fixture
