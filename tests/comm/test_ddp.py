@@ -22,7 +22,7 @@ def test_gradients_are_the_mean_of_those_of_the_ranks(two: Ranks, loop: str) -> 
 
 
 def test_parts_that_are_put_in_later_start_alike_everywhere_and_are_averaged(two: Ranks) -> None:
-    assert two.call("twins.heads_in_turn") == [[True] * 6] * 2
+    assert two.call("twins.heads_in_turn") == [[True] * 18] * 2
 
 
 def test_what_several_processes_cannot_train_is_refused_in_one_line(two: Ranks) -> None:

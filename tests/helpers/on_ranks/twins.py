@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from gallery_lib import Config, accelerate
+from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distributed
 from on_ranks.models import DDP, message_of
 
@@ -70,9 +71,9 @@ def around_the_model_on_purpose() -> bool:
 
 
 def heads_in_turn() -> list[bool]:
-    """Return whether each of several heads, put in one after another, starts alike on all ranks.
+    """Return whether each of several heads, put in one after another, is alike on all ranks.
 
-    The ids of the heads are used again.
+    So are their gradients, since they are averaged. The ids of the heads are used again.
     """
     twin = _twin(net_of_two_heads())
     alike = []
@@ -80,10 +81,10 @@ def heads_in_turn() -> list[bool]:
         torch.manual_seed(100 * dist.get_rank() + number)
         twin.head = nn.Linear(4, 1)
         one_loss(twin)
+        for own in (twin.head.weight.detach(), twin.encoder.weight.grad, twin.head.weight.grad):
+            everyone = process_group.all_ranks(own)
+            alike.append(all(torch.equal(each, own) for each in everyone))
         twin.zero_grad()
-        values = [torch.zeros_like(twin.head.weight) for _ in range(dist.get_world_size())]
-        dist.all_gather(values, twin.head.weight.detach())
-        alike.append(all(torch.equal(value, values[0]) for value in values))
     return alike
 
 
