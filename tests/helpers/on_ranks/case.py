@@ -9,5 +9,9 @@ from against_torch import rank
 
 
 def side(text: str, side: str, folder: str) -> None:
+    """Run the side, and destroy the groups of its model's streams, which would add up."""
     rank.write(text, side, dist.get_rank(), folder)
     gc.collect()
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group != dist.group.WORLD]
+    for group in groups:
+        dist.destroy_process_group(group)
