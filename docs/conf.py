@@ -18,7 +18,7 @@ NAVIGATION = {
     "Notebooks": ["docs/gallery/README"],
     "Guides": ["docs/guides/*"],
     "Measurements": ["benchmarks/results/README", "benchmarks/notes/README"],
-    "Reference": ["docs/reference", "docs/kernels"],
+    "Reference": ["docs/reference"],
     "Project": ["docs/architecture", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 """Pages of the navigation by their caption; README.md gets it as a table of contents."""

@@ -5,7 +5,6 @@ The import needs neither torch nor time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -57,8 +56,7 @@ def without_damage(body: Callable[[], T]) -> T:
     """Return what `body` returns, which runs compiled training; retry once with an empty cache.
 
     The retry happens where a damaged file in the cache may be to blame for a failure. The old cache
-    is then kept as NAME.damaged. If the run fails again, the cache was not to blame and comes back.
-    So no run has to fail for what is in a cache.
+    is then kept as NAME.damaged.
     """
     try:
         return body()
@@ -70,14 +68,7 @@ def without_damage(body: Callable[[], T]) -> T:
         folder().replace(aside)
         why = f"{str(error).splitlines()[0]} Compiled code in it may be damaged"
         tell(f"{folder()} was set aside as {aside.name}, and is made anew: {why}")
-    try:
-        return body()
-    except RunFailed as error:
-        if error.suspects_compiled_code:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(folder(), ignore_errors=True)
-                aside.replace(folder())
-        raise
+    return body()
 
 
 def keep_headers() -> None:

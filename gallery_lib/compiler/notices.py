@@ -9,7 +9,6 @@ when they are known, once per model.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
@@ -20,9 +19,6 @@ from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import compiled_call, set_compiled
 from gallery_lib.kernels.runtime import kept_code
 from gallery_lib.system.processes import tell
-
-PATIENCE_SECONDS = 2.0
-"""A first call that took less than this came from the cache, and is not worth a line."""
 
 
 @contextlib.contextmanager
@@ -79,17 +75,14 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
     say = tell if process_group.rank() == 0 else (lambda message: None)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
-        before, graphs, began = _breaks(), _graphs(), time.monotonic()
+        before, graphs = _breaks(), _graphs()
         say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
         if compiled_call(model) is first_call:
             set_compiled(model, compiled)
-        seconds = time.monotonic() - began
         if _graphs() == graphs:
             done["compiler"] = f"none: the compiler made no graph of {name}"
             say(f"{name} runs as it is: the compiler made no graph of it")
-        if seconds > PATIENCE_SECONDS:
-            say(f"compiled {name}'s forward pass in {seconds:.0f} s")
         if breaks := _breaks() - before:
             reason = next(iter(breaks)).strip().splitlines()[0]
             others = " and others" if len(breaks) > 1 else ""

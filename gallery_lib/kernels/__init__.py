@@ -27,5 +27,4 @@ Since launches are plain data, the tests run the very same functions and sources
 - `runtime/usage.py` decides whether a run calls our operators in place of torch's, and decides and
   announces whether kernels are launched.
 - `runtime/operators.py` counts which operators ran.
-- `resources.py` tables the registers and spills of every kernel.
 """

@@ -87,7 +87,7 @@ def _choose(
     if not _step_is_torchs(optimizer):
         return None, "its `step` was replaced"
     on_cpu, reason = device_types == {"cpu"}, _reason_against_sync_free(optimizer)
-    # Within `usage.on_cpu_too()` the CPU takes the sync-free form, as CUDA does.
+    # Where a test uses our operators on the CPU, it takes the sync-free form, as CUDA does.
     if reason is None and (on_cpu or scaled or kind not in _FUSED):
         return _SYNC_FREE[kind], f"is sync-free on {where}"
     if on_cpu and kind in _ONE_PASS:

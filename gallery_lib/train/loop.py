@@ -32,7 +32,7 @@ from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, Ph
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import Diverged, RunFailed
-from gallery_lib.kernels.runtime import operators, usage
+from gallery_lib.kernels.runtime import operators
 from gallery_lib.system import paths
 from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
@@ -51,8 +51,6 @@ def train(
     config: TrainConfig,
     observer: Observer | None = None,
     recipe: Recipe | None = None,
-    *,
-    own_operators_on_cpu: bool = False,
 ) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
@@ -62,8 +60,6 @@ def train(
         config: the run's options; a ResolvedConfig is used as it is.
         observer: hooks into the run.
         recipe: makes the model ready to train; by default `accelerate()`, as the options ask.
-        own_operators_on_cpu: let a run on the CPU use the operators that kernels carry out on CUDA,
-            in plain torch. This is slower, and for tests.
 
     Returns:
         What was measured.
@@ -72,10 +68,7 @@ def train(
         InputError: for bad options or data, before anything is trained.
         Diverged: when the loss is not finite any more and `terminate_on_nan` is on, at the end.
     """
-    with (
-        switches.of_run(config),
-        usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext(),
-    ):
+    with switches.of_run(config):
         return _train(config, observer or Observer(), recipe or Recipe())
 
 

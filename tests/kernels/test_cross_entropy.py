@@ -10,7 +10,6 @@ from cuda_on_host import draw
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp, OnDevice
-from refusal import refused
 from torch.nn import functional
 
 from gallery_lib.kernels import cross_entropy as own
@@ -200,22 +199,6 @@ def test_loss_and_gradient_are_those_of_torch(classes, dtype, smoothing, reducti
     off, unit = (1e-12, 1e-12) if dtype is torch.float64 else (2e-6, 2 * draw.UNIT_ROUNDOFF[dtype])
     for (ours, theirs), far in zip(zip(*outcomes, strict=True), (off, max(off, unit)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=far, atol=off, equal_nan=True)
-
-
-def test_wrong_input_is_refused():
-    logits, labels = torch.randn(4, 7), torch.tensor([1, 2, 3, 4])
-    for wrong in (
-        (logits[0], labels),
-        (logits, labels[:2]),
-        (logits, labels.int()),
-        (logits.long(), labels),
-    ):
-        with refused("logits"):
-            cross_entropy(*wrong)
-    with refused("reduction", "'median'"):
-        cross_entropy(logits, labels, reduction="median")
-    with refused("label_smoothing", 1.5):
-        cross_entropy(logits, labels, label_smoothing=1.5)
 
 
 def test_tensors_that_do_not_fit_are_refused_by_name():

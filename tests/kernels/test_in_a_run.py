@@ -15,6 +15,7 @@ import picture_task
 import pytest
 import torch
 import without_dropout
+from own_operators import on_cpu_too
 from small_tasks import SMALL
 
 from gallery_lib.compiler import backend, kernels_enabled
@@ -23,7 +24,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy
-from gallery_lib.kernels.runtime import operators, usage
+from gallery_lib.kernels.runtime import operators
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import cross_entropy, language_modelling
 from gallery_lib.train.loop import train
@@ -55,6 +56,12 @@ def nothing_compiled(monkeypatch):
     monkeypatch.setattr(backend, "_compile", eager)
 
 
+def with_operators(config, observer=None):
+    """Return the results of a training that uses our operators on the CPU."""
+    with on_cpu_too():
+        return train(config, observer)
+
+
 def losses(results) -> list[float]:
     return [loss for _, loss in results.loss["curve"]]
 
@@ -67,8 +74,8 @@ def ran(results) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop"])
 def test_a_run_with_our_operators_trains_as_one_without_and_names_them(name, nothing_compiled):
     config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5)
-    ours = train(config, own_operators_on_cpu=True)
-    theirs = train(dataclasses.replace(config, kernels=False), own_operators_on_cpu=True)
+    ours = with_operators(config)
+    theirs = with_operators(dataclasses.replace(config, kernels=False))
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
     assert losses(ours)[-1] < losses(ours)[0]
     assert ran(ours) == {
@@ -84,7 +91,7 @@ def test_a_run_with_our_operators_trains_as_one_without_and_names_them(name, not
 
 def test_an_optimizer_without_a_sync_free_form_stays_torchs(nothing_compiled):
     config = picture_task.config("NAdam", compiler_opt=True, max_grad_norm=0.5)
-    ours = train(config, own_operators_on_cpu=True)
+    ours = with_operators(config)
     assert ours.techniques["optimizer"] == "torch's own"
     assert set(ran(ours)) == {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
     assert losses(ours) == pytest.approx(
@@ -110,9 +117,7 @@ def test_a_run_on_the_cpu_uses_none_and_says_why(nothing_compiled):
 
 def test_the_baseline_uses_none_also_where_they_could_be():
     before, toggle = operators.counts(), Toggle()
-    results = train(
-        picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True
-    )
+    results = with_operators(picture_task.config("AdamW", max_grad_norm=0.5), toggle)
     assert results.techniques == {}
     assert operators.counts() == before and not toggle.kernels
 
@@ -122,8 +127,8 @@ def test_a_schedule_of_torch_s_goes_on_with_the_operators_as_without(name, nothi
     config = picture_task.config(
         "AdamW", compiler_opt=True, lr_schedule=name, lr_warmup_steps=3, label_smoothing=0.2
     )
-    ours = train(config, own_operators_on_cpu=True)
-    theirs = train(dataclasses.replace(config, kernels=False), own_operators_on_cpu=True)
+    ours = with_operators(config)
+    theirs = with_operators(dataclasses.replace(config, kernels=False))
     assert {"optimizer_step_", "cross_entropy_rows"} <= ran(ours).keys()
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
 
@@ -138,7 +143,7 @@ def test_batches_have_the_same_bits_with_and_without_the_operator():
     batch = torch.randint(0, 256, (5, 17, 23, 3), dtype=torch.uint8), torch.arange(5)
     expected = finish_batch(batch, torch.channels_last)[0]
     before = operators.counts()
-    with pytest.MonkeyPatch.context() as patch, usage.on_cpu_too():
+    with pytest.MonkeyPatch.context() as patch, on_cpu_too():
         patch.setenv("GALLERY_COMPILER_OPT", "1")
         ours = finish_batch(batch, torch.channels_last)[0]
     assert (operators.counts() - before).total() == 1
@@ -158,7 +163,7 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
         return loss.detach(), torch.autograd.grad(loss, logits)[0]
 
     expected, before = found(), operators.counts()
-    with usage.on_cpu_too():
+    with on_cpu_too():
         ours = found()
     assert set(operators.counts() - before) == {
         (f"cross_entropy_{part}", LOSS) for part in ("rows", "gradient")
@@ -178,7 +183,7 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compi
         compiler_opt=True, threads=hardware.cores(), **SMALL[name],
     )  # fmt: skip
     ours, theirs = (
-        train(config, own_operators_on_cpu=True),
+        with_operators(config),
         train(dataclasses.replace(config, kernels=False)),
     )
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from own_operators import on_cpu_too
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
-from gallery_lib.kernels.runtime import usage
 
 
 @pytest.fixture
@@ -15,5 +15,5 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use our own operators on the CPU, as on a CUDA device."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
-    with usage.on_cpu_too():
+    with on_cpu_too():
         yield

@@ -20,10 +20,11 @@ from optim.training import (
     model,
     warmup,
 )
+from own_operators import on_cpu_too
 from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
-from gallery_lib.kernels.runtime import operators, usage
+from gallery_lib.kernels.runtime import operators
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.updates import Updates
 
@@ -35,7 +36,7 @@ def read(request, monkeypatch):
     """Check gradients by torch's operator, as on a CPU, or by ours, as where kernels run."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
-    with usage.on_cpu_too() if request.param == "one read" else contextlib.nullcontext():
+    with on_cpu_too() if request.param == "one read" else contextlib.nullcontext():
         yield request.param
 
 

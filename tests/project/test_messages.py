@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from gallery_lib import accelerate, tasks
@@ -19,7 +18,6 @@ from gallery_lib.config import TrainConfig, switches
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.launcher import run_folder
 from gallery_lib.notebooks.batch.record import read_report
 
@@ -53,7 +51,6 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "finished_run": finished_run,
     "damaged_file": damaged_file,
     "argument_of_accelerate": lambda folder: accelerate(nn.Linear(2, 2), optimiser=None),
-    "argument_of_an_operator": lambda folder: cross_entropy(torch.ones(2, 3, 4), torch.ones(2)),
     "rate_of_a_lab": lambda folder: link_rate.bits_per_second("fast"),
 }
 MESSAGES = {
@@ -82,10 +79,6 @@ MESSAGES = {
     "argument_of_accelerate": (
         "accelerate() has no argument `optimiser`. Did you mean `optimizer`? "
         "It takes model, loader, optimizer, scheduler, config."
-    ),
-    "argument_of_an_operator": (
-        "cross_entropy takes floating-point logits [N, C] and int64 labels [N]; got torch.float32 "
-        "(2, 3, 4) and torch.float32 (2,)."
     ),
     "rate_of_a_lab": (
         "rate='fast' must be a number with kbit, mbit or gbit behind it, in bits per second: "

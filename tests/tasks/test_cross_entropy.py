@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from own_operators import on_cpu_too
 from torch import nn
 
 from gallery_lib.config.switches import COMPILER_VARIABLE
 from gallery_lib.kernels import cross_entropy as own
-from gallery_lib.kernels.runtime import operators, usage
+from gallery_lib.kernels.runtime import operators
 from gallery_lib.tasks.domains import cross_entropy
 
 
@@ -18,7 +19,7 @@ def test_torchs_loss_is_used_for_few_logits_and_ours_for_a_large_vocabulary(monk
     labels = torch.arange(64)
     for rows, expected in ((63, set()), (64, {"cross_entropy_rows"})):
         logits, before = torch.randn(rows, 1024), operators.counts()
-        with usage.on_cpu_too():
+        with on_cpu_too():
             loss = cross_entropy.cross_entropy(logits, labels[:rows])
         torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, labels[:rows]))
         assert {operator for operator, _ in operators.counts() - before} == expected

@@ -14,15 +14,17 @@ users) gets its operands as they were traced.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from gallery_lib.compiler.passes.graph_pass import Pass, Writer, value_of
+from gallery_lib.compiler.passes.graph_pass import Pass, call, value_of
 
 _aten = torch.ops.aten
+_CLONE = _aten.clone.default
 _IMAGES = {_aten.convolution.default: 2, _aten.convolution_backward.default: 3}
 """Convolutions, with the number of their leading arguments that are images or weights."""
 _LOOK_AT_STRIDES = {
@@ -75,9 +77,8 @@ class _Rewriting:
             if value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
                 continue
             if image not in self._converted:
-                write = Writer(self._graph, _place_behind(image))
-                self._converted[image] = write(
-                    _aten.clone.default, image, memory_format=torch.channels_last
+                self._converted[image] = call(
+                    _place_behind(image), _CLONE, image, memory_format=torch.channels_last
                 )
             node.update_arg(place, self._converted[image])
             converted = True
@@ -87,7 +88,7 @@ class _Rewriting:
         """Give `node` the strides that follow from its operands; return whether it takes them."""
         if not _may_move(node):
             return False
-        if node.target is _aten.clone.default and node.meta["val"].dim() == 4:
+        if node.target is _CLONE and node.meta["val"].dim() == 4:
             node.kwargs = {}  # readers get the strides that they need
         try:
             value = value_of(node)
@@ -111,7 +112,7 @@ class _Rewriting:
 
     def _write_as_traced(self, node: fx.Node, traced: Any) -> fx.Node:
         # Sizes that are unknown yet cannot be written as arguments, so none are.
-        write = Writer(self._graph, _place_behind(node))
+        write = functools.partial(call, _place_behind(node))
         if _is_view(node):
             moved = {n: self._restored(n) for n in node.all_input_nodes if n in self._traced}
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
@@ -119,7 +120,7 @@ class _Rewriting:
         dimensions = range(traced.dim())
         order = sorted(dimensions, key=traced.stride, reverse=True)
         image = node if traced.is_contiguous() else write(_aten.permute.default, node, order)
-        image = write(_aten.clone.default, image, memory_format=torch.contiguous_format)
+        image = write(_CLONE, image, memory_format=torch.contiguous_format)
         if traced.is_contiguous():
             return image
         return write(_aten.permute.default, image, [order.index(one) for one in dimensions])
@@ -156,7 +157,7 @@ def _is_view(node: fx.Node) -> bool:
 
 def _makes_contiguous(node: fx.Node) -> bool:
     """Return whether `node` copies images that are in channels_last, so that they are not."""
-    if node.target is not _aten.clone.default or node.meta["val"].dim() != 4:
+    if node.target is not _CLONE or node.meta["val"].dim() != 4:
         return False
     image = node.args[0].meta["val"]  # type: ignore[union-attr]
     return node.meta["val"].is_contiguous() and image.is_contiguous(

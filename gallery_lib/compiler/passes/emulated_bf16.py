@@ -12,13 +12,14 @@ CPUs with bfloat16 units the pass is not installed.
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
 
-from gallery_lib.compiler.passes.graph_pass import Pass, Writer
+from gallery_lib.compiler.passes.graph_pass import Pass, write
 from gallery_lib.system import hardware
 
 _aten = torch.ops.aten
@@ -35,43 +36,35 @@ _OPERATORS = {
 def rewrite(graph: fx.Graph) -> None:
     """Compute bfloat16 products on the fp32 units."""
     for node in list(graph.nodes):
-        ours = node.op == "call_function" and node.target in _OPERATORS
-        if ours and any(value.dtype is torch.bfloat16 for value in _tensors(node)):
-            _widen(graph, node)
-
-
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    value = node.meta["val"]
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [one for one in values if isinstance(one, torch.Tensor)]
-
-
-def _widen(graph: fx.Graph, node: fx.Node) -> None:
-    write = Writer(graph, node)
-
-    def widened(argument: Any) -> Any:
-        if isinstance(argument, fx.Node) and all(
-            value.dtype is torch.bfloat16 for value in _tensors(argument)
-        ):
-            return write.cast(argument, torch.float32)
-        return argument
-
-    node.args = tuple(widened(argument) for argument in node.args)
-    value, outputs = node.meta["val"], [node]
-    # convolution_backward has one output per operand, None where it is not wanted.
-    if isinstance(value, (tuple, list)):
-        node.meta["val"] = type(value)(
-            one.to(torch.float32) if isinstance(one, torch.Tensor) else one for one in value
-        )
-        outputs = [user for user in node.users if user.target is operator.getitem]
-    for output in outputs:
-        if not isinstance(output.meta.get("val"), torch.Tensor):
+        if node.op != "call_function" or node.target not in _OPERATORS:
             continue
-        output.meta["val"] = output.meta["val"].to(torch.float32)
-        users = list(output.users)
-        rounded = Writer(graph, output.next).cast(output, torch.bfloat16)
-        for user in users:
-            user.replace_input_with(output, rounded)
+        value = node.meta["val"]
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        if not any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in values):
+            continue
+        results = write(node, _in_fp32(node.target), *node.args)
+        if isinstance(results, fx.Node):
+            node.replace_all_uses_with(results)
+        else:  # convolution_backward has one output per operand, None where it is not wanted
+            for user in list(node.users):
+                if (result := results[user.args[1]]) is not None:
+                    user.replace_all_uses_with(result)
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _in_fp32(operator: Any) -> Callable[..., Any]:
+    """Return the operator on widened operands, with its results rounded to bfloat16."""
+
+    def cast(value: Any, there: torch.dtype, dtype: torch.dtype) -> Any:
+        is_tensor = isinstance(value, Tensor) and value.dtype is there
+        return value.to(dtype) if is_tensor else value
+
+    def widened(*arguments: Any) -> Any:
+        wide = [cast(value, torch.bfloat16, torch.float32) for value in arguments]
+        return tree_map(lambda one: cast(one, torch.float32, torch.bfloat16), operator(*wide))
+
+    return widened
 
 
 def _reason() -> str | None:

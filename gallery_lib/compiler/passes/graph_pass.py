@@ -1,8 +1,8 @@
-"""What graph passes share: their declaration, several of them as one, and a writer of calls."""
+"""What graph passes share: their declaration, several of them as one, and how they write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, fx
 from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.pattern_matcher import fwd_only
 from torch._subclasses import FakeTensor
 
 from gallery_lib import kernels
 from gallery_lib.system import hardware
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 Stage = Literal[
     "pre_grad_custom_pass",  # the model as it was written, before its gradients are known
     "joint_custom_pre_pass",  # forward and backward pass in one graph
@@ -96,50 +98,43 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
     return dict(pair.kwargs)
 
 
-class Writer:
-    """Writer of operator calls into a graph, in front of one of its nodes."""
+def call(before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Write a call of an operator in front of a node; return the node of its result."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    node.meta["val"] = value_of(node)
+    return node
 
-    def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
-        """Write into `graph`, in front of the node `before`."""
-        self.graph, self.before = graph, before
 
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Write a call of `target`; return the node of its result."""
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = value_of(node)
-        return node
+def write(before: fx.Node, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Write what `function` does, in plain torch, in front of a node; return nodes of its results.
 
-    def reshaped(self, tensor: fx.Node, sizes: Sequence[Any]) -> fx.Node:
-        """Reshape with `aten.view` if the strides allow it, otherwise clone first.
+    Arguments are nodes and constants. It is traced with the values that are known of the nodes, and
+    decomposed as the compiler does with code of users, but for products.
+    """
+    nodes: list[fx.Node] = []
+    fx.map_arg(arguments, nodes.append)
 
-        With `reshape` the compiler does not know whether the result is a view. It may then keep
-        both tensor and view for the backward pass. It may write over one of them, which is done
-        with, while the other is still to be read.
-        """
-        value, wanted = tensor.meta["val"], _values(list(sizes))
-        try:
-            with value.fake_mode:
-                value.view(wanted)
-        except (RuntimeError, ValueError):
-            tensor = self(_aten.clone.default, tensor, memory_format=torch.contiguous_format)
-        return self(_aten.view.default, tensor, list(sizes))
+    def on_values(*values: Any) -> Any:
+        value_of_node = dict(zip(nodes, values, strict=True))
+        with torch.autocast("cpu", enabled=False):
+            return function(*fx.map_arg(arguments, lambda node: value_of_node[node]))
 
-    def laid_out_as(self, image: fx.Node, like: torch.Tensor) -> fx.Node:
-        """Return `image`, cloned to contiguous memory if `like` is contiguous and `image` is not.
+    values = [node.meta["val"] for node in nodes]
+    with _fake_mode(before.graph):
+        traced = fwd_only(on_values, values, get_decomp_fn=_decompositions).graph
+    inputs = traced.find_nodes(op="placeholder")
+    copies = dict(zip(inputs, nodes, strict=True))
+    with before.graph.inserting_before(before):
+        results = before.graph.graph_copy(traced, copies)
+    for node in copies.keys() - set(inputs):
+        copies[node].meta = {"val": node.meta["val"]}
+    return results
 
-        Later nodes were traced with the strides of `like`. The pass `channels_last` removes the
-        clone where nothing needs it.
-        """
-        if not like.is_contiguous() or image.meta["val"].is_contiguous():
-            return image
-        return self(_aten.clone.default, image, memory_format=torch.contiguous_format)
 
-    def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """Convert `tensor` to `dtype`, if it has another one."""
-        if tensor.meta["val"].dtype is dtype:
-            return tensor
-        return self(_prims.convert_element_type.default, tensor, dtype)
+def _decompositions() -> dict[Any, Any]:
+    products = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
+    return {name: one for name, one in select_decomp_table().items() if name not in products}
 
 
 def two_sides(value: Any) -> list[Any]:
@@ -189,10 +184,11 @@ def value_of(node: fx.Node) -> Any:
     Raises:
         RuntimeError, ValueError: of the operator, for operands that it does not take.
     """
-    known = (one.meta.get("val") for one in node.graph.nodes)
-    with next(value.fake_mode for value in known if isinstance(value, FakeTensor)):
-        return node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    with _fake_mode(node.graph):
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _values(arguments: Any) -> Any:
-    return fx.map_arg(arguments, lambda node: node.meta["val"])
+def _fake_mode(graph: fx.Graph) -> Any:
+    known = (one.meta.get("val") for one in graph.nodes)
+    return next(value.fake_mode for value in known if isinstance(value, FakeTensor))

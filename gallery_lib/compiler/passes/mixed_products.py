@@ -12,14 +12,15 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from gallery_lib.compiler.passes.graph_pass import Pass, Writer
+from gallery_lib.compiler.passes.graph_pass import Pass, call
 from gallery_lib.kernels import mixed_product
 from gallery_lib.system import hardware
 
@@ -174,15 +175,15 @@ def _rewrite(graph: fx.Graph, node: fx.Node, product: _Product, weights: set[fx.
     as_it_lies = product.copied in weights
     if not as_it_lies and not product.stored_in_fp32:
         return
-    write = Writer(graph, node)
+    write = functools.partial(call, node)
     *bias, left, right = node.args  # by now, since a neighbour may have been rewritten
     if as_it_lies:
         assert product.copied is not None
         right = _viewed(write, product.copied.args[0], product.views)
-    call = torch.ops.gallery.mixed_product.default
+    ours = torch.ops.gallery.mixed_product.default
     added = bias[0] if bias else None
     if not product.stored_in_fp32:
-        node.replace_all_uses_with(write(call, left, right, added, False))
+        node.replace_all_uses_with(write(ours, left, right, added, False))
         graph.erase_node(node)
         return
     assert product.last is not None
@@ -191,7 +192,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, product: _Product, weights: set[fx.
         if len(views) % 2:  # the other way round the result lies as it is read
             left, right = (write(_aten.permute.default, side, [1, 0]) for side in (right, left))
         views = ()
-    result = write(call, left, right, added, True)
+    result = write(ours, left, right, added, True)
     product.last.replace_all_uses_with(_viewed(write, result, views))
     for done in (product.last, *reversed(product.between), node):
         graph.erase_node(done)
@@ -211,7 +212,7 @@ def _swaps(view: fx.Node) -> bool:
     return of_two and view.target is _aten.t.default
 
 
-def _viewed(write: Writer, node: Any, views: tuple[fx.Node, ...]) -> fx.Node:
+def _viewed(write: Callable[..., fx.Node], node: Any, views: tuple[fx.Node, ...]) -> fx.Node:
     """Return `node` with `views` of another node of its shape."""
     for view in views:
         node = write(view.target, node, *view.args[1:])

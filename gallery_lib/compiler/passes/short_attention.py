@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gallery_lib.compiler.passes.graph_pass import Pass, Writer, arguments_of
+from gallery_lib.compiler.passes.graph_pass import Pass, arguments_of, write
 from gallery_lib.kernels import mixed_product
 from gallery_lib.system import hardware
 
@@ -41,7 +41,7 @@ MOST_KEPT = 16 << 20
 FEWEST_SCORES = 64 * 64
 """Scores of a head from which our operator gains over torch's, whose calls take less time."""
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
 _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -110,142 +110,102 @@ def _rewrite(graph: fx.Graph, node: fx.Node, *, in_bf16: bool) -> None:
     backward = list(outputs[1].users) if 1 in outputs else []
     if any(user.target is not _BACKWARD for user in backward) or len(outputs) < len(node.users):
         return
-    write = _Writer(graph, node, in_bf16=in_bf16)
-    heads = _Heads(write, arguments)
+    tensors = [arguments[name] for name in ("query", "key", "value")]
+    scale = arguments["scale"]
+    if scale is None:
+        scale = 1.0 / math.sqrt(tensors[0].meta["val"].shape[3])
+    options = (arguments["attn_mask"], arguments["is_causal"], scale, in_bf16)
+    result, probabilities = write(node, _attended, *tensors, *options)
     if 0 in outputs:
-        outputs[0].replace_all_uses_with(heads.back(heads.attended(), "query"))
-    for backward_node in backward:
-        write.before = backward_node
-        gradients = heads.gradients(arguments_of(backward_node)["grad_out"])
-        for user in list(backward_node.users):
-            user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
+        outputs[0].replace_all_uses_with(result)
+    for back in backward:
+        of_result = arguments_of(back)["grad_out"]
+        gradients = write(back, _gradients, probabilities, *tensors, of_result, scale, in_bf16)
+        for user in list(back.users):
+            user.replace_all_uses_with(gradients[user.args[1]])
             graph.erase_node(user)
-        graph.erase_node(backward_node)
+        graph.erase_node(back)
     # torch takes the operator for one that may not be left out, so nothing else erases it.
     for dead in (*outputs.values(), node):
         graph.erase_node(dead)
 
 
-class _Writer(Writer):
-    def __init__(self, graph: fx.Graph, before: fx.Node, *, in_bf16: bool) -> None:
-        super().__init__(graph, before)
-        self.in_bf16 = in_bf16
-
-    def size(self, tensor: fx.Node, place: int) -> Any:
-        size = tensor.meta["val"].shape[place]
-        return size if isinstance(size, int) else self(_aten.sym_size.int, tensor, place)
-
-    def scalar(self, value: float) -> fx.Node:
-        return self(_aten.full.default, [], value, dtype=torch.float32, device=torch.device("cpu"))
-
-    def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
-        values = [side.meta["val"] for side in (left, right)]
-        sizes = (values[0].shape[1], values[1].shape[2])
-        many = all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= FEWEST_SCORES
-        if self.in_bf16 and many and {value.dtype for value in values} == {torch.bfloat16}:
-            return self(torch.ops.gallery.exact_products.default, left, right)
-        in_fp32 = (self.cast(side, torch.float32) for side in (left, right))
-        return self(_aten.bmm.default, *in_fp32)
-
-    def transposed(self, matrices: fx.Node) -> fx.Node:
-        return self(_aten.permute.default, matrices, [0, 2, 1])
+# --------------------------------------------------------------------------------------------------
+# Attention in plain torch, on a batch of matrices: [samples × heads, tokens, width of a head].
 
 
-class _Heads:
-    """One attention, as a batch of matrices [samples × heads, tokens, width of a head].
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    in_bf16: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the output of attention, and the probabilities in the inputs' dtype.
 
-    The batch holds the heads of all samples, and is called flat below.
+    A query that may not attend to any key has zeros.
     """
+    scores = _exact_product(_flat(query), _flat(key).mT, in_bf16) * scale
+    if mask is not None:
+        by_head = scores.view(*query.shape[:3], key.shape[2])
+        scores = (by_head + mask.float()).view(scores.shape)
+    if causal:
+        rows, columns = (torch.arange(size) for size in scores.shape[1:])
+        scores = scores.masked_fill(columns > rows[:, None], -math.inf)
+    highest = scores.amax(-1, keepdim=True)
+    if causal or mask is not None:
+        highest = highest.masked_fill(highest == -math.inf, 0.0)
+    powers = (scores - highest).exp()
+    total = powers.sum(-1, keepdim=True)
+    if causal or mask is not None:
+        total = total.masked_fill(total == 0.0, 1.0)
+    probabilities = (powers / total).to(query.dtype)
+    return _by_token(probabilities.bmm(_flat(value)), query), probabilities
 
-    def __init__(self, write: _Writer, arguments: Mapping[str, Any]) -> None:
-        self.write, self.arguments = write, arguments
-        flat = (self._flat(arguments[name]) for name in ("query", "key", "value"))
-        self.query, self.key, self.value = flat
-        self.dtype = arguments["query"].meta["val"].dtype
-        self.scale = arguments["scale"]
-        if self.scale is None:
-            self.scale = 1.0 / math.sqrt(arguments["query"].meta["val"].shape[3])
-        self.probabilities = self._probabilities()
 
-    def _flat(self, tensor: fx.Node) -> fx.Node:
-        """Return [samples, heads, tokens, width] as a flat batch."""
-        sizes = [-1, self.write.size(tensor, 2), self.write.size(tensor, 3)]
-        return self.write(_aten.reshape.default, tensor, sizes)
+def _gradients(
+    probabilities: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    of_result: Tensor,
+    scale: float,
+    in_bf16: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values, with their sizes."""
+    of_result = _flat(of_result)
+    wide = probabilities.float()
+    of_probabilities = _exact_product(of_result, _flat(value).mT, in_bf16)
+    centred = of_probabilities - (wide * of_probabilities).sum(-1, keepdim=True)
+    of_scores = (wide * centred * scale).to(query.dtype)
+    return (
+        _by_token(of_scores.bmm(_flat(key)), query),
+        _by_token(of_scores.mT.bmm(_flat(query)), key),
+        _by_token(probabilities.mT.bmm(of_result.to(query.dtype)), value),
+    )
 
-    def back(self, flat: fx.Node, name: str) -> fx.Node:
-        """Return a flat batch with the sizes of argument `name`, except for the width.
 
-        The memory is laid out as the fused operator leaves it: token by token.
-        """
-        write, like = self.write, self.arguments[name]
-        sizes = [*(write.size(like, place) for place in range(3)), write.size(flat, 2)]
-        by_head = write(_aten.reshape.default, flat, sizes)
-        by_token = write(_aten.permute.default, by_head, [0, 2, 1, 3])
-        copied = write(_aten.clone.default, by_token, memory_format=torch.contiguous_format)
-        return write(_aten.permute.default, copied, [0, 2, 1, 3])
+def _flat(tensor: Tensor) -> Tensor:
+    """Return [samples, heads, tokens, width] as a batch of matrices."""
+    return tensor.reshape(-1, *tensor.shape[2:])
 
-    def _probabilities(self) -> fx.Node:
-        """Return the probabilities in the inputs' dtype.
 
-        A query that may not attend to any key has zeros.
-        """
-        write = self.write
-        products = write.exact_product(self.query, write.transposed(self.key))
-        scores = write(_aten.mul.Tensor, products, self.scale)
-        masked = self._masked(scores)
-        highest = write(_aten.amax.default, masked, [-1], True)
-        if masked is not scores:
-            highest = self._where_equal(highest, -math.inf, 0.0)
-        powers = write(_aten.exp.default, write(_aten.sub.Tensor, masked, highest))
-        total = write(_aten.sum.dim_IntList, powers, [-1], True)
-        if masked is not scores:
-            total = self._where_equal(total, 0.0, 1.0)
-        return write.cast(write(_aten.div.Tensor, powers, total), self.dtype)
+def _by_token(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a batch of matrices as [samples, heads, tokens, width], in memory token by token.
 
-    def _where_equal(self, tensor: fx.Node, value: float, instead: float) -> fx.Node:
-        equal = self.write(_aten.eq.Scalar, tensor, value)
-        return self.write(_aten.where.self, equal, self.write.scalar(instead), tensor)
+    The fused operator leaves it so.
+    """
+    return flat.view(*like.shape[:3], -1).transpose(1, 2).contiguous().transpose(1, 2)
 
-    def _masked(self, scores: fx.Node) -> fx.Node:
-        write, mask = self.write, self.arguments["attn_mask"]
-        queries, keys = write.size(self.query, 1), write.size(self.key, 1)
-        if mask is not None:
-            samples, heads = (write.size(self.arguments["query"], place) for place in (0, 1))
-            by_head = write(_aten.reshape.default, scores, [samples, heads, queries, keys])
-            sums = write(_aten.add.Tensor, by_head, write.cast(mask, torch.float32))
-            scores = write(_aten.reshape.default, sums, [-1, queries, keys])
-        if self.arguments["is_causal"]:
-            rows, columns = (self._count(size) for size in (queries, keys))
-            allowed = write(_aten.le.Tensor, columns, write(_aten.unsqueeze.default, rows, 1))
-            scores = write(_aten.where.self, allowed, scores, write.scalar(-math.inf))
-        return scores
 
-    def _count(self, size: Any) -> fx.Node:
-        """Return the numbers 0, 1, 2, … below `size`."""
-        options = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
-        return self.write(_prims.iota.default, size, start=0, step=1, **options)
-
-    def attended(self) -> fx.Node:
-        """Return the output of attention as a flat batch."""
-        return self.write(_aten.bmm.default, self.probabilities, self.value)
-
-    def gradients(self, grad_out: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """Return the gradients of queries, keys and values, with their sizes."""
-        write = self.write
-        grad = self._flat(grad_out)
-        probabilities = write.cast(self.probabilities, torch.float32)
-        of_probabilities = write.exact_product(grad, write.transposed(self.value))
-        products = write(_aten.mul.Tensor, probabilities, of_probabilities)
-        mean = write(_aten.sum.dim_IntList, products, [-1], True)
-        centred = write(_aten.sub.Tensor, of_probabilities, mean)
-        of_scores = write(_aten.mul.Tensor, probabilities, centred)
-        rounded = write.cast(write(_aten.mul.Tensor, of_scores, self.scale), self.dtype)
-        by_key = write.transposed(self.probabilities)
-        return (
-            self.back(write(_aten.bmm.default, rounded, self.key), "query"),
-            self.back(write(_aten.bmm.default, write.transposed(rounded), self.query), "key"),
-            self.back(write(_aten.bmm.default, by_key, write.cast(grad, self.dtype)), "value"),
-        )
+def _exact_product(left: Tensor, right: Tensor, in_bf16: bool) -> Tensor:
+    sizes = (left.shape[1], right.shape[2])
+    many = all(isinstance(size, int) for size in sizes) and math.prod(sizes) >= FEWEST_SCORES
+    if in_bf16 and many and left.dtype is right.dtype is torch.bfloat16:
+        return torch.ops.gallery.exact_products.default(left, right)  # type: ignore[no-any-return]
+    return left.float().bmm(right.float())
 
 
 PASS = Pass("short_attention", "joint_custom_pre_pass", rewrite)

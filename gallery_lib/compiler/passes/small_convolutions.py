@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.nn import functional
 
-from gallery_lib.compiler.passes.graph_pass import Pass, Writer, arguments_of
+from gallery_lib.compiler.passes.graph_pass import Pass, arguments_of, write
 from gallery_lib.system import hardware
 
 MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 1024)}
@@ -81,7 +82,7 @@ class _Sizes:
         return positions <= MOST_POSITIONS[which][self.kernel == (1, 1)]
 
 
-def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
+def _sizes(arguments: dict[str, Any], result: Tensor) -> _Sizes | None:
     """Return the sizes of a convolution, or None for one that is left alone."""
     image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
     tensors = (image, weight, result)
@@ -104,81 +105,16 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
     return _Sizes(image.shape[0], inputs, outputs, weight.is_contiguous(), *sides)
 
 
-def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
-    """Reshape [samples, channels, height, width] to [samples × height × width, channels]."""
-    channels = tensor.meta["val"].shape[1]
-    return write.reshaped(write(_aten.permute.default, tensor, [0, 2, 3, 1]), [-1, channels])
-
-
-def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
-    """Reshape [samples × height × width, channels] to [samples, channels, height, width]."""
-    image = write.reshaped(rows, [samples, *size, rows.meta["val"].shape[1]])
-    return write(_aten.permute.default, image, [0, 3, 1, 2])
-
-
-def _under_kernel(
-    write: Writer, image: fx.Node, sizes: _Sizes, *, channels_first: bool, turned: bool = False
-) -> fx.Node:
-    """Return the pixels under the kernel at each position (im2col).
-
-    [samples, channels, height, width] → [positions, kernel height × kernel width × channels], or
-    [positions, channels × kernel height × kernel width] with `channels_first`. With `turned` the
-    pixels come in the order of a kernel that is turned by half a turn.
-    """
-    last = write(_aten.permute.default, image, [0, 2, 3, 1])
-    rows, columns = sizes.padding
-    if rows or columns:
-        last = write(_aten.constant_pad_nd.default, last, [0, 0, columns, columns, rows, rows])
-    pieces = []
-    tops, lefts = (range(size)[:: -1 if turned else 1] for size in sizes.kernel)
-    for top in tops:
-        for left in lefts:
-            piece = last
-            for place, begin, steps, number in (
-                (1, top, sizes.stride[0], sizes.result[0]),
-                (2, left, sizes.stride[1], sizes.result[1]),
-            ):
-                end = begin + steps * (number - 1) + 1
-                if (begin, end, steps) != (0, piece.meta["val"].shape[place], 1):
-                    piece = write(_aten.slice.Tensor, piece, place, begin, end, steps)
-            pieces.append(piece)
-    if len(pieces) == 1:
-        return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
-    # Nothing else reads the concatenation, so `reshape` may make a view of it or a copy.
-    if channels_first:
-        pieces = [write(_aten.unsqueeze.default, piece, 4) for piece in pieces]
-    together = write(_aten.cat.default, pieces, 4 if channels_first else 3)
-    row = last.meta["val"].shape[3] * len(pieces)
-    return write(_aten.reshape.default, together, [-1, row])
-
-
 def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
     arguments = arguments_of(node)
     sizes = _sizes(arguments, node.meta["val"])
     if sizes is None or not sizes.small("forward"):
         return
-    write = Writer(graph, node)
-    pixels = _pixels(write, arguments["input"], sizes)
-    weights = write(_aten.permute.default, _weight_rows(write, arguments["weight"], sizes), [1, 0])
-    if (bias := arguments["bias"]) is None:
-        rows = write(_aten.mm.default, pixels, weights)
-    else:
-        rows = write(_aten.addmm.default, bias, pixels, weights)
-    image = _image(write, rows, sizes.samples, sizes.result)
-    node.replace_all_uses_with(write.laid_out_as(image, node.meta["val"]))
+    contiguous = node.meta["val"].is_contiguous()
+    given = (arguments[name] for name in ("input", "weight", "bias"))
+    result = write(node, _convolved, *given, sizes, contiguous)
+    node.replace_all_uses_with(result)
     graph.erase_node(node)
-
-
-def _pixels(write: Writer, image: fx.Node, sizes: _Sizes) -> fx.Node:
-    """Return the pixels under the kernel, in the order of a row of the weights."""
-    return _under_kernel(write, image, sizes, channels_first=sizes.channels_first)
-
-
-def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
-    """Return a view [outputs, inputs × height × width], or [outputs, height × width × inputs]."""
-    if sizes.channels_first:
-        return write(_aten.view.default, weight, [sizes.outputs, -1])
-    return write.reshaped(write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
 
 
 def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
@@ -191,18 +127,19 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
         if user.users:
             return
         graph.erase_node(user)
-    write = Writer(graph, node)
-    gradients: dict[int, fx.Node] = {}
+    image, weight, gradient = (arguments[name] for name in ("input", "weight", "grad_output"))
+    gradients: dict[Any, fx.Node] = {}
     if wanted[0] and sizes.keeps_size and sizes.small("inputs"):
-        gradients[0] = _gradient_of_inputs(write, arguments, sizes)
+        contiguous = image.meta["val"].is_contiguous()
+        gradients[0] = write(node, _gradient_of_inputs, gradient, weight, sizes, contiguous)
     if wanted[1] and sizes.small("weights"):
-        gradients[1] = _gradient_of_weights(write, arguments, sizes)
+        gradients[1] = write(node, _gradient_of_weights, gradient, image, sizes)
     if not gradients:
         return
     left = [flag and place not in gradients for place, flag in enumerate(wanted)]
     for user in list(node.users):
         if user.args[1] in gradients:
-            user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(gradients[user.args[1]])
             graph.erase_node(user)
     if any(left):
         place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
@@ -214,34 +151,96 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(node)
 
 
-def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
+# --------------------------------------------------------------------------------------------------
+# The products, in plain torch.
+
+
+def _convolved(
+    image: Tensor, weight: Tensor, bias: Tensor | None, sizes: _Sizes, contiguous: bool
+) -> Tensor:
+    """Return the convolution's result, in channels_last unless it is to be contiguous."""
+    pixels, weights = _pixels(image, sizes), _weight_rows(weight, sizes).t()
+    rows = pixels.mm(weights) if bias is None else torch.addmm(bias, pixels, weights)
+    return _image(rows, sizes.samples, sizes.result, contiguous)
+
+
+def _gradient_of_weights(gradient: Tensor, image: Tensor, sizes: _Sizes) -> Tensor:
     """Return the gradient of the weights, which lies as the weights do."""
-    pixels = _pixels(write, arguments["input"], sizes)
-    gradient = write(_aten.permute.default, _rows(write, arguments["grad_output"]), [1, 0])
-    rows = write(_aten.mm.default, gradient, pixels)
+    rows = _rows(gradient).t().mm(_pixels(image, sizes))
     if sizes.channels_first:
-        return write(_aten.view.default, rows, [sizes.outputs, sizes.inputs, *sizes.kernel])
-    return _image(write, write.reshaped(rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
+        return rows.view(sizes.outputs, sizes.inputs, *sizes.kernel)
+    return _image(rows.view(-1, sizes.inputs), sizes.outputs, sizes.kernel)
 
 
-def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
+def _gradient_of_inputs(
+    gradient: Tensor, weight: Tensor, sizes: _Sizes, contiguous: bool
+) -> Tensor:
     """Return the gradient of the inputs.
 
     It is the gradient of the outputs, convolved with the kernel turned by half a turn.
     """
     if sizes.kernel == (1, 1):
-        weights = _weight_rows(write, arguments["weight"], sizes)
-    else:
-        # [outputs, height, width, inputs], a copy where it does not lie so.
-        last = write(_aten.permute.default, arguments["weight"], [0, 2, 3, 1])
-        last = write(_aten.clone.default, last, memory_format=torch.contiguous_format)
-        weights = write(_aten.view.default, last, [-1, sizes.inputs])
+        weights = _weight_rows(weight, sizes)
+    else:  # [outputs, height, width, inputs], a copy where it does not lie so
+        weights = weight.permute(0, 2, 3, 1).reshape(-1, sizes.inputs)
     padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
     turned = replace(sizes, padding=padding, result=sizes.image)
-    gradient = arguments["grad_output"]
-    pixels = _under_kernel(write, gradient, turned, channels_first=True, turned=True)
-    image = _image(write, write(_aten.mm.default, pixels, weights), sizes.samples, sizes.image)
-    return write.laid_out_as(image, arguments["input"].meta["val"])
+    pixels = _under_kernel(gradient, turned, channels_first=True, turned=True)
+    return _image(pixels.mm(weights), sizes.samples, sizes.image, contiguous)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Reshape [samples, channels, height, width] to [samples × height × width, channels]."""
+    return tensor.permute(0, 2, 3, 1).reshape(-1, tensor.shape[1])
+
+
+def _image(rows: Tensor, samples: int, size: tuple[int, int], contiguous: bool = False) -> Tensor:
+    """Reshape [samples × height × width, channels] to [samples, channels, height, width]."""
+    image = rows.view(samples, *size, rows.shape[1]).permute(0, 3, 1, 2)
+    # Later nodes were traced so. The pass `channels_last` removes the copy where nothing needs it.
+    return image.contiguous() if contiguous else image
+
+
+def _pixels(image: Tensor, sizes: _Sizes) -> Tensor:
+    """Return the pixels under the kernel, in the order of a row of the weights."""
+    return _under_kernel(image, sizes, channels_first=sizes.channels_first)
+
+
+def _weight_rows(weight: Tensor, sizes: _Sizes) -> Tensor:
+    """Return a view [outputs, inputs × height × width], or [outputs, height × width × inputs]."""
+    in_order = weight if sizes.channels_first else weight.permute(0, 2, 3, 1)
+    return in_order.reshape(sizes.outputs, -1)
+
+
+def _under_kernel(
+    image: Tensor, sizes: _Sizes, *, channels_first: bool, turned: bool = False
+) -> Tensor:
+    """Return the pixels under the kernel at each position (im2col).
+
+    [samples, channels, height, width] → [positions, kernel height × kernel width × channels], or
+    [positions, channels × kernel height × kernel width] with `channels_first`. With `turned` the
+    pixels come in the order of a kernel that is turned by half a turn.
+    """
+    last = image.permute(0, 2, 3, 1)
+    if any(sizes.padding):
+        rows, columns = sizes.padding
+        last = functional.pad(last, (0, 0, columns, columns, rows, rows))
+
+    def under(begin: int, place: int) -> slice:
+        """Return the rows or columns under one row or column of the kernel."""
+        step = sizes.stride[place]
+        return slice(begin, begin + step * (sizes.result[place] - 1) + 1, step)
+
+    order = -1 if turned else 1
+    pieces = [
+        last[:, under(top, 0), under(left, 1)]
+        for top in range(sizes.kernel[0])[::order]
+        for left in range(sizes.kernel[1])[::order]
+    ]
+    if len(pieces) == 1:
+        return pieces[0].reshape(-1, image.shape[1])
+    together = torch.stack(pieces, 4) if channels_first else torch.cat(pieces, 3)
+    return together.reshape(-1, image.shape[1] * len(pieces))
 
 
 PASS = Pass(

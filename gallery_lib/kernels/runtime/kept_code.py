@@ -3,8 +3,7 @@
 A build takes seconds where the code is not on disk yet, so observers can tell whoever waits.
 
 Nobody else may write into the folder. A file may still differ from what was written: a full disk
-cut it off, or something overwrote it. Such a file is set aside and built anew, since loading it
-could end the process.
+cut it off, or something overwrote it. It is built anew, since loading it could end the process.
 """
 
 from __future__ import annotations
@@ -12,17 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gallery_lib.system import files, paths
 
 _observers: list[tuple[Callable[[], None], Callable[[], None]]] = []
-
-
-class DamagedCode(RuntimeWarning):
-    """Warning that a kept file is not what was built, and is built anew."""
 
 
 def folder(name: str) -> Path:
@@ -42,23 +36,10 @@ def folder(name: str) -> Path:
 
 
 def sound(file: Path) -> bool:
-    """Return whether the file exists and matches its digest.
-
-    A file that does not match is moved aside, with a warning.
-    """
+    """Return whether the file exists and matches its digest."""
     noted = _note(file)
-    if not file.is_file() or not noted.is_file():
-        return False
-    if noted.read_bytes() == _digest(file.read_bytes()):
-        return True
-    where = ""
-    with contextlib.suppress(OSError):  # a cache that cannot be written
-        file.replace(file.with_name(f"{file.name}.damaged"))
-        where = f"; the damaged file is {file.name}.damaged"
-    warnings.warn(
-        f"{file} is not what was built, and is built anew{where}.", DamagedCode, stacklevel=3
-    )
-    return False
+    there = file.is_file() and noted.is_file()
+    return there and noted.read_bytes() == _digest(file.read_bytes())
 
 
 def keep(file: Path, content: bytes) -> None:

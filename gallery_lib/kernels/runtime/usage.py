@@ -5,8 +5,7 @@ kernels run there: then, and only then, they are faster. On the CPU, and on a GP
 not compiled for, plain torch stands in for a kernel. torch's own function is the better choice
 there. What has C++ for the CPU is chosen elsewhere: batch norm by a graph pass
 (`passes.large_batch_norms` of the compiler), the loss by its size
-(`gallery_lib.tasks.domains.cross_entropy`). To test this choice without a GPU, a test may request
-our operators on the CPU with `on_cpu_too()`.
+(`gallery_lib.tasks.domains.cross_entropy`).
 
 Where a CUDA device has to do without kernels, the plain-torch reference does the same work on it,
 and a warning gives the reason once. On the CPU the reference is the implementation, so there is
@@ -15,19 +14,14 @@ nothing to announce.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Iterator
-from contextvars import ContextVar
 
 import torch
 
 from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.errors import GalleryError
 from gallery_lib.kernels.runtime import launch, nvrtc
-
-_ON_CPU_TOO: ContextVar[bool] = ContextVar("_ON_CPU_TOO", default=False)
 
 
 class KernelsNotUsed(RuntimeWarning):
@@ -37,9 +31,7 @@ class KernelsNotUsed(RuntimeWarning):
 def reason_not_used(device: torch.device) -> str | None:
     """Return why a run on `device` does without our operators, or None when it uses them."""
     if device.type == "cpu":
-        if not _ON_CPU_TOO.get():
-            return "no CUDA device"
-        return None if kernels_enabled() else "switched off in this run"
+        return "no CUDA device"
     return reason_not_launched(device)
 
 
@@ -88,16 +80,3 @@ def announce(reason: str) -> None:
         KernelsNotUsed,
         stacklevel=3,
     )
-
-
-@contextlib.contextmanager
-def on_cpu_too() -> Iterator[None]:
-    """Context: runs on the CPU use our operators as well, as plain torch.
-
-    This is for tests; it is slower.
-    """
-    token = _ON_CPU_TOO.set(True)
-    try:
-        yield
-    finally:
-        _ON_CPU_TOO.reset(token)

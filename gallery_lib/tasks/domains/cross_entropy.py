@@ -43,7 +43,8 @@ def cross_entropy(
     """
     names: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     names["reduction"] = reduction
-    if logits.numel() >= LARGE and (usage.used(logits.device) or _in_cpp(logits, labels)):
+    is_large = logits.numel() >= LARGE and logits.dim() == 2 and labels.dtype is torch.int64
+    if is_large and (usage.used(logits.device) or _in_cpp(logits, labels)):
         if logits.device.type == "cpu":
             _check_labels(labels, logits.shape[1], ignore_index)
         return own.cross_entropy(logits, labels, **names)

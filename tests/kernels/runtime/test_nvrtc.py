@@ -5,17 +5,25 @@ What it compiled is kept, and no kernel spills registers.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import struct
 
 import pytest
 
-from gallery_lib.kernels import resources
 from gallery_lib.kernels.runtime import nvrtc
+from gallery_lib.kernels.runtime.launch import ELEMENTS
 from gallery_lib.kernels.runtime.nvrtc import SOURCES, CompilationFailed, cache_key, compiled
 
 EM_CUDA = 190
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+FUNCTION = re.compile(  # what ptxas says of a kernel
+    r"Compiling entry function '(?P<kernel>\w+)' for 'sm_(?P<architecture>\d+)\w*'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes "
+    r"spill loads.*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
 VARIANT = ("gradient_statistics.cu", (("ELEMENT", "float"),))
 
 
@@ -31,9 +39,7 @@ def folder(tmp_path):
     return shutil.copytree(SOURCES, tmp_path / "cuda")
 
 
-OTHERS = [
-    pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHITECTURES if each != 90
-]
+OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES if each != 90]
 
 
 @pytest.mark.slow
@@ -43,17 +49,21 @@ OTHERS = [
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
-    for source, defines in resources.VARIANTS:
+    sources = sorted(path.name for path in SOURCES.glob("*.cu"))
+    for source, defines in itertools.product(sources, ELEMENTS.values()):
         kernels = re.findall(
             r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text()
         )
-        rows = resources.resources(source, defines, architecture)
-        assert sorted(row.kernel for row in rows) == sorted(kernels), source
+        code = compiled(source, defines, architecture)
+        rows = list(FUNCTION.finditer(code.log))
+        assert sorted(row["kernel"] for row in rows) == sorted(kernels), source
         for row in rows:
-            assert (row.architecture, row.spill_bytes, row.stack_bytes) == (architecture, 0, 0), row
+            assert int(row["architecture"]) == architecture
+            spills = (row["stores"], row["loads"], row["stack"])
+            assert spills == ("0", "0", "0"), row[0]
             # 256 threads × 128 registers: at least two blocks on every multiprocessor.
-            assert 0 < row.registers <= 128, row
-        machine = struct.unpack_from("<H", compiled(source, defines, architecture).cubin, 18)
+            assert 0 < int(row["registers"]) <= 128, row[0]
+        machine = struct.unpack_from("<H", code.cubin, 18)
         assert machine == (EM_CUDA,)
 
 
