@@ -14,14 +14,13 @@ users) gets its operands as they were traced.
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from gallery_lib.compiler.passes.graph_pass import Pass, call, value_of
+from gallery_lib.compiler.passes.graph_pass import Pass, call, value_of, write
 
 _aten = torch.ops.aten
 _CLONE = _aten.clone.default
@@ -111,19 +110,19 @@ class _Rewriting:
         return self._as_traced[node]
 
     def _write_as_traced(self, node: fx.Node, traced: Any) -> fx.Node:
-        # Sizes that are unknown yet cannot be written as arguments, so none are.
-        write = functools.partial(call, _place_behind(node))
+        place = _place_behind(node)
         if _is_view(node):
             moved = {n: self._restored(n) for n in node.all_input_nodes if n in self._traced}
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
-            return write(node.target, *args, **kwargs)
-        dimensions = range(traced.dim())
-        order = sorted(dimensions, key=traced.stride, reverse=True)
-        image = node if traced.is_contiguous() else write(_aten.permute.default, node, order)
-        image = write(_CLONE, image, memory_format=torch.contiguous_format)
-        if traced.is_contiguous():
-            return image
-        return write(_aten.permute.default, image, [order.index(one) for one in dimensions])
+            return call(place, node.target, *args, **kwargs)
+        order = sorted(range(traced.dim()), key=traced.stride, reverse=True)
+        back = [order.index(one) for one in range(traced.dim())]
+
+        def laid_out(image: Tensor) -> Tensor:
+            copied = image.permute(order).clone(memory_format=torch.contiguous_format)
+            return copied.permute(back)
+
+        return write(place, laid_out, node)  # type: ignore[no-any-return]
 
 
 def _place_behind(node: fx.Node) -> fx.Node:

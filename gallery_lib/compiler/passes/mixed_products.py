@@ -73,28 +73,15 @@ def rewrite(graph: fx.Graph) -> None:
 class _Product:
     """A product that the operator takes.
 
-    `copied` is the copy that its right side is a view of, and `views` are what makes it one.
-    `last` is the cast of the result to fp32, if nothing else reads the result, and `between` the
-    views of the result before it.
+    `copied` is the copy that its right side is a view of, if its weight may be read as it lies, and
+    `views` are what makes it one. `last` is the cast of the result to fp32, if the result may be
+    stored so, and `between` the views of the result before it.
     """
 
-    sizes: tuple[int, int, int]  # M, K, N
     copied: fx.Node | None
     views: tuple[fx.Node, ...]
     last: fx.Node | None
     between: tuple[fx.Node, ...]
-    limits: Limits
-
-    @property
-    def by_weight(self) -> bool:
-        m, k, n = self.sizes
-        return m <= self.limits.weights and k * n >= self.limits.elements
-
-    @property
-    def stored_in_fp32(self) -> bool:
-        m, k, n = self.sizes
-        large = m * n >= self.limits.elements
-        return self.last is not None and k <= self.limits.gradients and large
 
 
 def _product(node: fx.Node, within: Limits) -> _Product | None:
@@ -111,8 +98,13 @@ def _product(node: fx.Node, within: Limits) -> _Product | None:
         return None
     if bias and bias[0].meta["val"].dim() != 1:
         return None
-    sizes = (*left.meta["val"].shape, right.meta["val"].shape[1])
-    return _Product(sizes, *_behind_views(right), *_only_reader(node), within)
+    (m, k), n = left.meta["val"].shape, right.meta["val"].shape[1]
+    (copied, views), (last, between) = _behind_views(right), _only_reader(node)
+    if m > within.weights or k * n < within.elements:
+        copied = None
+    if k > within.gradients or m * n < within.elements:
+        last = None
+    return _Product(copied, views, last, between)
 
 
 def _behind_views(node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...]]:
@@ -166,14 +158,15 @@ def _weights_read_as_they_lie(products: dict[fx.Node, _Product]) -> set[fx.Node]
     def taken(user: fx.Node, view: fx.Node) -> bool:
         product = products.get(user)
         *others, right = user.args
-        return product is not None and product.by_weight and right is view and view not in others
+        is_taken = product is not None and product.copied is not None
+        return is_taken and right is view and view not in others
 
     return {copy for copy in copies if all(taken(*reader) for reader in readers(copy))}
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, product: _Product, weights: set[fx.Node]) -> None:
     as_it_lies = product.copied in weights
-    if not as_it_lies and not product.stored_in_fp32:
+    if not as_it_lies and product.last is None:
         return
     write = functools.partial(call, node)
     *bias, left, right = node.args  # by now, since a neighbour may have been rewritten
@@ -182,11 +175,10 @@ def _rewrite(graph: fx.Graph, node: fx.Node, product: _Product, weights: set[fx.
         right = _viewed(write, product.copied.args[0], product.views)
     ours = torch.ops.gallery.mixed_product.default
     added = bias[0] if bias else None
-    if not product.stored_in_fp32:
+    if product.last is None:
         node.replace_all_uses_with(write(ours, left, right, added, False))
         graph.erase_node(node)
         return
-    assert product.last is not None
     views = product.between
     if not bias and all(_swaps(view) for view in views):
         if len(views) % 2:  # the other way round the result lies as it is read

@@ -20,7 +20,6 @@ another order.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,41 +48,16 @@ def rewrite(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         _rewrite_backward(graph, node)
     for node in graph.find_nodes(op="call_function", target=_FORWARD):
-        _rewrite_forward(graph, node)
+        arguments = arguments_of(node)
+        if _is_small(arguments, node.meta["val"], "forward"):
+            given = [arguments[name] for name in ("input", "weight", "bias", "stride", "padding")]
+            result = write(node, _convolved, *given, node.meta["val"].is_contiguous())
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Sizes of a convolution that can be written as a product."""
-
-    samples: int
-    inputs: int  # channels
-    outputs: int
-    channels_first: bool  # in the memory of a kernel of the weights
-    image: tuple[int, int]  # height, width
-    result: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    @property
-    def keeps_size(self) -> bool:
-        """Return whether the inputs' gradient is such a convolution, of a turned kernel.
-
-        It is where the kernel moves by one and the padding is smaller than the kernel.
-        """
-        return self.stride == (1, 1) and all(
-            padding < kernel for padding, kernel in zip(self.padding, self.kernel, strict=True)
-        )
-
-    def small(self, which: str) -> bool:
-        """Return whether the pass `which` is to be a product."""
-        positions = self.samples * self.result[0] * self.result[1]  # rows of the product
-        return positions <= MOST_POSITIONS[which][self.kernel == (1, 1)]
-
-
-def _sizes(arguments: dict[str, Any], result: Tensor) -> _Sizes | None:
-    """Return the sizes of a convolution, or None for one that is left alone."""
+def _is_small(arguments: dict[str, Any], result: Tensor, which: str) -> bool:
+    """Return whether a pass of a convolution, or of one with these outputs, is to be a product."""
     image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
     tensors = (image, weight, result)
     if (
@@ -94,46 +68,33 @@ def _sizes(arguments: dict[str, Any], result: Tensor) -> _Sizes | None:
         or {tensor.dtype for tensor in tensors} != {torch.bfloat16}
         or image.device.type != "cpu"
         or not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+        or not (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))
     ):
-        return None
-    if not (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)):
-        return None
-    outputs, inputs = weight.shape[:2]
-    shapes = (tensor.shape[2:] for tensor in (image, result, weight))
-    pairs = (*shapes, arguments["stride"], arguments["padding"])
-    sides = [(int(height), int(width)) for height, width in pairs]
-    return _Sizes(image.shape[0], inputs, outputs, weight.is_contiguous(), *sides)
-
-
-def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
-    arguments = arguments_of(node)
-    sizes = _sizes(arguments, node.meta["val"])
-    if sizes is None or not sizes.small("forward"):
-        return
-    contiguous = node.meta["val"].is_contiguous()
-    given = (arguments[name] for name in ("input", "weight", "bias"))
-    result = write(node, _convolved, *given, sizes, contiguous)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
+        return False
+    positions = result.shape[0] * result.shape[2] * result.shape[3]  # rows of the product
+    return positions <= MOST_POSITIONS[which][weight.shape[2:] == (1, 1)]
 
 
 def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
     arguments = arguments_of(node)
-    sizes = _sizes(arguments, arguments["grad_output"].meta["val"])
-    if sizes is None or any(user.target is not operator.getitem for user in node.users):
+    if any(user.target is not operator.getitem for user in node.users):
         return
     wanted = list(arguments["output_mask"])
     for user in [user for user in node.users if not wanted[user.args[1]]]:  # type: ignore[index]
         if user.users:
             return
         graph.erase_node(user)
-    image, weight, gradient = (arguments[name] for name in ("input", "weight", "grad_output"))
+    names = ("grad_output", "input", "weight", "stride", "padding")
+    gradient, image, weight, stride, padding = (arguments[name] for name in names)
+    outputs, kernel = gradient.meta["val"], weight.meta["val"].shape[2:]
+    # With a turned kernel the inputs' gradient is such a convolution, of as many positions.
+    turns = list(stride) == [1, 1] and all(p < k for p, k in zip(padding, kernel, strict=True))
     gradients: dict[Any, fx.Node] = {}
-    if wanted[0] and sizes.keeps_size and sizes.small("inputs"):
+    if wanted[0] and turns and _is_small(arguments, outputs, "inputs"):
         contiguous = image.meta["val"].is_contiguous()
-        gradients[0] = write(node, _gradient_of_inputs, gradient, weight, sizes, contiguous)
-    if wanted[1] and sizes.small("weights"):
-        gradients[1] = write(node, _gradient_of_weights, gradient, image, sizes)
+        gradients[0] = write(node, _gradient_of_inputs, gradient, weight, padding, contiguous)
+    if wanted[1] and _is_small(arguments, outputs, "weights"):
+        gradients[1] = write(node, _gradient_of_weights, gradient, image, weight, stride, padding)
     if not gradients:
         return
     left = [flag and place not in gradients for place, flag in enumerate(wanted)]
@@ -152,95 +113,74 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The products, in plain torch.
+# The products, in plain torch. Images are [samples, channels, height, width].
 
 
 def _convolved(
-    image: Tensor, weight: Tensor, bias: Tensor | None, sizes: _Sizes, contiguous: bool
+    image: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, contiguous: bool
 ) -> Tensor:
     """Return the convolution's result, in channels_last unless it is to be contiguous."""
-    pixels, weights = _pixels(image, sizes), _weight_rows(weight, sizes).t()
+    pixels, size = _pixels(image, weight, stride, padding)
+    in_order = weight if _channels_first(weight) else weight.permute(0, 2, 3, 1)
+    weights = in_order.reshape(weight.shape[0], -1).t()
     rows = pixels.mm(weights) if bias is None else torch.addmm(bias, pixels, weights)
-    return _image(rows, sizes.samples, sizes.result, contiguous)
-
-
-def _gradient_of_weights(gradient: Tensor, image: Tensor, sizes: _Sizes) -> Tensor:
-    """Return the gradient of the weights, which lies as the weights do."""
-    rows = _rows(gradient).t().mm(_pixels(image, sizes))
-    if sizes.channels_first:
-        return rows.view(sizes.outputs, sizes.inputs, *sizes.kernel)
-    return _image(rows.view(-1, sizes.inputs), sizes.outputs, sizes.kernel)
-
-
-def _gradient_of_inputs(
-    gradient: Tensor, weight: Tensor, sizes: _Sizes, contiguous: bool
-) -> Tensor:
-    """Return the gradient of the inputs.
-
-    It is the gradient of the outputs, convolved with the kernel turned by half a turn.
-    """
-    if sizes.kernel == (1, 1):
-        weights = _weight_rows(weight, sizes)
-    else:  # [outputs, height, width, inputs], a copy where it does not lie so
-        weights = weight.permute(0, 2, 3, 1).reshape(-1, sizes.inputs)
-    padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
-    turned = replace(sizes, padding=padding, result=sizes.image)
-    pixels = _under_kernel(gradient, turned, channels_first=True, turned=True)
-    return _image(pixels.mm(weights), sizes.samples, sizes.image, contiguous)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Reshape [samples, channels, height, width] to [samples × height × width, channels]."""
-    return tensor.permute(0, 2, 3, 1).reshape(-1, tensor.shape[1])
-
-
-def _image(rows: Tensor, samples: int, size: tuple[int, int], contiguous: bool = False) -> Tensor:
-    """Reshape [samples × height × width, channels] to [samples, channels, height, width]."""
-    image = rows.view(samples, *size, rows.shape[1]).permute(0, 3, 1, 2)
+    result = rows.view(*size, -1).permute(0, 3, 1, 2)
     # Later nodes were traced so. The pass `channels_last` removes the copy where nothing needs it.
-    return image.contiguous() if contiguous else image
+    return result.contiguous() if contiguous else result
 
 
-def _pixels(image: Tensor, sizes: _Sizes) -> Tensor:
-    """Return the pixels under the kernel, in the order of a row of the weights."""
-    return _under_kernel(image, sizes, channels_first=sizes.channels_first)
+def _gradient_of_inputs(gradient: Tensor, weight: Tensor, padding: Any, contiguous: bool) -> Tensor:
+    """Return the gradient of the outputs, convolved with the kernel turned by half a turn."""
+    kernel, turned = weight.shape[2:], weight.transpose(0, 1)
+    if kernel != (1, 1):
+        turned = turned.flip(2, 3).contiguous()
+    around = [size - 1 - beside for size, beside in zip(kernel, padding, strict=True)]
+    return _convolved(gradient, turned, None, (1, 1), around, contiguous)
 
 
-def _weight_rows(weight: Tensor, sizes: _Sizes) -> Tensor:
-    """Return a view [outputs, inputs × height × width], or [outputs, height × width × inputs]."""
-    in_order = weight if sizes.channels_first else weight.permute(0, 2, 3, 1)
-    return in_order.reshape(sizes.outputs, -1)
-
-
-def _under_kernel(
-    image: Tensor, sizes: _Sizes, *, channels_first: bool, turned: bool = False
+def _gradient_of_weights(
+    gradient: Tensor, image: Tensor, weight: Tensor, stride: Any, padding: Any
 ) -> Tensor:
-    """Return the pixels under the kernel at each position (im2col).
+    """Return the gradient of the weights, which lies as the weights do."""
+    pixels, _ = _pixels(image, weight, stride, padding)
+    rows = gradient.permute(0, 2, 3, 1).reshape(-1, weight.shape[0]).t().mm(pixels)
+    if _channels_first(weight):
+        return rows.view(weight.shape)
+    return rows.view(weight.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
 
-    [samples, channels, height, width] → [positions, kernel height × kernel width × channels], or
-    [positions, channels × kernel height × kernel width] with `channels_first`. With `turned` the
-    pixels come in the order of a kernel that is turned by half a turn.
+
+def _channels_first(weight: Tensor) -> bool:
+    """Return whether a row of the weights, an output's, is [channels × kernel] in memory."""
+    return weight.is_contiguous() or weight.shape[2:] == (1, 1)
+
+
+def _pixels(
+    image: Tensor, weight: Tensor, stride: Any, padding: Any
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the pixels under the kernel at each position (im2col), and (samples, height, width).
+
+    They are in the order of a row of the weights: [positions, channels × kernel], or [positions,
+    kernel × channels].
     """
-    last = image.permute(0, 2, 3, 1)
-    if any(sizes.padding):
-        rows, columns = sizes.padding
+    last, kernel = image.permute(0, 2, 3, 1), weight.shape[2:]
+    if any(padding):
+        rows, columns = padding
         last = functional.pad(last, (0, 0, columns, columns, rows, rows))
 
-    def under(begin: int, place: int) -> slice:
+    def under(begin: int, side: int) -> slice:
         """Return the rows or columns under one row or column of the kernel."""
-        step = sizes.stride[place]
-        return slice(begin, begin + step * (sizes.result[place] - 1) + 1, step)
+        return slice(begin, last.shape[1 + side] - kernel[side] + begin + 1, stride[side])
 
-    order = -1 if turned else 1
     pieces = [
         last[:, under(top, 0), under(left, 1)]
-        for top in range(sizes.kernel[0])[::order]
-        for left in range(sizes.kernel[1])[::order]
+        for top in range(kernel[0])
+        for left in range(kernel[1])
     ]
+    size = tuple(pieces[0].shape[:3])
     if len(pieces) == 1:
-        return pieces[0].reshape(-1, image.shape[1])
-    together = torch.stack(pieces, 4) if channels_first else torch.cat(pieces, 3)
-    return together.reshape(-1, image.shape[1] * len(pieces))
+        return pieces[0].reshape(-1, image.shape[1]), size
+    together = torch.stack(pieces, 4) if _channels_first(weight) else torch.cat(pieces, 3)
+    return together.reshape(-1, image.shape[1] * len(pieces)), size
 
 
 PASS = Pass(
