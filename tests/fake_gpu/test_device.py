@@ -4,54 +4,48 @@ from __future__ import annotations
 
 import pytest
 import tiny_task
-from fake_gpu.running import code_on_ranks, pytest_on_device
+from fake_gpu.running import ROOT, code_on_ranks, pytest_on_device
 
 from gallery_lib.measure.replay import read_timeline
 
-ORDERS = ("late", pytest.param("early", marks=pytest.mark.thorough))
-"""Orders in which the device does what was queued; continuous integration runs the latest."""
+
+def in_orders(*drawn: int) -> pytest.MarkDecorator:
+    """Return a parametrisation with orders of the device's work; CI runs the latest."""
+    others = ("early", *(f"random:{seed}" for seed in drawn))
+    marked = (pytest.param(order, marks=pytest.mark.thorough) for order in others)
+    return pytest.mark.parametrize("order", ["late", *marked])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "order",
-    [*ORDERS, *(pytest.param(f"random:{seed}", marks=pytest.mark.thorough) for seed in (1, 2))],
-)
-def test_the_device_brings_out_what_a_program_forgot(order):
-    pytest_on_device("tests/fake_gpu/inside_streams.py", order=order, devices=2)
+@in_orders(1, 2, 4, 5, 6)
+def test_all_that_needs_a_device_runs_on_it(order):
+    """All tests marked `gpu`, and those in files called `inside_…`, in one process.
+
+    One task of the gallery trains there; thorough tests have the others.
+    """
+    marked = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "mark.gpu" in path.read_text() and path.parent.name != "fake_gpu"
+    ]
+    names = ("streams", "loader", "steps", "graphs", "training")
+    inside = [f"tests/fake_gpu/inside_{name}.py" for name in names]
+    tasks = ("-k", "not inside_training or tts_angular")
+    assert marked
+    pytest_on_device(*inside, *marked, *tasks, order=order, devices=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_tasks_train_on_it_as_on_the_cpu():
+    pytest_on_device("tests/fake_gpu/inside_training.py", "-k", "not tts_angular")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names", ["tts_angular", pytest.param("not tts_angular", marks=pytest.mark.thorough)]
-)
-def test_the_tasks_train_on_it_as_on_the_cpu(names):
-    pytest_on_device("tests/fake_gpu/inside_training.py", "-k", names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:4", marks=pytest.mark.thorough)])
-def test_batches_arrive_whole(order):
-    pytest_on_device("tests/fake_gpu/inside_loader.py", order=order)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:5", marks=pytest.mark.thorough)])
+@in_orders(5)
 def test_two_ranks_average_their_gradients(order):
     printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", ranks=2, order=order)
     assert "int8: relative error" in printed and "FAILED" not in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [*ORDERS, pytest.param("random:6", marks=pytest.mark.thorough)])
-def test_a_step_with_own_kernels_is_right(order):
-    pytest_on_device("tests/fake_gpu/inside_steps.py", order=order, devices=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_captured_models_train_as_eager_ones(order):
-    pytest_on_device("tests/fake_gpu/inside_graphs.py", order=order)
 
 
 @pytest.mark.slow

@@ -68,9 +68,8 @@ print([name for name in names if importlib.util.find_spec(name)])
 @pytest.mark.parametrize(
     "tests",
     [
-        "test_gpu_tests.py::test_the_tests_for_a_gpu_pass[late]",
+        "test_device.py::test_all_that_needs_a_device_runs_on_it[late]",
         "test_commands.py::test_the_first_ten_minutes_on_a_gpu_are_not_lost",
-        "test_device.py::test_captured_models_train_as_eager_ones[late]",
     ],
 )
 def test_what_runs_on_a_gpu_runs_there(python: str, tests: str) -> None:

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes.graph_pass import Pass, Passes
-from gallery_lib.config import Compiler
 
 Passed = Callable[..., tuple[Tensor, ...]]
 CPU = torch.device("cpu")
@@ -96,23 +94,3 @@ class Counting(Passes):
 
     def uuid(self) -> None:
         return None  # never taken from the cache, so that the pass runs
-
-
-def called_operators(
-    model: nn.Module, x: Tensor, options: Compiler, begin: str | tuple[str, ...]
-) -> tuple[int, list[Tensor]]:
-    """Return how many operators whose names begin so a compiled step calls, and the gradients."""
-    torch._dynamo.reset()
-    compile_model(model, options, CPU)
-
-    def step() -> None:
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            model(x).float().square().mean().backward()
-
-    step()  # while compiling, every operator is called
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = [event for event in profile.key_averages() if event.key.startswith(begin)]
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return sum(event.count for event in events), gradients

@@ -16,13 +16,12 @@ from cuda_on_host.device import on
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp, OnDevice, OnHost
-from refusal import refused
 from torch import nn
 from torch.nn import functional
 
 from gallery_lib.kernels import batch_norm
 from gallery_lib.kernels.batch_norm import batch_norm_relu
-from gallery_lib.kernels.runtime import cpp, operators
+from gallery_lib.kernels.runtime import operators
 
 OPERATORS = torch.ops.gallery
 U, EPS = 2.0**-24, 1e-5
@@ -280,28 +279,6 @@ def test_every_kind_of_layer_trains_as_torchs_in_float64(arguments, dtype):
     for one, name in zip(ours[:2], names, strict=False):
         if one is not None:
             torch.testing.assert_close(one.double(), getattr(theirs, name), rtol=1e-5, atol=1e-5)
-
-
-def test_what_does_not_fit_together_is_refused_by_the_cpp_and_nothing_is_written():
-    x, mean = torch.ones(2, 4, 3, 3).to(memory_format=torch.channels_last), torch.ones(4)
-
-    def forward(x, written, mean=mean):
-        batch_norm.call_cpp("forward", x, None, written, mean, torch.ones(4))
-
-    written = torch.zeros_like(x)
-    for name, values, arguments in (
-        ("x", "torch.float16", (x.half(), written)),
-        ("x", "layout", (x.contiguous(), written)),
-        ("written", "shape", (x, torch.zeros(2, 4, 3, 1))),
-        ("written", "dtype", (x, written.bfloat16())),
-        ("mean", "shape", (x, written, torch.ones(5))),
-        ("written", "shares memory", (x, x)),
-    ):
-        with refused(name, values, error=cpp.Refused):
-            forward(*arguments)
-    with refused("x", "do not fit together", error=cpp.Refused):
-        batch_norm.call_cpp("forward", x)
-    assert not written.any() and (x == 1).all()
 
 
 @pytest.mark.gpu

@@ -13,7 +13,6 @@ from cuda_on_host import draw
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp
-from refusal import refused
 
 from gallery_lib.kernels.compression import (
     GROUP,
@@ -224,64 +223,3 @@ def test_without_a_compiler_plain_torch_does_the_work_and_says_so(compiler, monk
 def test_int8_takes_a_quarter_of_the_bytes_and_bf16_half():
     assert packed_bytes(10**6, "int8") == pytest.approx(10**6 * (1 + 4 / GROUP), abs=2 * FILLING)
     assert packed_bytes(10**6, "bf16") == 2 * 10**6
-
-
-def test_memory_that_does_not_fit_is_refused_by_the_cpp_itself():
-    """The operators below the checks in Python: no caller's mistake may touch other memory."""
-    size = 300
-    each = packed_bytes(size, "int8")
-    gradient, out = torch.ones(size), torch.zeros(each, dtype=torch.uint8)
-    pack_op, accumulate_op = (
-        torch.ops.gallery.pack_gradient_,
-        torch.ops.gallery.accumulate_gradient_,
-    )
-    short = torch.zeros(each, dtype=torch.uint8)
-    short.untyped_storage().resize_(each - 1)
-    gone = torch.ones(size)
-    gone.untyped_storage().resize_(0)
-    for arguments, name, values in (
-        ((gradient, None, "int8", out[:-16]), "out", ["torch.uint8 (304,)", "shape"]),
-        ((gradient, None, "int8", short), "out", ["less memory"]),
-        ((gone, None, "int8", out), "gradient", ["torch.float32 (300,)", "no memory"]),
-        (
-            (gradient, torch.ones(size, dtype=torch.float64), "int8", out),
-            "error",
-            ["torch.float64", "another dtype"],
-        ),
-        ((gradient, torch.ones(size - 1), "int8", out), "error", ["(299,)", "shape"]),
-        ((gradient, gradient, "int8", out), "error", ["shares memory with another"]),
-        ((gradient, torch.ones(1).expand(size), "int8", out), "error", ["elements that share"]),
-        (
-            (
-                torch.ones(2, size)[:, ::2][0],
-                None,
-                "int8",
-                torch.zeros(packed_bytes(150, "int8"), dtype=torch.uint8),
-            ),
-            "gradient",
-            ["gaps"],
-        ),
-    ):
-        with refused(name, *values):
-            pack_op(*arguments)
-    assert not out.any() and bool((gradient == 1).all())
-    parts = torch.zeros(2, each, dtype=torch.uint8)
-    few = torch.zeros(each + 7, dtype=torch.uint8).as_strided((1, each), (each, 1))
-    few.untyped_storage().resize_(each - 1)
-    for arguments, name, values in (
-        ((gradient, parts[:, :-16], "int8", 1.0, True), "packed", ["shape"]),
-        ((gradient, parts[0], "int8", 1.0, True), "packed", ["shape"]),
-        ((gradient, parts.float(), "int8", 1.0, True), "packed", ["another dtype"]),
-        ((gradient, few, "int8", 1.0, True), "packed", ["less memory"]),
-        (
-            (gradient, gradient.view(torch.uint8)[None, :each], "int8", 1.0, True),
-            "sum",
-            ["shares memory"],
-        ),
-        ((gone, parts, "int8", 1.0, True), "sum", ["no memory"]),
-    ):
-        with refused(name, *values):
-            accumulate_op(*arguments)
-    assert bool((gradient == 1).all())
-    # One part, read by all ranks.
-    accumulate_op(gradient, parts[:1].expand(3, each), "int8", 1.0, True)

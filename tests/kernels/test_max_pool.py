@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
 from gallery_lib.kernels import max_pool
-from gallery_lib.kernels.runtime import cpp
 
 CHANNELS_LAST = torch.channels_last
 BOTH_SIDES = st.tuples(st.integers(1, 4), st.integers(1, 4))
@@ -90,17 +88,3 @@ def test_contiguous_images_and_gradients_are_taken_too():
     leaf = image.clone().requires_grad_()
     functional.max_pool2d(leaf, 2).backward(gradient)
     assert torch.equal(ours, leaf.grad)
-
-
-def test_tensors_that_do_not_fit_are_refused_by_name():
-    image = images((1, 4, 6, 6), torch.float32, "finite", 0)
-    pooled = image[:, :, :3, :3].contiguous(memory_format=CHANNELS_LAST)
-    offsets = torch.zeros_like(pooled, dtype=torch.uint8)
-    two = [2, 2]
-    with pytest.raises(cpp.Refused, match=r"max_pool_forward does not take offsets, "):
-        max_pool.call_cpp("forward", (image, pooled, offsets[:, :2]), two, two, [0, 0])
-    offsets_of_image = torch.zeros_like(image, dtype=torch.uint8)
-    with pytest.raises(cpp.Refused, match=r"does not take pooled, .* its shape"):
-        max_pool.call_cpp("backward", (pooled, image, offsets_of_image), two, two, [0, 0])
-    with pytest.raises(cpp.Refused, match="the arguments do not fit together"):
-        max_pool.call_cpp("forward", (image, pooled, offsets), two, [0, 1], [0, 0])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from json_script import printed_by
+
+from gallery_lib.system.processes import search_path
 
 pytestmark = [
     pytest.mark.thorough,
@@ -20,7 +25,14 @@ SCRIPT = Path(__file__).with_name("results_of_cpp.py")
 
 
 def results(built_for: str) -> dict[str, str]:
-    return printed_by(SCRIPT, f"--built-for={built_for}", timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), f"--built-for={built_for}"],
+        env=os.environ | {"PYTHONPATH": search_path()},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, str] = json.loads(done.stdout)
+    return printed
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torchvision.models.resnet import BasicBlock
-from written_operators import CPU, assert_as_exact, compiled_with
+from written_operators import compiled_with
 
-from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes import large_batch_norms
 from gallery_lib.compiler.passes.large_batch_norms import rewrite
-from gallery_lib.config import Compiler
-from gallery_lib.kernels.runtime import operators
 
 LAST = torch.channels_last
 
@@ -112,40 +108,3 @@ def test_others_are_left_to_the_compiler(model, x):
 def test_the_image_must_be_large(pixels, taken):
     model = nn.Sequential(nn.BatchNorm2d(64), nn.ReLU())
     assert rewritten(model, image(2, 64, pixels, pixels)) == taken
-
-
-def step(model: nn.Module, x: torch.Tensor, options: Compiler | None = None) -> Any:
-    """Return the result, all gradients and the buffers of a compiled step under autocast.
-
-    Without options it is an eager step in float64.
-    """
-    dtype = torch.float64 if options is None else torch.float32
-    model, x = copy.deepcopy(model).to(dtype), x.to(dtype, copy=True).requires_grad_()
-    if options is not None:
-        compile_model(model, options, CPU, channels_last=True)
-    with torch.autocast("cpu", torch.bfloat16, enabled=options is not None):
-        result = model(x)
-    result.float().square().sum().backward()
-    gradients = [x.grad, *(weight.grad for weight in model.parameters())]
-    return [result, *gradients, *(buffer for buffer in model.buffers() if buffer.dim())]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("every_size")
-def test_a_compiled_step_has_torchs_gradients():
-    if reason := large_batch_norms.reason_not_applied():
-        pytest.skip(f"{reason}; a machine with AVX-512 runs this test")
-    torch._dynamo.reset()  # else sizes may count as dynamic, after other tests
-    torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU(), nn.MaxPool2d(2))
-    more = (nn.Conv2d(40, 24, 3), nn.BatchNorm2d(24, momentum=0.3), nn.ReLU(inplace=True))
-    model = nn.Sequential(*layers, BasicBlock(40, 40), *more, nn.Conv2d(24, 4, 1))
-    model.to(memory_format=LAST)
-    x = image(4, 3, 19, 19, dtype=torch.float32)
-    before = operators.counts()
-    ours = step(model, x, Compiler())
-    calls = operators.counts() - before
-    for name in ("statistics_", "relu", "relu_gradient"):  # all but the one before the residual
-        assert calls[f"batch_norm_{name}", operators.KERNEL] == 3
-    plain, exact = step(model, x, Compiler(without=("large_batch_norms",))), step(model, x)
-    assert_as_exact(ours, plain, exact, factor=1.5, more=1e-6)

@@ -12,11 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from written_operators import CPU, compiled_with
+from written_operators import compiled_with
 
-from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes.upsampling import rewrite, upsample
-from gallery_lib.config import Compiler
 
 ENLARGEMENTS: dict[str, dict[str, Any]] = {
     "twice": {"scale_factor": 2.0, "mode": "bilinear", "align_corners": True},
@@ -131,26 +129,6 @@ def test_sizes_that_change_share_a_graph():
         x = torch.randn(2, 3, height, width, requires_grad=True)
         assert_alike(both_passes(compiled, x), both_passes(model, x))
     assert counts == [1, 1]  # of the first sizes, and of all others
-
-
-@pytest.mark.slow
-def test_a_compiled_model_uses_it_unless_told_otherwise():
-    called, results = {}, {}
-    x = image(torch.bfloat16)
-    for whole in (True, False):
-        torch._dynamo.reset()
-        model = Enlarge(ENLARGEMENTS["twice"])
-        compile_model(model, Compiler(without=() if whole else ("whole_upsampling",)), CPU)
-        results[whole] = both_passes(model, x)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            both_passes(model, x)
-        called[whole] = sorted(
-            event.key for event in profile.key_averages() if event.key.startswith("gallery::")
-        )
-    assert called == {True: ["gallery::upsample", "gallery::upsample_backward"], False: []}
-    assert_alike(results[True], both_passes(Enlarge(ENLARGEMENTS["twice"]), x))
-    for ours, theirs in zip(results[True], results[False], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.slow
