@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import picture_task
 import pytest
 import torch
-import without_dropout
 from own_operators import on_cpu_too
-from small_tasks import SMALL
 
 from gallery_lib.compiler import backend, kernels_enabled
 from gallery_lib.compiler.calls import set_compiled
-from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy
@@ -171,24 +167,6 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     assert (ours[0].dtype, ours[1].dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(ours[0], expected[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "speech_transformer"])
-def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
-    images = name == "resnet18"
-    config = TrainConfig(
-        model=f"{Path(without_dropout.__file__)}:{name}",
-        amp_level="O0", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
-        compiler_opt=True, threads=hardware.cores(), **SMALL[name],
-    )  # fmt: skip
-    ours, theirs = (
-        with_operators(config),
-        train(dataclasses.replace(config, kernels=False)),
-    )
-    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
-    expected = {"optimizer_step_", "cross_entropy_rows", "cross_entropy_gradient"}
-    assert set(ran(ours)) == expected | ({"prepare_images"} if images else set())
 
 
 @pytest.mark.gpu

@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
         f"sum 300 packed 2,{BYTES},b", "sum",
     ),
 }  # fmt: skip
-"""Functions; tensors by name, with sizes, `i` for int64, `b` for bytes; which of them are written."""
+"""Functions; tensors by name, with sizes, `i` for int64, `b` for bytes; what of it is written."""
 DTYPES = {"i": torch.int64, "b": torch.uint8}
 
 
