@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from refusal import refused
 from torch import Tensor
 
@@ -115,9 +118,10 @@ def of_another_dtype(tensor: Tensor) -> Tensor:
 
 
 def of_another_shape(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, tensor[..., :1]], -1).contiguous(
-        memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
-    )
+    """Return twice as many channels, rows or bytes, which no other tensor has."""
+    dimension = 1 if tensor.dim() == 4 else -1 if tensor.dtype is torch.uint8 else 0
+    last = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+    return torch.cat([tensor, tensor], dimension).contiguous(memory_format=last)
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
@@ -186,6 +190,23 @@ def test_a_tensor_that_does_not_fit_is_named(
     if spoil is not of_another_shape:  # others are held against the first one's
         assert raised.value.parameter == column
     assert_untouched(tensors, but=column)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    name=st.sampled_from([name for name in CALLS if not name.startswith("product")]),
+    number=st.integers(1, 3),
+    seed=st.integers(0, 2**20),
+)
+def test_several_wrong_tensors_are_refused_too(name: str, number: int, seed: int) -> None:
+    draw, tensors = random.Random(seed), tensors_of(name)
+    others = [case.values for case in CASES if case.values[2] is not of_another_shape]
+    wrong = draw.sample([values[1:] for values in others if values[0] == name], number)
+    for column, spoil in wrong:
+        tensors[column] = spoil(tensors_of(name)[column])
+    with pytest.raises(cpp.Refused):
+        CALLS[name][0](*tensors.values())
+    assert_untouched({name: t for name, t in tensors.items() if name not in dict(wrong)})
 
 
 @pytest.mark.parametrize("name", CALLS)
