@@ -100,9 +100,7 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
         "layout_optimization": channels_last,
         "force_layout_optimization": channels_last,
     }
-    description = f"inductor, mode {options.mode}"
-    if options.mode != "default":
-        compile_options |= torch._inductor.list_mode_options(options.mode)
+    description = INDUCTOR
     if _captured(options, device):
         compile_options |= _CAPTURED
         description += ", CUDA graphs where shapes are static"
@@ -221,12 +219,7 @@ _CAPTURED: dict[str, object] = {
 
 def _captured(options: Compiler, device: torch.device) -> bool:
     """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
-    return (
-        device.type == "cuda"
-        and options.backend == INDUCTOR
-        and options.cuda_graphs
-        and options.mode != "max-autotune-no-cudagraphs"
-    )
+    return device.type == "cuda" and options.backend == INDUCTOR and options.cuda_graphs
 
 
 def clone_graph_outputs(model: nn.Module) -> None:

@@ -32,10 +32,6 @@ class Compiler:
     """
     backend: str = "inductor"
     """Backend of torch.compile; inductor alone has what the other options switch."""
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
-        "default"
-    )
-    """Mode of torch.compile. max-autotune searches longer for faster kernels."""
     cuda_graphs: bool = True
     """On CUDA, capture compiled graphs of static shapes and replay them. Needs more memory."""
     without: tuple[str, ...] = ()

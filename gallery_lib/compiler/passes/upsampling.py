@@ -12,7 +12,6 @@ Left alone are anti-aliasing, `recompute_scale_factor`, other modes (what the co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from gallery_lib.compiler.passes.graph_pass import (
     replace,
     two_sides,
 )
+from gallery_lib.kernels.runtime.operators import Autograd, register
 
 _aten = torch.ops.aten
 _FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
@@ -35,74 +35,58 @@ _BACKWARD = {
 }
 
 
-@torch.library.custom_op("gallery::upsample", mutates_args=(), device_types="cpu")
-def upsample(
-    image: Tensor,
-    mode: str,
-    size: Sequence[int] | None,
-    scales: Sequence[float] | None,
-    align_corners: bool,
-) -> Tensor:
-    """Return `image` enlarged to `size`, or by `scales`.
-
-    `image` is [samples, channels, height, width]. The result is that of
-    `torch.nn.functional.interpolate`.
-    """
-    return _FORWARD[mode](image, size, align_corners, scales).contiguous(
-        memory_format=_layout(image)
-    )
-
-
-@torch.library.custom_op("gallery::upsample_backward", mutates_args=(), device_types="cpu")
-def _upsample_backward(
-    gradient: Tensor,
-    mode: str,
-    shape: Sequence[int],
-    scales: Sequence[float] | None,
-    align_corners: bool,
-) -> Tensor:
-    """Return the gradient of an image of `shape`, of that of the enlarged image."""
-    result = _BACKWARD[mode](
-        gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None))
-    )
-    return result.contiguous(memory_format=_gradients_layout(mode, gradient))
-
-
 def _layout(like: Tensor) -> torch.memory_format:
     return torch._prims_common.suggest_memory_format(like)
 
 
 def _gradients_layout(mode: str, gradient: Tensor) -> torch.memory_format:
-    """Return how torch's operator lays out an image's gradient.
-
-    The bicubic one is contiguous, whatever it is given.
-    """
+    """Return how torch's operator lays out an image's gradient; the bicubic one is contiguous."""
     return torch.contiguous_format if mode == "bicubic" else _layout(gradient)
 
 
-@upsample.register_fake
-def _(image: Tensor, mode: str, size: Any, scales: Any, align_corners: bool) -> Tensor:
+def _enlarged(image: Tensor, mode: str, size: Any, scales: Any, align_corners: bool) -> Tensor:
+    """Return an image [N, C, H, W] enlarged to `size`, or by `scales`, as `interpolate` does."""
+    result = _FORWARD[mode](image, size, align_corners, scales)
+    return result.contiguous(memory_format=_layout(image))
+
+
+def _fake(image: Tensor, mode: str, size: Any, scales: Any, align_corners: bool) -> Tensor:
     lengths = zip(image.shape[2:], scales or (), strict=size is None)
     size = size or [torch.sym_int(length * scale) for length, scale in lengths]
     return image.new_empty([*image.shape[:2], *size]).contiguous(memory_format=_layout(image))
 
 
-@_upsample_backward.register_fake
-def _(gradient: Tensor, mode: str, shape: Any, scales: Any, align_corners: bool) -> Tensor:
-    return gradient.new_empty(shape).contiguous(memory_format=_gradients_layout(mode, gradient))
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    image, ctx.mode, _, ctx.scales, ctx.align_corners = inputs
-    ctx.shape = image.shape
+    image, mode, _, *rest = inputs
+    ctx.options = (mode, image.shape, *rest)
 
 
-def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    options = (ctx.mode, ctx.shape, ctx.scales, ctx.align_corners)
-    return (_upsample_backward(gradient, *options), None, None, None, None)
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.ops.gallery.upsample_backward(gradient, *ctx.options), None, None, None, None
 
 
-upsample.register_autograd(_gradients, setup_context=_keep)
+def _gradient(gradient: Tensor, mode: str, shape: Any, scales: Any, align_corners: bool) -> Tensor:
+    """Return the gradient of an image of `shape`, of that of the enlarged image."""
+    both = scales or (None, None)
+    result = _BACKWARD[mode](gradient, gradient.shape[2:], shape, align_corners, *both)
+    return result.contiguous(memory_format=_gradients_layout(mode, gradient))
+
+
+register(
+    "upsample",
+    "(Tensor image, str mode, SymInt[]? size, float[]? scales, bool align_corners) -> Tensor",
+    reference=_enlarged,
+    fake=_fake,
+    autograd=Autograd(_keep, _backward),
+)
+register(
+    "upsample_backward",
+    "(Tensor gradient, str mode, SymInt[] shape, float[]? scales, bool align_corners) -> Tensor",
+    reference=_gradient,
+    fake=lambda gradient, mode, shape, *_: gradient.new_empty(shape).contiguous(
+        memory_format=_gradients_layout(mode, gradient)
+    ),
+)
 
 
 def rewrite(graph: fx.Graph) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from written_operators import compiled_with
 
-from gallery_lib.compiler.passes.upsampling import rewrite, upsample
+from gallery_lib.compiler.passes.upsampling import rewrite
 
 ENLARGEMENTS: dict[str, dict[str, Any]] = {
     "twice": {"scale_factor": 2.0, "mode": "bilinear", "align_corners": True},
@@ -106,7 +106,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(options):
     scales = [float(each) for each in two["scale_factor"]] if "scale_factor" in two else None
     asked = (options["mode"], two.get("size"), scales, options.get("align_corners", False))
     for channels_last in (True, False):
-        torch.library.opcheck(upsample, (image(channels_last=channels_last), *asked))
+        torch.library.opcheck(OURS, (image(channels_last=channels_last), *asked))
 
 
 def test_an_upsample_layer_and_a_functions_call_are_both_found():
