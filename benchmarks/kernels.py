@@ -35,7 +35,6 @@ from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finis
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import compression, gradient_statistics
 from gallery_lib.kernels.batch_norm import batch_norm_relu
-from gallery_lib.kernels.compression import WIRES
 from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.image_batch import prepare_images
 from gallery_lib.kernels.runtime import usage
@@ -241,7 +240,7 @@ def statistics(device: torch.device, small: bool) -> Case:
 # Gradients on the wire
 
 
-def pack(wire: str, device: torch.device, small: bool) -> Case:
+def pack(device: torch.device, small: bool) -> Case:
     """Return the case of packing 25 million fp32 gradients for the wire, with error feedback.
 
     The baseline is the same in plain torch.
@@ -250,38 +249,38 @@ def pack(wire: str, device: torch.device, small: bool) -> Case:
     # The packed size is a multiple of 16 bytes, since padding may hold any values.
     gradient = torch.randn(1008 if small else 25_000_000, device=device)
     ours, eager = (torch.zeros_like(gradient) for _ in range(2))
-    size = compression.packed_bytes(gradient.numel(), wire)
+    size = compression.packed_bytes(gradient.numel())
 
     def by_reference() -> tuple[Tensor, Tensor]:
         packed = torch.empty(size, dtype=torch.uint8, device=device)
-        compression.pack_reference(gradient, eager, wire, packed)
+        compression.pack_reference(gradient, eager, packed)
         return packed, eager
 
     return Case(
-        lambda: (compression.pack(gradient, wire, ours), ours),
+        lambda: (compression.pack(gradient, ours), ours),
         by_reference,
         None,
-        (13 if wire == "int8" else 14) * gradient.numel(),
+        13 * gradient.numel(),
         None,
     )
 
 
-def accumulate(wire: str, device: torch.device, small: bool) -> Case:
+def accumulate(device: torch.device, small: bool) -> Case:
     """Return the case of averaging what 8 ranks sent of 25 million gradients.
 
     The baseline is the same in plain torch.
     """
     torch.manual_seed(0)
     gradient = torch.randn(1000 if small else 25_000_000, device=device)
-    packed = torch.stack([compression.pack(gradient * (rank + 1), wire) for rank in range(8)])
+    packed = torch.stack([compression.pack(gradient * (rank + 1)) for rank in range(8)])
     sums = [torch.zeros_like(gradient) for _ in range(2)]
 
     def ours() -> Tensor:
-        compression.accumulate_(sums[0], packed, wire, factor=1 / 8, add=False)
+        compression.accumulate_(sums[0], packed, factor=1 / 8, add=False)
         return sums[0]
 
     def eager() -> Tensor:
-        compression.accumulate_reference(sums[1], packed, wire, 1 / 8, False)
+        compression.accumulate_reference(sums[1], packed, 1 / 8, False)
         return sums[1]
 
     return Case(ours, eager, None, packed.numel() + 4 * gradient.numel(), None)
@@ -302,8 +301,8 @@ CASES: dict[str, Build] = {
     "batch_norm_relu, 2048×7²": partial(batch_norm, 2048, 7),
     "cross_entropy, 2048×50257": cross_entropy_loss,
     "prepare_images, 256×224²": images,
-    **{f"pack {wire}": partial(pack, wire) for wire in WIRES},
-    **{f"accumulate {wire}, 8 ranks": partial(accumulate, wire) for wire in WIRES},
+    "pack int8": pack,
+    "accumulate int8, 8 ranks": accumulate,
 }
 
 

@@ -93,8 +93,6 @@ class _Int8(Exact):
     Values in double precision are rounded to fp32 first.
     """
 
-    WIRE = "int8"
-
     def __init__(self, group: dist.ProcessGroup | None, error_feedback: bool) -> None:
         super().__init__(group)
         self.error_feedback = error_feedback
@@ -123,33 +121,31 @@ class _Int8(Exact):
         # the last chunks may be shorter, or empty
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]
         parts = [buffer[span] for span in chunks]
-        sizes = [packed_bytes(part.numel(), self.WIRE) for part in parts]
+        sizes = [packed_bytes(part.numel()) for part in parts]
         whole = self._residual(key, buffer)
         residuals = [None if whole is None else whole[span] for span in chunks]
         sent, received = self._scratch.of(2, ranks, sizes[0], dtype=torch.uint8, like=buffer)
         for other in range(ranks):
             if other != rank:
-                compression.pack(
-                    parts[other], self.WIRE, residuals[other], out=sent[other, : sizes[other]]
-                )
+                compression.pack(parts[other], residuals[other], out=sent[other, : sizes[other]])
         dist.all_to_all_single(received, sent, group=self.group)
         own, summed = parts[rank].float(), sent[rank, : sizes[rank]]
         for others in (received[:rank], received[rank + 1 :]):
-            compression.accumulate_(own, others[:, : sizes[rank]], self.WIRE)
-        compression.pack(own, self.WIRE, residuals[rank], out=summed)
+            compression.accumulate_(own, others[:, : sizes[rank]])
+        compression.pack(own, residuals[rank], out=summed)
         dist.all_gather_into_tensor(received.view(-1), sent[rank], group=self.group)
         for part, row, size in zip(parts, received, sizes, strict=True):
-            compression.accumulate_(part, row[:size], self.WIRE, factor=1 / divisor, add=False)
+            compression.accumulate_(part, row[:size], factor=1 / divisor, add=False)
         return None
 
     def _sum_of_two(self, buffer: Tensor, key: Key, divisor: int) -> None:
         """Add up both ranks' packed values; both ranks add the same bytes in the same order."""
-        size = packed_bytes(buffer.numel(), self.WIRE)
+        size = packed_bytes(buffer.numel())
         rows = self._scratch.of(3, size, dtype=torch.uint8, like=buffer)
         sent, received = rows[0], rows[1:]
-        compression.pack(buffer, self.WIRE, self._residual(key, buffer), out=sent)
+        compression.pack(buffer, self._residual(key, buffer), out=sent)
         dist.all_gather_into_tensor(received.view(-1), sent, group=self.group)
-        compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
+        compression.accumulate_(buffer, received, factor=1 / divisor, add=False)
 
 
 def exchange_of(options: Comm, group: dist.ProcessGroup | None) -> Exact:

@@ -1,19 +1,18 @@
-"""Compression of gradients for communication, as int8 or bf16, with error feedback.
+"""Compression of gradients for communication, as int8 with error feedback.
 
-In int8 every 256 elements share a scale. `pack(gradient, wire, error)` returns the bytes to be
-sent. `accumulate_(sum, packed, wire)` adds up what came from every rank, in the order of ranks, so
+Every 256 elements share a scale. `pack(gradient, error)` returns the bytes to be sent.
+`accumulate_(sum, packed)` adds up what came from every rank, in the order of ranks, so
 that all ranks get the same bits.
 
 What packing loses stays in `error`, an fp32 tensor of the gradient's shape, and is added to the
-next gradient. An infinity or NaN arrives as NaN in its whole group of 256 (int8), or as it is
-(bf16). An overflow is therefore still seen in the sum. `error` keeps its value at such elements.
+next gradient. An infinity or NaN arrives as NaN in its whole group of 256. An overflow is therefore
+still seen in the sum. `error` keeps its value at such elements.
 
 `error` is in the gradient's own unit. Where a changing loss scale scales the gradients, `error` has
 to be multiplied by the same factor. Buffers are flat, of any size. Nothing waits for the device.
 
-On the wire int8 has scales, one for every GROUP elements, then codes; bf16 has the values. Each
-part is padded to a multiple of 16 bytes, and the padding may hold anything. C++
-(`cpu/compression.cpp`) takes fp32 gradients as int8.
+On the wire are scales, one for every GROUP elements, then codes. Each part is padded to a multiple
+of 16 bytes, and the padding may hold anything. C++ (`cpu/compression.cpp`) takes fp32 gradients.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from gallery_lib.kernels.runtime.launch import (
 from gallery_lib.kernels.runtime.operators import Cpp, kernel_device, register
 
 GROUP = 256
-"""Elements that share a scale in int8."""
-WIRES = ("int8", "bf16")
+"""Elements that share a scale."""
 ALIGNMENT = 16
 """Bytes; packed gradients start at a multiple of them."""
 
@@ -50,26 +48,21 @@ def scale_bytes(size: int) -> int:
     return _rounded_up(-(-size // GROUP) * 4, ALIGNMENT)
 
 
-def packed_bytes(size: int, wire: str) -> int:
-    """Return how many bytes `size` elements take on the wire, which is `int8` or `bf16`."""
-    if wire == "bf16":
-        return _rounded_up(2 * size, ALIGNMENT)
+def packed_bytes(size: int) -> int:
+    """Return how many bytes `size` elements take on the wire."""
     return scale_bytes(size) + _rounded_up(size, ALIGNMENT)
 
 
-def pack(
-    gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """Return the bytes to be sent, uint8 [packed_bytes(size, wire)], and update `error`.
+def pack(gradient: Tensor, error: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Return the bytes to be sent, uint8 [packed_bytes(size)], and update `error`.
 
     Args:
         gradient: [size] in fp32, bf16 or fp16, without gaps.
-        wire: `int8` or `bf16`.
         error: fp32 [size], what earlier packing lost; updated in place. None for no error feedback.
-        out: uint8 [packed_bytes(size, wire)] that receives the bytes; a new tensor when left out.
+        out: uint8 [packed_bytes(size)] that receives the bytes; a new tensor when left out.
     """
-    assert _is_buffer(gradient) and wire in WIRES
-    size = packed_bytes(gradient.numel(), wire)
+    assert _is_buffer(gradient)
+    size = packed_bytes(gradient.numel())
     if out is None:
         out = torch.empty(size, dtype=torch.uint8, device=gradient.device)
     assert out.dtype is torch.uint8 and out.shape == (size,) and out.is_contiguous()
@@ -77,31 +70,28 @@ def pack(
     if error is not None:
         assert error.dtype is torch.float32 and error.shape == gradient.shape
         assert error.is_contiguous()
-    torch.ops.gallery.pack_gradient_(gradient, error, wire, out)
+    torch.ops.gallery.pack_gradient_(gradient, error, out)
     torch.autograd.graph.increment_version([out] if error is None else [out, error])
     return out
 
 
-def accumulate_(
-    sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, add: bool = True
-) -> None:
+def accumulate_(sum: Tensor, packed: Tensor, *, factor: float = 1.0, add: bool = True) -> None:
     """Compute sum = (sum if `add`) + factor · (sum of what `packed` stands for), in place.
 
     The result is rounded once.
 
     Args:
         sum: [size] in fp32, bf16 or fp16, without gaps.
-        packed: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or
+        packed: uint8 [ranks, packed_bytes(size)], whose rows may have gaps between them, or
             [packed_bytes] of one rank.
-        wire: `int8` or `bf16`.
         factor: factor of the ranks' sum.
         add: whether `sum` keeps its value as one of the terms.
     """
     parts = packed[None] if packed.dim() == 1 else packed
-    assert _is_buffer(sum) and wire in WIRES and parts.dtype is torch.uint8
-    assert parts.shape[1:] == (packed_bytes(sum.numel(), wire),)
+    assert _is_buffer(sum) and parts.dtype is torch.uint8
+    assert parts.shape[1:] == (packed_bytes(sum.numel()),)
     assert parts.stride(1) == 1 or not parts.numel()
-    torch.ops.gallery.accumulate_gradient_(sum, parts, wire, float(factor), add)
+    torch.ops.gallery.accumulate_gradient_(sum, parts, float(factor), add)
     torch.autograd.graph.increment_version(sum)
 
 
@@ -121,90 +111,79 @@ def _blocks(size: int) -> int:
     return -(-size // (THREADS * 8))  # a thread has eight elements
 
 
-def _takes_cpp(buffer: Tensor, wire: str) -> bool:
-    return wire == "int8" and buffer.dtype is torch.float32 and CPP.available()
+def _takes_cpp(buffer: Tensor, *_: object) -> bool:
+    return buffer.dtype is torch.float32 and CPP.available()
 
 
-def pack_reference(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+def pack_reference(gradient: Tensor, error: Tensor | None, out: Tensor) -> None:
     """Pack the gradient into `out` in plain torch; update `error`."""
     values = gradient.float() if error is None else gradient.float() + error
-    size = values.numel()
-    packed = torch.zeros_like(out)
-    if wire == "bf16":
-        rounded = values.bfloat16()
-        lost = values - rounded.float()
-        packed[: 2 * size].view(torch.bfloat16).copy_(rounded)
-        keep = ~lost.isfinite()
-    else:
-        groups = torch.nn.functional.pad(values, (0, -size % GROUP)).view(-1, GROUP)
-        finite = groups.isfinite().all(1)
-        scales = (groups.abs().amax(1) / 127).where(finite, torch.nan)[:, None]
-        codes = torch.where(scales > 0, (groups / scales).round().clamp(-127, 127), 0.0)
-        lost = (groups - codes * scales).view(-1)[:size]
-        packed[: 4 * len(scales)].view(torch.float32).copy_(scales[:, 0])
-        packed[scale_bytes(size) :][:size].view(torch.int8).copy_(codes.view(-1)[:size])
-        keep = (~finite).repeat_interleave(GROUP, output_size=GROUP * len(finite))[:size]
+    size, packed = values.numel(), torch.zeros_like(out)
+    groups = torch.nn.functional.pad(values, (0, -size % GROUP)).view(-1, GROUP)
+    finite = groups.isfinite().all(1)
+    scales = (groups.abs().amax(1) / 127).where(finite, torch.nan)[:, None]
+    codes = torch.where(scales > 0, (groups / scales).round().clamp(-127, 127), 0.0)
+    packed[: 4 * len(scales)].view(torch.float32).copy_(scales[:, 0])
+    packed[scale_bytes(size) :][:size].view(torch.int8).copy_(codes.view(-1)[:size])
     if error is not None:
+        lost = (groups - codes * scales).view(-1)[:size]
+        keep = (~finite).repeat_interleave(GROUP, output_size=GROUP * len(finite))[:size]
         error.copy_(torch.where(keep, error, lost))
     out.copy_(packed)
 
 
-def _pack_kernel(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+def _pack_kernel(gradient: Tensor, error: Tensor | None, out: Tensor) -> None:
     size, start = gradient.numel(), out.data_ptr()
-    codes = start + (scale_bytes(size) if wire == "int8" else 0)
-    values = (gradient, error, size, start, codes)
-    enqueue("compression.cu", f"pack_{wire}", gradient, _blocks(size), _Pack, *values)
+    values = (gradient, error, size, start, start + scale_bytes(size))
+    enqueue("compression.cu", "pack_int8", gradient, _blocks(size), _Pack, *values)
 
 
-def _pack_cpp(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+def _pack_cpp(gradient: Tensor, error: Tensor | None, out: Tensor) -> None:
     row = (gradient, out) if error is None else (gradient, out, error)
     CPP.call("pack_int8", ("gradient", "out", "error"), row, error is not None, 0.0)
 
 
 register(
     "pack_gradient_",
-    "(Tensor gradient, Tensor(a!)? error, str wire, Tensor(b!) out) -> ()",
+    "(Tensor gradient, Tensor(a!)? error, Tensor(b!) out) -> ()",
     reference=pack_reference,
     kernel=_pack_kernel,
     device=kernel_device,
     fake=lambda *_: None,
-    cpp=Cpp(lambda gradient, error, wire, out: _takes_cpp(gradient, wire), _pack_cpp),
+    cpp=Cpp(_takes_cpp, _pack_cpp),
 )
 
 
-def accumulate_reference(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+def accumulate_reference(sum: Tensor, packed: Tensor, factor: float, add: bool) -> None:
     """Add packed gradients up into `sum` in place, in plain torch."""
     size = sum.numel()
     total = torch.zeros(size, dtype=torch.float32, device=sum.device)
     for part in packed:
-        if wire == "bf16":
-            total += part[: 2 * size].clone().view(torch.bfloat16).float()
-        else:
-            scales = part[: 4 * -(-size // GROUP)].clone().view(torch.float32)
-            codes = part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8)
-            total += codes.float() * scales.repeat_interleave(GROUP)[:size]
+        scales = part[: 4 * -(-size // GROUP)].clone().view(torch.float32)
+        codes = part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8)
+        total += codes.float() * scales.repeat_interleave(GROUP)[:size]
     total *= factor
     sum.copy_(total + sum.float() if add else total)
 
 
-def _accumulate_kernel(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+def _accumulate_kernel(sum: Tensor, packed: Tensor, factor: float, add: bool) -> None:
     if packed.data_ptr() % ALIGNMENT or packed.stride(0) % ALIGNMENT:
         packed = packed.clone(memory_format=torch.contiguous_format)
     size, parts = sum.numel(), (len(packed), packed.stride(0), packed)
     values = (sum, size, add, factor, *parts, scale_bytes(size))
-    enqueue("compression.cu", f"accumulate_{wire}", sum, _blocks(size), _Accumulate, *values)
+    enqueue("compression.cu", "accumulate_int8", sum, _blocks(size), _Accumulate, *values)
 
 
-def _accumulate_cpp(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+def _accumulate_cpp(sum: Tensor, packed: Tensor, factor: float, add: bool) -> None:
     CPP.call("accumulate_int8", ("sum", "packed"), (sum, packed), add, factor)
 
 
 register(
     "accumulate_gradient_",
-    "(Tensor(a!) sum, Tensor packed, str wire, float factor, bool add) -> ()",
+    "(Tensor(a!) sum, Tensor packed, float factor, bool add) -> ()",
     reference=accumulate_reference,
     kernel=_accumulate_kernel,
     device=kernel_device,
     fake=lambda *_: None,
-    cpp=Cpp(lambda sum, packed, wire, *_: _takes_cpp(sum, wire), _accumulate_cpp),
+    cpp=Cpp(_takes_cpp, _accumulate_cpp),
 )

@@ -212,19 +212,13 @@ MUTATIONS = [
         ("fmaf(-code, scale, values[i])", "values[i]"),
     ),
     *_mutations(
-        "pack_bf16", "compression.cu", "pack_bf16(", _PACKED,
-        ("if (isfinite(lost)) ", ""),
-        ("values[i] - to_float(rounded)", "to_float(rounded) - values[i]"),
-        ("store(error, a.size - at,", "store(error, a.size,"),  # beyond the end
-    ),
-    *_mutations(
-        "accumulate_int8", "compression.cu", "void accumulate(const", _ADDED,
+        "accumulate_int8", "compression.cu", "accumulate_int8(", _ADDED,
         ("[at / GROUP]", "[0]"),
         ("part + a.codes_from", "part"),
         ("rank < a.ranks", "rank + 1 < a.ranks"),
     ),
     *_mutations(
-        "accumulate_bf16", "compression.cu", "void accumulate(const", _ADDED,
+        "accumulate_int8: what is added", "compression.cu", "accumulate_int8(", _ADDED,
         ("fmaf(sum[i], a.factor, before[i])", "sum[i] + before[i]"),
         ("if (a.add) load", "load"),
         ("fmaf(values[i], scale, sum[i])", "fmaf(values[i], scale, 0.0f)"),

@@ -16,7 +16,6 @@ from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp
 
 from gallery_lib.kernels.compression import (
     GROUP,
-    WIRES,
     accumulate_,
     accumulate_reference,
     pack,
@@ -42,32 +41,30 @@ def scales_of(packed, size):
     return packed[: 4 * -(-size // GROUP)]
 
 
-def meaning(packed, size, wire):
+def meaning(packed, size):
     """Return what the bytes stand for, in float64."""
-    if wire == "bf16":
-        return packed[: 2 * size].view(torch.bfloat16).double()
     scales = scales_of(packed, size).view(torch.float32).double().repeat_interleave(GROUP)[:size]
     return packed[scale_bytes(size) :][:size].view(torch.int8).double() * scales
 
 
-def packed_by(device, gradient, error, wire, offset=None):
+def packed_by(device, gradient, error, offset=None):
     """Return (packed, error afterwards), where bytes that nobody wrote are 0xFF."""
-    out = device.new(packed_bytes(len(gradient), wire), dtype=torch.uint8, offset=0)
+    out = device.new(packed_bytes(len(gradient)), dtype=torch.uint8, offset=0)
     kept = None if error is None else device.take(error, offset)
-    device.call("pack_gradient_", device.take(gradient, offset), kept, wire, out)
+    device.call("pack_gradient_", device.take(gradient, offset), kept, out)
     return out, kept
 
 
-def by_reference(gradient, error, wire):
-    out = torch.zeros(packed_bytes(len(gradient), wire), dtype=torch.uint8)
+def by_reference(gradient, error):
+    out = torch.zeros(packed_bytes(len(gradient)), dtype=torch.uint8)
     kept = None if error is None else error.clone()
-    pack_reference(gradient, kept, wire, out)
+    pack_reference(gradient, kept, out)
     return out, kept
 
 
-def of_way(way, dtype, wire):
-    """Return the dtype and the wire format that the way has code for."""
-    return (torch.float32, "int8") if way is InCpp else (dtype, wire)
+def of_way(way, dtype):
+    """Return a dtype that the way has code for."""
+    return torch.float32 if way is InCpp else dtype
 
 
 @EVERY_WAY
@@ -75,36 +72,32 @@ def of_way(way, dtype, wire):
 @given(
     size=SIZES,
     dtype=DTYPES,
-    wire=st.sampled_from(WIRES),
     exponent=EXPONENTS,
     with_error=st.booleans(),
     offset=draw.OFFSETS,
     seed=SEEDS,
     schedule=draw.SCHEDULES,
 )
-@example(2049, torch.float32, "int8", -147.0, True, None, 0, 3)
-@example(2048, torch.bfloat16, "int8", -3.0, True, 0, 0, 2)
-@example(100_003, torch.float32, "bf16", -3.0, True, 0, 0, 2)
+@example(2049, torch.float32, -147.0, True, None, 0, 3)
+@example(2048, torch.bfloat16, -3.0, True, 0, 0, 2)
+@example(100_003, torch.float32, -3.0, True, 0, 0, 2)
 def test_what_arrives_and_what_is_kept_make_up_the_gradient(
-    way, size, dtype, wire, exponent, with_error, offset, seed, schedule
+    way, size, dtype, exponent, with_error, offset, seed, schedule
 ):
-    dtype, wire = of_way(way, dtype, wire)
+    dtype = of_way(way, dtype)
     gradient = draw.values(size, dtype, seed, exponent, spread=5.0)
     error = draw.values(size, torch.float32, seed + 1, exponent - 4) if with_error else None
-    packed, kept = packed_by(way(schedule), gradient, error, wire, offset)
+    packed, kept = packed_by(way(schedule), gradient, error, offset)
     values = gradient.float() + error if with_error else gradient.float()
-    arrives = meaning(packed, size, wire)
-    reference, reference_kept = by_reference(gradient, error, wire)
-    assert torch.equal(arrives, meaning(reference, size, wire))
-    if wire == "int8":
-        assert torch.equal(scales_of(packed, size), scales_of(reference, size))
-        padded = torch.nn.functional.pad(values.abs(), (0, -size % GROUP))
-        largest = padded.view(-1, GROUP).double().amax(1)
-        # half a step; a step is the largest value over 127, rounded, below the smallest number to 0
-        step = largest / 127 * (0.5 + 127 * U) + 127 * draw.SMALLEST[torch.float32]
-        allowed = step.repeat_interleave(GROUP)[:size]
-    else:
-        allowed = values.double().abs() * 2.0**-8 + draw.SMALLEST[torch.bfloat16]
+    arrives = meaning(packed, size)
+    reference, reference_kept = by_reference(gradient, error)
+    assert torch.equal(arrives, meaning(reference, size))
+    assert torch.equal(scales_of(packed, size), scales_of(reference, size))
+    padded = torch.nn.functional.pad(values.abs(), (0, -size % GROUP))
+    largest = padded.view(-1, GROUP).double().amax(1)
+    # half a step; a step is the largest value over 127, rounded, below the smallest number to 0
+    step = largest / 127 * (0.5 + 127 * U) + 127 * draw.SMALLEST[torch.float32]
+    allowed = step.repeat_interleave(GROUP)[:size]
     assert ((values.double() - arrives).abs() <= allowed).all()
     if way is InCpp and with_error:  # it subtracts the rounded product, as plain torch does
         assert torch.equal(kept, reference_kept)
@@ -118,7 +111,6 @@ def test_what_arrives_and_what_is_kept_make_up_the_gradient(
 @given(
     size=SIZES,
     dtype=DTYPES,
-    wire=st.sampled_from(WIRES),
     ranks=st.integers(0, 4),
     gap=st.sampled_from([0, 32, 7]),  # bytes between ranks
     add=st.booleans(),
@@ -127,15 +119,14 @@ def test_what_arrives_and_what_is_kept_make_up_the_gradient(
     seed=SEEDS,
     schedule=draw.SCHEDULES,
 )
-@example(2049, torch.float32, "int8", 3, 0, True, 1 / 3, 1, 0, 3)
-@example(2048, torch.float16, "bf16", 2, 32, False, 1.0, 0, 0, 3)
+@example(2049, torch.float32, 3, 0, True, 1 / 3, 1, 0, 3)
+@example(2048, torch.float16, 2, 32, False, 1.0, 0, 0, 3)
 def test_what_every_rank_sent_is_added_up(
-    way, size, dtype, wire, ranks, gap, add, factor, offset, seed, schedule
+    way, size, dtype, ranks, gap, add, factor, offset, seed, schedule
 ):
-    device, (dtype, wire) = way(schedule), of_way(way, dtype, wire)
-    each = packed_bytes(size, wire)
+    device, dtype, each = way(schedule), of_way(way, dtype), packed_bytes(size)
     sent = [
-        by_reference(draw.values(size, torch.float32, seed + rank), None, wire)[0]
+        by_reference(draw.values(size, torch.float32, seed + rank), None)[0]
         for rank in range(ranks)
     ]
     rows = torch.full((ranks, each + gap), 77, dtype=torch.uint8)
@@ -145,9 +136,9 @@ def test_what_every_rank_sent_is_added_up(
     before = draw.values(size, dtype, seed + 9)
     sum = device.take(before if add else torch.full_like(before, math.nan), offset)
     by_torch = sum.clone()
-    device.call("accumulate_gradient_", sum, packed, wire, factor, add)
-    accumulate_reference(by_torch, packed, wire, factor, add)
-    parts = [meaning(each, size, wire) for each in sent]
+    device.call("accumulate_gradient_", sum, packed, factor, add)
+    accumulate_reference(by_torch, packed, factor, add)
+    parts = [meaning(each, size) for each in sent]
     zero = torch.zeros(size, dtype=torch.float64)
     expected = factor * torch.stack([zero, *parts]).sum(0) + (before.double() if add else zero)
     magnitude = torch.stack([zero, *parts]).abs().sum(0) + before.double().abs()
@@ -160,44 +151,40 @@ def test_what_every_rank_sent_is_added_up(
 
 @ON_THE_CPU
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("place", [0, 300, 599])
-def test_an_overflow_is_seen_in_the_sum_and_the_error_is_kept_there(way, bad, wire, place):
+def test_an_overflow_is_seen_in_the_sum_and_the_error_is_kept_there(way, bad, place):
     gradient, error = draw.values(600, torch.float32, 1), draw.values(600, torch.float32, 2, -6.0)
     gradient[place] = bad
-    wire, elements = of_way(way, torch.float32, wire)[1], torch.arange(600)
-    touched = elements == place if wire == "bf16" else elements // GROUP == place // GROUP
+    touched = torch.arange(600) // GROUP == place // GROUP
     for packed, kept in (
-        packed_by(way(), gradient, error, wire),
-        by_reference(gradient, error, wire),
+        packed_by(way(), gradient, error),
+        by_reference(gradient, error),
     ):
         device = way()
         sum = device.take(torch.ones(600))
-        device.call("accumulate_gradient_", sum, packed[None], wire, 1.0, True)
+        device.call("accumulate_gradient_", sum, packed[None], 1.0, True)
         assert torch.equal(~sum.isfinite(), touched)
         assert torch.equal(kept[touched], error[touched]) and kept.isfinite().all()
 
 
-@pytest.mark.parametrize("wire", WIRES)
-def test_with_error_feedback_nothing_is_lost_over_many_steps(wire):
+def test_with_error_feedback_nothing_is_lost_over_many_steps():
     """Without it small gradients beside a large one would never arrive."""
     torch.manual_seed(0)
     error, arrived, sent = torch.zeros(512), torch.zeros(512), torch.zeros(512, dtype=torch.float64)
     for _ in range(200):
         gradient = 1e-3 * (1 + torch.rand(512))
         gradient[0] = 1.0
-        accumulate_(arrived, pack(gradient, wire, error), wire)
+        accumulate_(arrived, pack(gradient, error))
         sent += gradient.double()
     torch.testing.assert_close(arrived.double() + error.double(), sent, rtol=1e-4, atol=0)
     assert (arrived[1:] > 0.2).all()
 
 
 @ON_THE_CPU
-@pytest.mark.parametrize("wire", WIRES)
-def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads(way, wire):
-    dtype, wire = of_way(way, torch.bfloat16, wire)
+def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads(way):
+    dtype = of_way(way, torch.bfloat16)
     gradient, error = draw.values(5000, dtype, 1), draw.values(5000, torch.float32, 2)
-    made = [packed_by(way(schedule), gradient, error, wire, 1)[0] for schedule in range(4)]
+    made = [packed_by(way(schedule), gradient, error, 1)[0] for schedule in range(4)]
     assert len({each.numpy().tobytes() for each in made}) == 1
 
 
@@ -211,15 +198,14 @@ def test_without_a_compiler_plain_torch_does_the_work_and_says_so(compiler, monk
             KernelsNotUsed,
             match=r"compression.cpp is not used, plain torch does its work more slowly",
         ):
-            packed = pack(torch.linspace(-1, 1, 300), "int8")
+            packed = pack(torch.linspace(-1, 1, 300))
         sums = torch.zeros(300)
-        accumulate_(sums, packed, "int8")  # says it once
+        accumulate_(sums, packed)  # says it once
         torch.testing.assert_close(sums, torch.linspace(-1, 1, 300), rtol=0, atol=0.5 / 127)
         assert not list(tmp_path.rglob("*.so"))
     finally:
         cpp.library.cache_clear()
 
 
-def test_int8_takes_a_quarter_of_the_bytes_and_bf16_half():
-    assert packed_bytes(10**6, "int8") == pytest.approx(10**6 * (1 + 4 / GROUP), abs=2 * FILLING)
-    assert packed_bytes(10**6, "bf16") == 2 * 10**6
+def test_it_takes_a_quarter_of_the_bytes():
+    assert packed_bytes(10**6) == pytest.approx(10**6 * (1 + 4 / GROUP), abs=2 * FILLING)

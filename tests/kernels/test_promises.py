@@ -39,12 +39,11 @@ def gradients() -> Calls:
     drawn = [torch.randn(5), torch.randn(3, 2, dtype=torch.bfloat16), torch.empty(0)]
     yield "gradient_statistics", (drawn,)
     gradient, error = torch.randn(300), torch.randn(300)
-    for wire in compression.WIRES:
-        out = torch.zeros(compression.packed_bytes(300, wire), dtype=torch.uint8)
-        yield "pack_gradient_", (gradient, error, wire, out)
-        yield "pack_gradient_", (gradient, None, wire, out)
-        packed = torch.stack([compression.pack(each, wire) for each in (gradient, error)])
-        yield "accumulate_gradient_", (gradient.bfloat16(), packed, wire, 0.5, True)
+    out = torch.zeros(compression.packed_bytes(300), dtype=torch.uint8)
+    yield "pack_gradient_", (gradient, error, out)
+    yield "pack_gradient_", (gradient, None, out)
+    packed = torch.stack([compression.pack(each) for each in (gradient, error)])
+    yield "accumulate_gradient_", (gradient.bfloat16(), packed, 0.5, True)
 
 
 def batch_norms() -> Calls:

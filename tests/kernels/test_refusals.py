@@ -29,7 +29,7 @@ from gallery_lib.kernels import (
 )
 from gallery_lib.kernels.runtime import cpp
 
-BYTES, TWO = compression.packed_bytes(300, "int8"), [2, 2]
+BYTES, TWO = compression.packed_bytes(300), [2, 2]
 
 
 def adam(*tensors: Tensor, steps: int = 2) -> None:
@@ -48,7 +48,7 @@ def pool(function: str, *tensors: Tensor, stride: Any = TWO) -> None:
 
 
 def pack(gradient: Tensor, out: Tensor, error: Tensor) -> None:
-    torch.ops.gallery.pack_gradient_(gradient, error, "int8", out)
+    torch.ops.gallery.pack_gradient_(gradient, error, out)
 
 
 OF_LOSS = "logits 4,9 labels 4,i"
@@ -87,7 +87,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "pack": (pack, f"gradient 300 out {BYTES},b error 300", "out error"),
     "accumulate": (
-        lambda *both: torch.ops.gallery.accumulate_gradient_(*both, "int8", 1.0, True),
+        lambda *both: torch.ops.gallery.accumulate_gradient_(*both, 1.0, True),
         f"sum 300 packed 2,{BYTES},b", "sum",
     ),
 }  # fmt: skip
@@ -262,6 +262,6 @@ def test_other_layouts_and_devices_are_refused_in_python() -> None:
 def test_a_part_that_is_read_by_all_ranks_is_taken() -> None:
     sums = torch.ones(300)
     torch.ops.gallery.accumulate_gradient_(
-        sums, torch.zeros(1, BYTES, dtype=torch.uint8).expand(3, BYTES), "int8", 1.0, True
+        sums, torch.zeros(1, BYTES, dtype=torch.uint8).expand(3, BYTES), 1.0, True
     )
     assert bool((sums == 1).all())

@@ -109,10 +109,10 @@ def losses(dtype: torch.dtype) -> Results:
 def packed() -> Results:
     for size in (1, 1023, 5000):
         gradient, error = drawn(size, seed=1), drawn(size, seed=2)
-        sent = torch.zeros(packed_bytes(size, "int8"), dtype=torch.uint8)  # gaps are not written
-        compression.pack(gradient, "int8", error, sent)
+        sent = torch.zeros(packed_bytes(size), dtype=torch.uint8)  # gaps are not written
+        compression.pack(gradient, error, sent)
         total = drawn(size, seed=3)
-        compression.accumulate_(total, sent[None], "int8", factor=0.5)
+        compression.accumulate_(total, sent[None], factor=0.5)
         for name, tensor in (("sent", sent), ("error", error), ("sum", total)):
             yield f"int8 {name} {size}", tensor
 

@@ -2,8 +2,8 @@
 // gradient (Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback Fixes SignSGD", 2019).
 //
 // int8: GROUP neighbouring elements share an fp32 scale, their largest magnitude over 127. A group of a warp; a lane has EIGHT
-// elements. A group that holds an infinity or a NaN is sent as NaN, so that an overflow is seen after the sum as well; then,
-// and where bf16 overflows, `error` stays what it was. Sums are over ranks in their order, in fp32: the same bits everywhere.
+// elements. A group that holds an infinity or a NaN is sent as NaN, so that an overflow is seen after the sum as well; then
+// `error` stays what it was. Sums are over ranks in their order, in fp32: the same bits everywhere.
 #include "scalars.cuh"
 #include "vectors.cuh"
 
@@ -48,8 +48,8 @@ struct PackArguments {
     const ELEMENT* gradient;  // [size]
     float* error;             // [size], or null: nothing is kept
     long long size;
-    float* scales;            // int8: one of each group
-    void* packed;             // [size], signed char or bf16
+    float* scales;            // one of each group
+    signed char* packed;      // [size]
 };
 
 static __device__ __forceinline__ long long first_of_thread() { return ((long long)blockIdx.x * THREADS + threadIdx.x) * EIGHT; }
@@ -81,24 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_int8(const __grid_con
         if (finite) error[i] = fmaf(-code, scale, values[i]);
         values[i] = code;
     }
-    store(values, a.size - at, static_cast<signed char*>(a.packed) + at);
+    store(values, a.size - at, a.packed + at);
     if (a.error && finite) store(error, a.size - at, a.error + at);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pack_bf16(const __grid_constant__ PackArguments a) {
-    long long at = first_of_thread();
-    if (at >= a.size) return;
-    float values[EIGHT], error[EIGHT];
-    load_both(a, at, values, error);
-    for (int i = 0; i < EIGHT; i++) {
-        __nv_bfloat16 rounded;
-        from_float(values[i], rounded);
-        float lost = values[i] - to_float(rounded);
-        if (isfinite(lost)) error[i] = lost;
-        values[i] = to_float(rounded);
-    }
-    store(values, a.size - at, static_cast<__nv_bfloat16*>(a.packed) + at);
-    if (a.error) store(error, a.size - at, a.error + at);
 }
 
 struct AccumulateArguments {
@@ -109,34 +93,21 @@ struct AccumulateArguments {
     int ranks;
     long long bytes_of_rank;    // from the start of one rank's part to that of the next
     const unsigned char* packed;
-    long long codes_from;       // int8: bytes of scales before the codes
+    long long codes_from;       // bytes of scales before the codes
 };
 
-template <bool INT8>
-static __device__ __forceinline__ void accumulate(const AccumulateArguments& a) {
+extern "C" __global__ void __launch_bounds__(THREADS) accumulate_int8(const __grid_constant__ AccumulateArguments a) {
     long long at = first_of_thread();
     if (at >= a.size) return;
     float sum[EIGHT] = {};
     for (int rank = 0; rank < a.ranks; rank++) {
         const unsigned char* part = a.packed + rank * a.bytes_of_rank;
-        float values[EIGHT];
-        if (INT8)
-            load(reinterpret_cast<const signed char*>(part + a.codes_from) + at, a.size - at, values);
-        else
-            load(reinterpret_cast<const __nv_bfloat16*>(part) + at, a.size - at, values);
-        float scale = INT8 ? reinterpret_cast<const float*>(part)[at / GROUP] : 1.0f;
+        float values[EIGHT], scale = reinterpret_cast<const float*>(part)[at / GROUP];
+        load(reinterpret_cast<const signed char*>(part + a.codes_from) + at, a.size - at, values);
         for (int i = 0; i < EIGHT; i++) sum[i] = fmaf(values[i], scale, sum[i]);
     }
     float before[EIGHT] = {};
     if (a.add) load(a.sum + at, a.size - at, before);
     for (int i = 0; i < EIGHT; i++) sum[i] = fmaf(sum[i], a.factor, before[i]);
     store(sum, a.size - at, a.sum + at);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) accumulate_int8(const __grid_constant__ AccumulateArguments a) {
-    accumulate<true>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) accumulate_bf16(const __grid_constant__ AccumulateArguments a) {
-    accumulate<false>(a);
 }
