@@ -139,9 +139,9 @@ MUTATIONS = [
     ),
     *_mutations(
         "prepare_images", "image_batch.cu", "prepare_images(", "test_image_batch",
-        ("a.cropped_width - 1 - x : x", "x : x"),
-        ("column < a.width", "column <= a.width"),
-        ("if (++y == a.cropped_height) y = 0, image++;", "if (++y == a.cropped_height) y = 0;"),
+        ("a.size - start < WIDTH ? a.size - start : WIDTH", "WIDTH"),  # beyond the end
+        ("if (++channel == CHANNELS) channel = 0;", ""),
+        ("__fadd_rn(__fmul_rn(value, scale), shift)", "__fmul_rn(value, scale)"),
     ),
     *_mutations(
         "every optimizer: one pass", "optimizer_step.cuh", "",
