@@ -12,7 +12,7 @@ import inspect
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def read_ahead() -> None:
 
 def _compile(model: nn.Module, options: Compiler, device: torch.device, channels_last: bool) -> str:
     if options.backend != INDUCTOR:
-        compile_calls([model], backend=options.backend)
+        compile_calls(model, backend=options.backend)
         return options.backend
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
@@ -106,7 +106,7 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
         description += ", CUDA graphs where shapes are static"
     elif device.type == "cuda":
         compile_options["triton.cudagraphs"] = False
-    compile_calls([model], backend=INDUCTOR, options=compile_options)
+    compile_calls(model, backend=INDUCTOR, options=compile_options)
     return description
 
 
@@ -123,7 +123,7 @@ def allow_kept_graphs() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Compile what calls of modules do, in place: `compile_calls(modules, backend=…, options=…)`.
+# Compile what calls of a module do, in place: `compile_calls(model, backend=…, options=…)`.
 #
 # It is `Module.compile`, and works where that compiles nothing:
 #
@@ -133,22 +133,18 @@ def allow_kept_graphs() -> None:
 #   class share a function. All models whose `forward` is torch's share one. The ninth in a process
 #   is left as it is, and so are all after it.
 #
-# Here the function around the calls belongs to these modules alone, and so does the count.
+# Here the function around the calls belongs to this module alone, and so does the count.
 
 
-def compile_calls(modules: Iterable[nn.Module], **options: Any) -> None:
-    """Compile the calls of `modules` in place, with torch.compile's options.
-
-    Modules that are alike share what is compiled. They share nothing with modules of another call.
-    """
+def compile_calls(model: nn.Module, **options: Any) -> None:
+    """Compile the calls of `model` in place, with torch.compile's options."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         # Also counts the functions that are called after a graph break; torch 2.11 cannot.
         options["isolate_recompiles"] = True
     # A code object of its own, by which Dynamo counts.
     function = types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
     compiled = torch.compile(function, **options)
-    for module in modules:
-        set_compiled(module, functools.partial(_with_guards_on_hooks, compiled, module._call_impl))
+    set_compiled(model, functools.partial(_with_guards_on_hooks, compiled, model._call_impl))
 
 
 def _call(call: Call, /, *args: Any, **kwargs: Any) -> Any:

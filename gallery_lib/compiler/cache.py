@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,9 +76,8 @@ def keep_headers() -> None:
     By default they lie in the machine's temporary folder, under a name that everybody knows.
     Whoever creates that folder first has headers of theirs compiled into everything.
     """
-    codecache = sys.modules.get("torch._inductor.codecache")
-    if codecache is None:
-        from torch._inductor import codecache  # type: ignore[no-redef]
+    from torch._inductor import codecache
+
     headers = Path(cache_variables()[_VARIABLE]) / "precompiled_headers"
     codecache._HEADER_DIR = str(headers)  # type: ignore[union-attr]
     codecache._HEADER_LOCK_DIR = str(headers / "locks")  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ STEPS, BATCH = 6, 8
 @pytest.fixture(autouse=True)
 def captured_operator_by_operator(monkeypatch):
     def captured(model, options, device, channels_last):
-        compile_calls([model], backend="cudagraphs")
+        compile_calls(model, backend="cudagraphs")
         return "cudagraphs"
 
     monkeypatch.setattr(backend, "_compile", captured)

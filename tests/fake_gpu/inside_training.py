@@ -64,7 +64,7 @@ def operator_by_operator(model, options, device, channels_last):
 
 
 def captured(model, options, device, channels_last):
-    compile_calls([model], backend="cudagraphs")
+    compile_calls(model, backend="cudagraphs")
     return "cudagraphs"
 
 

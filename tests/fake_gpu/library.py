@@ -81,7 +81,6 @@ def environment(
     order: str = "late",
     devices: int = 1,
     memory_gib: float = 8,
-    torch_kernels: str = "refuse",
     everywhere: bool = False,
     arithmetic: bool = True,
 ) -> dict[str, str]:
@@ -91,11 +90,11 @@ def environment(
         order: the order in which streams do their work: "late", "early" or "random:SEED".
         devices: the number of devices.
         memory_gib: memory of each, in GiB.
-        torch_kernels: "refuse" kernels of torch that nothing stands in for, or "count" them.
         everywhere: install the device in each process that imports torch, not only in those that
             call `plugin.install()`.
-        arithmetic: let operators compute. Without it kernels are counted, and values are whatever
-            memory holds (`no_arithmetic.py`).
+        arithmetic: let operators compute, and refuse kernels of torch that nothing stands in for.
+            Without it kernels are counted, and values are whatever memory holds
+            (`no_arithmetic.py`).
     """
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
@@ -113,6 +112,6 @@ def environment(
         "FAKE_GPU_ORDER": order,
         "FAKE_GPU_DEVICES": str(devices),
         "FAKE_GPU_MEMORY": str(int(memory_gib * 2**30)),
-        "FAKE_GPU_TORCH_KERNELS": torch_kernels if arithmetic else "count",
+        "FAKE_GPU_TORCH_KERNELS": "refuse" if arithmetic else "count",
         "FAKE_GPU_OWN_KERNELS": "run" if arithmetic else "count",
     }

@@ -32,14 +32,6 @@ def pytest_on_device(*arguments: str, **device: Any) -> str:
     return done.stdout
 
 
-def code_on_device(code: str, **device: Any) -> str:
-    """Return what the Python `code` printed; it must end with exit code 0."""
-    begin = "from fake_gpu import plugin\nplugin.install()\n"
-    done = run("-c", begin + code, **device)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def code_on_ranks(script: str, ranks: int, arguments: Sequence[str] = (), **device: Any) -> str:
     """Return what `script` printed on several ranks, each with a device of its own."""
     started = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", script)

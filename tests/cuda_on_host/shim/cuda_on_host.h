@@ -57,7 +57,6 @@ struct Fiber {
     unsigned exchange_mask;
     uint64_t deposit;
     uint64_t seen[32];
-    int barrier_value, barrier_sum;
 };
 
 static std::vector<Fiber> fibers;
@@ -109,11 +108,10 @@ static bool release_barrier() {
     for (auto& fiber : fibers) {
         waiting += fiber.state == AT_BARRIER;
         done += fiber.state == DONE;
-        if (fiber.state == AT_BARRIER) sum += fiber.barrier_value != 0;
     }
     if (waiting && waiting + done == fibers.size() && done) fail("threads wait at __syncthreads that others never reach");
     if (!waiting || waiting != fibers.size()) return false;
-    for (auto& fiber : fibers) fiber.state = READY, fiber.barrier_sum = sum;
+    for (auto& fiber : fibers) fiber.state = READY;
     return true;
 }
 
@@ -270,23 +268,9 @@ T shuffle(int kind, unsigned mask, T value, unsigned source) {  // source: a lan
 }  // namespace cuda_on_host
 
 inline void __syncthreads() { cuda_on_host::yield(cuda_on_host::AT_BARRIER); }
-inline int __syncthreads_count(int value) {
-    cuda_on_host::fibers[cuda_on_host::running].barrier_value = value;
-    cuda_on_host::yield(cuda_on_host::AT_BARRIER);
-    return cuda_on_host::fibers[cuda_on_host::running].barrier_sum;
-}
-inline int __syncthreads_or(int value) { return __syncthreads_count(value) > 0; }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { cuda_on_host::exchange(0, mask, 0); }
-inline void __threadfence() {}
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int lane) { return cuda_on_host::shuffle(1, mask, value, unsigned(lane) & 31); }
-template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits) { return cuda_on_host::shuffle(2, mask, value, (threadIdx.x & 31) ^ unsigned(bits)); }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by) { return cuda_on_host::shuffle(3, mask, value, (threadIdx.x & 31) + by); }
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned by) { return cuda_on_host::shuffle(4, mask, value, (threadIdx.x & 31) - by); }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
     const uint64_t* seen = cuda_on_host::exchange(5, mask, predicate != 0);
     unsigned result = 0;
@@ -294,19 +278,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
         if (mask >> lane & 1) result |= unsigned(seen[lane] & 1) << lane;
     return result;
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
-
-template <class T>
-T atomicAdd(T* address, T value) { T old = *address; *address = old + value; return old; }
-template <class T>
-T atomicMax(T* address, T value) { T old = *address; *address = std::max(old, value); return old; }
-template <class T>
-T atomicOr(T* address, T value) { T old = *address; *address = old | value; return old; }
-template <class T>
-T atomicExch(T* address, T value) { T old = *address; *address = value; return old; }
-template <class T>
-T atomicCAS(T* address, T expected, T value) { T old = *address; if (old == expected) *address = value; return old; }
 
 inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
 inline float __fadd_rn(float a, float b) { return a + b; }

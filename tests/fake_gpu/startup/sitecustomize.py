@@ -29,7 +29,7 @@ def _replace_inductor(backends: ModuleType) -> None:
     """Let the gallery's compiler go through Dynamo and autograd as always, and write no kernels."""
 
     def compile_in_place(model, options, device, channels_last):
-        backends.compile_calls([model], backend=os.environ["FAKE_GPU_COMPILER"])
+        backends.compile_calls(model, backend=os.environ["FAKE_GPU_COMPILER"])
         return f"{os.environ['FAKE_GPU_COMPILER']}, on the fake device"
 
     backends._compile = compile_in_place
