@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from written_operators import CPU, assert_as_exact
 
 from gallery_lib.compiler.backend import compile_model
@@ -27,10 +28,11 @@ pytestmark = pytest.mark.usefixtures("small_weights")
 
 @pytest.fixture
 def small_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the pass take weights that compile and train in a moment."""
+    """Let the pass take weights that compile and train in a moment; torch's caches do not know."""
     monkeypatch.setattr(mixed_products, "limits", lambda: Limits(512, 1024, 256))
     torch._dynamo.reset()
-    yield
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield
     torch._dynamo.reset()
 
 

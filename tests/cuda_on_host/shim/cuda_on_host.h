@@ -104,7 +104,7 @@ __attribute__((noinline)) static void resume(unsigned index) {
 }
 
 static bool release_barrier() {
-    unsigned waiting = 0, done = 0, sum = 0;
+    unsigned waiting = 0, done = 0;
     for (auto& fiber : fibers) {
         waiting += fiber.state == AT_BARRIER;
         done += fiber.state == DONE;
