@@ -32,19 +32,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAIN, DEVELOPMENT = "plain", "dev"
 """The extras: the packages that the gallery needs, or all that pyproject.toml names."""
 DATA_COMMANDS = ("mock_imagenet", "mock_segmentation", "text", "mock_speech", "mock_speakers")
-FLAGS = {
-    "--lab": "afterwards start JupyterLab with copies of the notebooks, in my_notebooks/; it "
-    "listens on this machine alone and asks for a token (JUPYTER_PORT and JUPYTER_TOKEN choose "
-    "them)",
-    "--test": "also install the tools for development, then run every check and all tests but "
-    "those for a GPU",
-}
 BUILD_TOOLS = {
     os.environ.get("CXX") or "g++": "g++",
     f"{sysconfig.get_path('include')}/Python.h": "python{}.{}-dev".format(*sys.version_info),
 }
 """What torch.compile needs to compile C++: a command or a file, and Debian's package of it."""
-TEST_TOOLS = {"chromium": "chromium", "tc": "iproute2", "slurmctld": "slurm-wlm", "munged": "munge"}
 STAMP = "gallery-stamp"
 PACKAGES = ("torch", "torchvision", "jupyterlab", "gallery_lib")
 IS_COMPLETE = f"import importlib.util as u; exit(not all(map(u.find_spec, {PACKAGES})))"
@@ -81,8 +73,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     pair = ("NAME", "VALUE")
     parser.add_argument("--run", metavar="NOTEBOOK", help=run_help)
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=pair, help=given)
-    for flag, text in FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=text)
+    text = "afterwards start JupyterLab with copies of the notebooks, on this machine alone"
+    parser.add_argument("--lab", action="store_true", help=text)
+    text = "also install the tools for development, then run all tests but those for a GPU"
+    parser.add_argument("--test", action="store_true", help=text)
     options = parser.parse(words)
     if options.lab and options.test:
         parser.error("--lab and --test do not go together: --test ends with the tests")
@@ -113,7 +107,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
     wait = "Another prepare.sh is at work here: waiting for it."
     with locked(paths.cache_dir() / "prepare.lock", waiting=lambda: say(wait)):
         begin("Checking this machine")
-        check_machine(for_tests=options.test)
+        check_machine()
         extra = DEVELOPMENT if options.test else PLAIN
         environment = ROOT / ".venv"
         python = environment / "bin" / "python"
@@ -157,19 +151,16 @@ def find_notebook(name: str, start_folder: Path) -> Path:
     )
 
 
-def check_machine(*, for_tests: bool) -> None:
-    """Raise InputError for what torch.compile lacks here; name what tests lack."""
-    search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    lacking = {
-        name: f"no {name} -> apt-get install {package}"
-        for name, package in (BUILD_TOOLS | (TEST_TOOLS if for_tests else {})).items()
-        if not (Path(name).is_file() or shutil.which(name, path=search))
-    }
-    if lacking.keys() & BUILD_TOOLS:
-        lines = ["torch.compile lacks something on this machine:", *lacking.values()]
+def check_machine() -> None:
+    """Raise InputError for what torch.compile lacks here."""
+    lacking = [
+        f"no {name} -> apt-get install {package}"
+        for name, package in BUILD_TOOLS.items()
+        if not (Path(name).is_file() or shutil.which(name))
+    ]
+    if lacking:
+        lines = ["torch.compile lacks something on this machine:", *lacking]
         raise InputError("\n    ".join(lines))
-    for line in lacking.values():
-        say(f"      the tests that need it will be skipped: {line}")
     say(f"      Python {platform.python_version()} at {sys.executable}")
 
 

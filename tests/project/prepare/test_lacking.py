@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 from project.prepare.small_checkout import write_script
 
 
@@ -23,16 +21,6 @@ def test_a_compiler_that_is_lacking_is_named_with_its_remedy(copy):
     assert result.returncode == 2
     assert "no g++ -> apt-get install g++" in result.stderr
     assert not (copy.root / ".venv").exists()
-
-
-def test_test_names_what_some_tests_need_and_goes_on_without(copy):
-    result = copy.run("--test")
-    assert result.returncode == 0, result.stderr
-    tools = {"chromium": "chromium", "tc": "iproute2", "slurmctld": "slurm-wlm", "munged": "munge"}
-    for name, package in tools.items():
-        is_here = shutil.which(name, path=f"{copy.bin}:/usr/sbin:/sbin") is not None
-        line = f"the tests that need it will be skipped: no {name} -> apt-get install {package}"
-        assert (line in result.stdout) != is_here
 
 
 def test_a_compiler_named_by_cxx_will_do(copy):
