@@ -188,72 +188,57 @@ def _whole(number: int) -> Any:
     return range(SAMPLES)
 
 
+_SAMPLERS: dict[str, Callable[[], Any]] = {
+    "with replacement": lambda: RandomSampler(DATA, replacement=True, num_samples=36),
+    "weighted": lambda: WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24),
+    "no length": NoLength,
+    "endless": Endless,
+    "endless with length": EndlessWithLength,
+    "failing sampler": Failing,
+    "list": lambda: DATA[::-1],
+    "DistributedSampler": lambda: DistributedSampler(DATA),
+    "DistributedSampler of others": lambda: DistributedSampler(DATA, num_replicas=4, rank=0),
+    "DistributedSampler of rank 0": lambda: DistributedSampler(DATA, num_replicas=2, rank=0),
+    "DistributedSampler on rank 0 alone": lambda: None if rank() else DistributedSampler(DATA),
+    "by rank": ByRank,
+    "range by rank": lambda: _share(rank()),
+    "subset by rank": lambda: SubsetRandomSampler(_share(rank())),
+    "entropy": OfSystem,
+}
+_DATA_SETS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: DATA,
+    "one sample": lambda: [7],
+    "no sample": lambda: [],
+    "Subset by rank": lambda: Subset(DATA, list(_share(rank()))),
+    "list of each rank": lambda: list(_share(rank())),
+    "tensors by rank": lambda: TensorDataset(torch.tensor(list(_share(rank())))),
+    "other order of parts": lambda: ConcatDataset([DATA[:2], DATA[2:4]][:: 1 - 2 * rank()]),
+    "files of each host": lambda: Files(f"/host{rank()}", range(2)),
+    "files by rank": lambda: Files("/data", _share(rank())),
+    "other lengths": lambda: DATA[: 8 + rank()],
+    "rank 0 alone has other data": lambda: DATA if rank() else DATA[::-1],
+    "stream on rank 1 alone": lambda: Stream(_share) if rank() else DATA,
+    "stream": lambda: Stream(_whole),
+    "stream by rank": lambda: Stream(_share),
+    "stream once": lambda: Once(_share(rank())),
+    "data pipe": lambda: IterableWrapper(DATA),
+}
+_BATCHES: dict[str, Callable[[], Any]] = {
+    "five batches": lambda: BatchSampler(range(10), 2, False),
+    "five batches, drop_last": lambda: BatchSampler(range(10), 2, True),
+    "DistributedSampler inside": lambda: BatchSampler(DistributedSampler(DATA), 2, False),
+}
 LOADERS: dict[str, Callable[..., Any]] = {
-    "sequential": lambda **o: DataLoader(DATA, 2, **o),
+    **{n: lambda d=data, **o: DataLoader(d(), 2, **o) for n, data in _DATA_SETS.items()},
+    **{n: lambda s=s, **o: DataLoader(DATA, 2, sampler=s(), **o) for n, s in _SAMPLERS.items()},
+    **{n: lambda b=b, **o: DataLoader(DATA, batch_sampler=b(), **o) for n, b in _BATCHES.items()},
     "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
-    "with replacement": lambda **o: DataLoader(
-        DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o
-    ),
-    "weighted": lambda **o: DataLoader(
-        DATA, 2, sampler=WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24), **o
-    ),
+    "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
     "few weighted": lambda **o: DataLoader(
         range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o
     ),
-    "subset": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4, 16)), **o),
-    "no length": lambda **o: DataLoader(DATA, 2, sampler=NoLength(), **o),
     "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
-    "endless": lambda **o: DataLoader(DATA, 2, sampler=Endless(), **o),
-    "endless with length": lambda **o: DataLoader(DATA, 2, sampler=EndlessWithLength(), **o),
-    "failing sampler": lambda **o: DataLoader(DATA, 2, sampler=Failing(), **o),
-    "list": lambda **o: DataLoader(DATA, 2, sampler=DATA[::-1], **o),
-    "five batches": lambda **o: DataLoader(
-        DATA, batch_sampler=BatchSampler(range(10), 2, False), **o
-    ),
-    "five batches, drop_last": lambda **o: DataLoader(
-        DATA, batch_sampler=BatchSampler(range(10), 2, True), **o
-    ),
-    "one sample": lambda **o: DataLoader([7], 2, **o),
-    "no sample": lambda **o: DataLoader([], 2, **o),
-    "DistributedSampler": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA), **o),
-    "DistributedSampler inside": lambda **o: DataLoader(
-        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA), 2, False), **o
-    ),
-    "DistributedSampler of others": lambda **o: DataLoader(
-        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=4, rank=0), **o
-    ),
-    "DistributedSampler of rank 0": lambda **o: DataLoader(
-        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=0), **o
-    ),
-    "by rank": lambda **o: DataLoader(DATA, 2, sampler=ByRank(), **o),
-    "range by rank": lambda **o: DataLoader(DATA, 2, sampler=_share(rank()), **o),
-    "subset by rank": lambda **o: DataLoader(
-        DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o
-    ),
-    "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
-    "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
-    "tensors by rank": lambda **o: DataLoader(
-        TensorDataset(torch.tensor(list(_share(rank())))), 2, **o
-    ),
-    "other order of parts": lambda **o: DataLoader(
-        ConcatDataset([DATA[:2], DATA[2:4]][:: 1 - 2 * rank()]), 2, **o
-    ),
-    "files of each host": lambda **o: DataLoader(Files(f"/host{rank()}", range(2)), 2, **o),
-    "files by rank": lambda **o: DataLoader(Files("/data", _share(rank())), 2, **o),
-    "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
-    "DistributedSampler on rank 0 alone": lambda **o: DataLoader(
-        DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o
-    ),
-    "stream on rank 1 alone": lambda **o: DataLoader(Stream(_share) if rank() else DATA, 2, **o),
-    "other lengths": lambda **o: DataLoader(DATA[: 8 + rank()], 2, **o),
-    "rank 0 alone has other data": lambda **o: DataLoader(
-        DATA[::-1] if rank() == 0 else DATA, 2, **o
-    ),
-    "stream": lambda **o: DataLoader(Stream(_whole), 2, **o),
-    "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
-    "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
-    "entropy": lambda **o: DataLoader(DATA, 2, sampler=OfSystem(), **o),
     "stream of worker_init_fn": lambda **o: DataLoader(
         Counting(), 2, worker_init_fn=_part_of_worker, **{"num_workers": 2, **o}
     ),
@@ -262,7 +247,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
     "begun early": lambda **o: BegunEarly(DATA, 2, **o),
     "list of batches": lambda **o: _pairs(range(10)),
-    "data pipe": lambda **o: DataLoader(IterableWrapper(DATA), 2, **o),
     "generator": lambda **o: iter(_pairs(DATA)),
     "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
     "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),
