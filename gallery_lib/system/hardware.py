@@ -230,13 +230,6 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def machine_name(environment: dict[str, Any]) -> str:
-    """Return the accelerators, else the cores: `8 × a GPU` or `2 cores of a CPU`. No versions."""
-    if environment.get("device", "cpu") != "cpu":
-        return str(environment["device"])
-    return f"{environment['cores']} cores of {environment['cpu']}"
-
-
 def describe(environment: dict[str, Any]) -> str:
     """Return one line for people.
 

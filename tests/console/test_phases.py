@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -72,42 +70,24 @@ def test_other_ranks_note_nothing_and_a_full_disk_does_not_end_the_run(tmp_path:
     PhaseLog(tmp_path / "file").begin(DATA)  # no folder can be made there
 
 
-def view(tmp_path: Path, **values: Any) -> RunView:
-    progress = Progress(line_seconds=0.0)
-    return RunView(progress, tmp_path / "run", Phase(IMPORTS, clock_now()), **values)
-
-
-@pytest.fixture
-def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
-    """Return the labels of what was shown since the last call."""
-    return lambda: [line.rpartition(":")[0] for line in capsys.readouterr().err.splitlines()]
-
-
-def test_every_phase_is_shown_also_what_passes_between_two_looks(
-    tmp_path: Path, lines: Callable[[], list[str]]
+def test_every_phase_is_shown_with_its_steps_also_what_passes_between_two_looks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown, now = view(tmp_path, name="alexnet"), clock_now()
+    now, progress = clock_now(), Progress(line_seconds=0.0)
+    shown = RunView(progress, tmp_path / "run", Phase(IMPORTS, now - 9), "alexnet")
     shown.look()
     begun = [
-        Phase(DATA, now + 1),
-        Phase(MODEL, now + 2),
-        Phase(TRAINING, now + 3),
-        Phase(WARM_UP, now + 3.001),
+        Phase(DATA, now - 8),
+        Phase(MODEL, now - 7),
+        Phase(TRAINING, now - 6),
+        Phase(WARM_UP, now - 5.999, 3, 40),
     ]
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "steps.jsonl").write_text('{"step": 20}\n')
     (tmp_path / "run" / PHASES_FILE).write_text(json.dumps([vars(phase) for phase in begun]))
     shown.look()
     shown.look()
-    assert lines() == [
-        f"alexnet: {phase}" for phase in ("imports", "data", "model", "warm-up", "warm-up")
-    ]
-
-
-def test_steps_are_counted_where_they_are_steady(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = view(tmp_path)
-    PhaseLog(tmp_path / "run").begin(TRAINING, count=3, total=40)
-    (tmp_path / "run" / "steps.jsonl").write_text('{"step": 20}\n')
-    shown.look()
-    assert "training: 20 of 40 steps, 0 s" in capsys.readouterr().err
+    said = [line.rpartition(" ")[0] for line in capsys.readouterr().err.splitlines()]
+    steps = "warm-up: 20 of 40 steps, 5"
+    phases = ("imports: 9", "data: 8", "model: 7", steps, steps)
+    assert said == [f"alexnet: {phase}" for phase in phases]
