@@ -48,5 +48,4 @@ def _summary(args: argparse.Namespace) -> object:
 if __name__ == "__main__":
     task = {"choices": list(TASKS), "required": True, "help": "what is to be trained on it"}
     dims = {"type": int, "help": "values a frame, instead of what the task's own model takes"}
-    options = (("--task", task), ("--dims", dims))
-    sys.exit(check("Check folders of acoustic features.", _summary, *options))
+    sys.exit(check("Check folders of acoustic features.", _summary, task=task, dims=dims))

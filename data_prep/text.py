@@ -16,7 +16,6 @@ Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -28,23 +27,20 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.config.command_line import Parser
 from gallery_lib.data.commands import run
 from gallery_lib.data.text.tokenized import prepare
 
-
-def _prepare(given: argparse.Namespace) -> object:
-    return prepare(given.data_dir, given.out)
-
+OPERANDS = {
+    "--data-dir": {
+        "type": Path,
+        "help": "folder of .txt files; default: English of Python's standard library",
+    },
+    "--out": {
+        "type": Path,
+        "help": "folder to write; default: where the gallery looks for this text",
+    },
+}
 
 if __name__ == "__main__":
-    parser = Parser(None, "Make tokenised text for the language models.")
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        help="folder of .txt files; default: English of Python's standard library",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder to write; default: where the gallery looks for this text"
-    )
-    sys.exit(run(parser, _prepare))
+    description = "Make tokenised text for the language models."
+    sys.exit(run(description, lambda given: prepare(given.data_dir, given.out), operands=OPERANDS))
