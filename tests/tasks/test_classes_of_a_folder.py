@@ -17,7 +17,6 @@ from torch import nn
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.errors import InputError
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.tasks.domains import classification
 from gallery_lib.train.loop import train
@@ -132,21 +131,6 @@ def test_a_run_says_once_what_its_folder_holds(tmp_path, capsys):
     ]
     weights = weights_of(tmp_path / "run")
     assert weights["fc.weight"].shape == (3, 512)
-
-
-@pytest.mark.parametrize(
-    ("content", "named_as"),
-    [(b"no image at all", "cannot identify"), (b"\xff\xd8\xff\xe0 a JPEG that ends here", "0.jpg")],
-)
-def test_a_file_that_is_no_image_ends_the_run_with_its_name(content, named_as, tmp_path):
-    data = Path(named(tmp_path / "data", classes=2))
-    for place in (data / "train").iterdir():
-        for image in place.iterdir():
-            image.unlink()
-        (place / "0.jpg").write_bytes(content)
-    with pytest.raises(InputError) as raised:
-        trained(str(data))
-    assert str(data / "train") in str(raised.value) and named_as in str(raised.value)
 
 
 def test_a_folder_of_one_class_trains_and_is_announced(tmp_path):

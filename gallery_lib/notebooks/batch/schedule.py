@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import yaml
 
 from gallery_lib.config import BatchConfig
-from gallery_lib.console.progress import Progress, fit
+from gallery_lib.console.progress import Progress, fit, redraws
 from gallery_lib.console.table import duration
 from gallery_lib.console.visible import visible
 from gallery_lib.errors import InputError
@@ -42,7 +43,7 @@ from gallery_lib.system.files import LockHeld, locked
 from gallery_lib.system.processes import PYTHON, end_supervised, shell_exit_code, start_supervised
 
 _TICK_SECONDS = 0.1
-_LOOK_SECONDS = 1.0  # looking takes CPU time from the measured notebook
+_LOOK_SECONDS, _LINE_SECONDS = 1.0, 10.0  # looking takes CPU time from the measured notebook
 _PARAMETERS_FILE = "parameters.yaml"
 _SOURCE_COLUMNS = 50
 
@@ -74,6 +75,7 @@ def _run_notebook(
     None of its processes is left then.
     """
     folder, began, looked = executed.parent, time.monotonic(), 0.0
+    every = _LOOK_SECONDS if redraws(sys.stderr) else _LINE_SECONDS
     # In YAML the values keep their types.
     (folder / _PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))
     command = [*PYTHON, "-m", "papermill", str(planned.path), str(executed), "--log-output"]
@@ -90,7 +92,7 @@ def _run_notebook(
                 return Ended(0, "not run", f"interrupted by {arrived[0]} after {seconds:.0f} s")
             if deadline is not None and seconds > deadline:
                 return Ended(0, "timeout", f"still running at its deadline of {deadline:g} s")
-            if seconds - looked >= _LOOK_SECONDS:
+            if seconds - looked >= every:
                 looked = seconds
                 label = f"{planned.name}: running, {where(executed)}"
                 progress.show(visible(label))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import paths
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_data(settings: Settings) -> None:
