@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from against_torch.case import Case
 from against_torch.run import FAILED, REFUSED, run
@@ -47,16 +49,24 @@ def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -
         assert "\n" not in said
 
 
-@pytest.mark.parametrize("how", ["step", "two calls", "two backward passes", "compiled", "closure"])
+@pytest.mark.parametrize(
+    "change",
+    [{"config": "aot"}]
+    + [{"loop": loop} for loop in ("simple", "two_calls", "two_backwards", "closure")],
+    ids=str,
+)
 def test_unused_parameters_are_named_and_not_stepped_with_the_option_that_handles_them(
-    two: Ranks, how: str
+    two: Ranks, change: dict
 ) -> None:
-    for said, unchanged in two.call("twins.unused", how, False):
-        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
-        assert "config.comm.find_unused_parameters = True" in said and "\n" not in said
-        assert unchanged or how == "closure"
-    if how != "closure":
-        assert two.call("twins.unused", how, True) == [("nothing was raised", True)] * 2
+    """There is one step, which no forward pass follows."""
+    case = Case(model="unused", launch="two_group_before", samples=6, epochs=1, **change)
+    verdict = run(case, two)
+    assert verdict.outcome == REFUSED, verdict.lines
+    (said,) = verdict.lines
+    assert said.startswith("second.weight (and 1 more) got no gradient in the last backward pass")
+    assert "config.comm.find_unused_parameters = True" in said
+    verdict = run(dataclasses.replace(case, comm="find_unused"), two)
+    assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
 
 
 def test_checkpoints_attributes_and_copies_are_those_of_the_users_model(two: Ranks) -> None:

@@ -103,58 +103,6 @@ def after_an_error() -> str:
     return message_of(lambda: one_loss(twin))
 
 
-class Unused(nn.Module):
-    """Model that computes `probe` and leaves it out of its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.probe = nn.Linear(3, 4), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        encoded, _ = self.encoder(x), self.probe(x)
-        return encoded
-
-
-def unused(how: str, find: bool) -> tuple[str, bool]:
-    """Return the message of steps in which `probe` is not part of the loss.
-
-    The second value is whether no weight has changed, or, where nothing was raised, whether `probe`
-    has not and has no gradient.
-    """
-    model = Unused() if how == "compiled" else net_of_two_heads()
-    if how == "compiled":
-        model.compile(backend="aot_eager")
-    twin = _twin(model, find_unused_parameters=find)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=0.1)
-    before = copy.deepcopy(twin)
-
-    def loss() -> Any:
-        output = twin(inputs())
-        return output if how == "compiled" else output[0]
-
-    def run() -> None:
-        if how == "two calls":
-            loss().sum().backward()
-            loss().sum().backward()
-        elif how == "two backward passes":
-            output = loss()
-            output.sum().backward(retain_graph=True)
-            output.square().sum().backward()
-        elif how == "closure":
-            optimizer.step(lambda: loss().sum().backward())
-        else:
-            loss().sum().backward()
-            optimizer.step()
-
-    message = message_of(run)
-    same = torch.equal(before.probe.weight, twin.probe.weight)
-    if find:
-        return message, same and twin.probe.weight.grad is None
-    return message, same and (
-        how == "closure" or torch.equal(before.encoder.weight, twin.encoder.weight)
-    )
-
-
 def facts() -> dict[str, Any]:
     """Return what a twin looks like from outside, beside what every case of against_torch compares.
 
