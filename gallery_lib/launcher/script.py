@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from gallery_lib.comm.rendezvous import loopback_interface, meeting_arguments
 from gallery_lib.compiler import cache
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import RunFailed
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 from gallery_lib.system.processes import interruptible, run_supervised
@@ -29,17 +29,7 @@ def command_of(
 
     `processes` of torchrun, None for plain python, share the cores. `logs` is an empty folder for
     torchrun's files, which has to stay until the script ends.
-
-    Raises:
-        InputError: the file is missing, or there are not as many devices.
     """
-    if not path.is_file():
-        raise InputError(f"the script {path} does not exist.", parameter="script")
-    devices = hardware.gpu_count() or hardware.cores()
-    if processes is not None and not 1 <= processes <= devices:
-        raise InputError(
-            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
-        )
     torchrun = [
         "-P",  # of torchrun alone: the script finds modules beside it
         "-m",
@@ -72,7 +62,6 @@ def run_script(
     """Run a script with plain python, or with so many torchrun processes; return what it printed.
 
     Raises:
-        InputError: the file is missing, or there are not as many devices.
         RunFailed: the script fails; the message has the last lines.
         Interrupted: the script is stopped.
     """

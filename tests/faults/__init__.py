@@ -4,3 +4,8 @@
 `--chaos --minutes 30` picks command, moment and fault at random. The quick rows are ordinary tests
 (`test_rows.py`).
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))

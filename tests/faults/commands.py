@@ -9,13 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .workspace import ROOT, TASKS, Workspace
-
-sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-
 from made_comparison import FASTER, write
 from made_comparison import comparison as made
 from tiny_notebooks import write_notebook
+
+from .workspace import ROOT, TASKS, Workspace
 
 Words = Callable[[Workspace], list[str]]
 

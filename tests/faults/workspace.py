@@ -17,16 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from worker_processes import workers_of
 
-for _number, _usual in {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGHUP: signal.SIG_DFL,
-    signal.SIGQUIT: signal.SIG_DFL,
-}.items():
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        # A shell that starts this in the background makes it, and all that it starts, ignore the
-        # signals under test.
-        signal.signal(_number, _usual)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts this in the background has it, and all that it starts, ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("faulty_tasks.py")
@@ -165,21 +160,9 @@ def _output(output: str, words: Sequence[str], heard: Path) -> tuple[int | None,
 
 
 def workers(command: Command) -> list[psutil.Process]:
-    """Return the training processes of a run, by rank.
-
-    They are children of `launcher/torchrun.py` or `launcher/forked.py`. The environment of a forked
-    process shows that of its parent, but its standard error is the log of its rank.
-    """
-    found: dict[int, psutil.Process] = {}
-    for process in command.everything():
-        with contextlib.suppress(psutil.Error, ValueError, KeyError):
-            parent = process.parent()
-            starters = {"gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked"}
-            if parent is not None and starters & set(parent.cmdline()):
-                log = Path(f"/proc/{process.pid}/fd/2").resolve().stem
-                rank = process.environ().get("RANK") or log.removeprefix("log-rank")
-                found.setdefault(int(rank), process)
-    return [found[rank] for rank in sorted(found)]
+    """Return the training processes of a run, by rank."""
+    found = workers_of(psutil.Process(command.process.pid))
+    return sorted(found, key=lambda process: process.create_time())
 
 
 @contextlib.contextmanager
