@@ -81,7 +81,9 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
     largest = max(max(gradient.bytes for gradient in timeline.gradients), 25 * 2**20)
     kept = 2 if "int8" in wires.split(",") else 1
     of_rank = (
-        _PROCESS_BYTES + kept * timeline.gradient_bytes + largest * (1 if wires == "exact" else 2)
+        _PROCESS_BYTES
+        + (1 + kept) * timeline.gradient_bytes
+        + largest * (1 if wires == "exact" else 2)
     )
     shared = (processes + 1 if processes > 1 else 0) * _SHARED_PIECES_BYTES
     needed = _SYSTEM_BYTES + hosts * (processes * of_rank + _TORCHRUN_BYTES + shared)
@@ -96,7 +98,8 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
 def _record(train: TrainConfig, words: argparse.Namespace) -> int:
     timeline = record(tasks.with_sizes(train, "quick"))
     write_timeline(words.out, timeline)
-    print(f"{words.out}: {timeline.described()}")
+    size, step = timeline.gradient_bytes / 1e6, timeline.step_seconds
+    print(f"{words.out}: {size:.1f} MB of gradients, {step:.3g} s a step without communication")
     return 0
 
 

@@ -288,9 +288,7 @@ def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
     allocator.give_back()  # DDP makes its buckets anew at every turn
     process_group.ensure_initialized()
     hosts = topology.find()
-    replay = Replay(
-        timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True
-    )
+    replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank())
     model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1
     strategies = {PLAIN: Comm()} if alone else ways_of_replay(config, hosts)

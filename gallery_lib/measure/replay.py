@@ -92,13 +92,6 @@ class Timeline:
         """Return the samples in a step of one process."""
         return int(self.settings["batch_size"])
 
-    def described(self) -> str:
-        """Return the timeline in one line: task, batch, size, step time and origin."""
-        return (
-            f"{self.task}, batch {self.batch_size}, {self.gradient_bytes / 1e6:.1f} MB of "
-            f"gradients, {self.step_seconds:.3g} s a step without communication ({self.origin})"
-        )
-
 
 def write_timeline(path: Path, timeline: Timeline) -> None:
     """Write the timeline as JSON, atomically; make the folder if needed."""
@@ -278,9 +271,6 @@ class Replay(nn.Module):
         timeline: what is replayed.
         stretch: factor by which every wait is multiplied.
         seed: seed of the gradients' values, which should differ by rank.
-        share_gradients: make all gradients in the same memory, one over the other. DDP gets each
-            as it is, and copies it into its buckets. The mean is there, and in `.grad` only where
-            that is a view of a bucket. Saves nearly half of the memory.
     """
 
     def __init__(
@@ -289,14 +279,11 @@ class Replay(nn.Module):
         *,
         stretch: float = 1.0,
         seed: int = 0,
-        share_gradients: bool = False,
     ) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
         self._began = 0.0
-        largest = max(gradient.bytes for gradient in timeline.gradients)
-        self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
         self._parameter_of = {
             gradient.place: nn.Parameter(
                 torch.zeros((), dtype=getattr(torch, gradient.dtype)).expand(gradient.shape)
@@ -307,10 +294,7 @@ class Replay(nn.Module):
 
     def gradient(self, gradient: Gradient) -> Tensor:
         """Return the gradient that a backward pass gives: random values, the same in every step."""
-        if self._memory is None:
-            memory = torch.empty(gradient.bytes, dtype=torch.uint8)
-        else:
-            memory = self._memory[: gradient.bytes]
+        memory = torch.empty(gradient.bytes, dtype=torch.uint8)
         flat, size = memory.view(getattr(torch, gradient.dtype)), self._pattern.numel()
         repeated = flat.numel() // size * size
         flat[:repeated].view(-1, size).copy_(self._pattern)

@@ -15,6 +15,7 @@ from gallery_lib.measure.communication.convergence import FP32, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import style
 from gallery_lib.report.style import OURS, Chart, one_panel
+from gallery_lib.stats import CONFIDENCE
 
 EMULATED = "emulated link"
 """What titles and tables call the links of a lab."""
@@ -44,7 +45,7 @@ def _step_times_title(effects: Effects) -> str:
 
 def step_times(effects: Effects) -> Chart:
     """Return each technique's step time: a mark for each step, a bar for the median."""
-    interval = f"{effects.confidence:.0%} interval"
+    interval = f"{CONFIDENCE:.0%} interval"
     rows = [
         [f"technique ({EMULATED})", "step time, median", f"{PLAIN} over it ({interval})", "verdict"]
     ]

@@ -27,4 +27,4 @@ def effects() -> Effects:
         "int8": effect("int8", 0.1, 0.5),
         ALONE: effect("exact", 0.05, None),
     }
-    return Effects("2 hosts × 1 processes", 1, 1_000_000, 0.99, ways)
+    return Effects("2 hosts × 1 processes", 1_000_000, ways)

@@ -28,8 +28,6 @@ def made_roofline() -> Roofline:
         date="2026-11-27",
         options={"amp_level": "O1", "batch_size": 16, "image_size": 224, "compiler_opt": True},
         environment={"cores": 2},
-        versions={},
-        techniques={},
         limits=LIMITS,
         step_seconds=0.8,
         profiled_seconds=0.802,

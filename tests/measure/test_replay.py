@@ -131,20 +131,6 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
     assert not torch.equal(other.gradient(gradient), replay.gradient(gradient))
 
 
-def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on() -> None:
-    replay = Replay(timeline(0.0, 0.0, 0.0), share_gradients=True)
-    right: list[bool] = []
-    gradients = replay.timeline.gradients
-    by_place = {each.place: Replay(replay.timeline).gradient(each) for each in gradients}
-    for place, parameter in enumerate(replay.parameters()):
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, place=place: right.append(torch.equal(p.grad, by_place[place]))
-        )
-    replay().backward()
-    assert right == [True] * 3
-    assert len({p.grad.untyped_storage().data_ptr() for p in replay.parameters()}) == 1  # type: ignore[union-attr]
-
-
 @pytest.fixture(scope="module")
 def two_by_two() -> Iterator[Ranks]:
     with Ranks(4, 2) as running:

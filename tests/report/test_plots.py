@@ -13,7 +13,7 @@ from made_comparison import FASTER, comparison
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from gallery_lib.measure.comparison.script_turns import Command, Script, ScriptTurns
+from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
 from gallery_lib.measure.step_profile import OUTSIDE, StepProfile
 from gallery_lib.report import plots, style
 from gallery_lib.report.style import Chart
@@ -126,12 +126,13 @@ def turns_of(
     rates: dict[str, float], losses: dict[str, float] | None = None, load: MachineLoad = QUIET
 ) -> ScriptTurns:
     """Return turns of scripts with these throughputs; all but `several` have native's batches."""
-    command = Command(Path("script.py"))
+    path = Path("script.py")
     starts_like = {name: None if name == "several" else "native" for name in rates}
     scripts = {
-        name: Script(command, f"conditions of {name}", starts_like[name], 0.01) for name in rates
+        name: Script(path, [], f"conditions of {name}", None, starts_like[name], 0.01)
+        for name in rates
     }
-    scripts["native"] = Script(command, "PyTorch eager in fp32")
+    scripts["native"] = Script(path, [], "PyTorch eager in fp32")
     rounds = {name: [[rate, rate * 1.01]] * 6 for name, rate in rates.items()}
     return ScriptTurns(scripts, {**dict.fromkeys(rates, 4.6), **(losses or {})}, rounds, load)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.stats import Positive, Ratio
 from gallery_lib.system.json_files import read_json, write_json
@@ -115,8 +114,5 @@ def write_bench(path: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """Return a bench from its file; InputError for what is no such file."""
-    try:
-        return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.", parameter=str(path)) from None
+    """Return a bench from its file, which exists; InputError for what is no bench."""
+    return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")

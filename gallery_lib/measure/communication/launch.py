@@ -24,7 +24,7 @@ from gallery_lib.config import LabRunConfig
 from gallery_lib.config.command_line import CommandLine, words_of
 from gallery_lib.config.options import checked
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import RunFailed
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import PYTHON, die_with_parent, interruptible, run_supervised
 
@@ -42,7 +42,6 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
 
     Raises:
         RunFailed: with the last lines.
-        InputError: for what the module refused.
     """
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:
@@ -51,8 +50,7 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
         words = [*forked, *_arguments(config, out)]
         code, lines = run_supervised(words, {**_NO_GPU, "OMP_NUM_THREADS": threads})
         if code:
-            kind = InputError if code == InputError.exit_code else RunFailed
-            raise kind(
+            raise RunFailed(
                 f"{module} ended with exit code {code}. Its last lines:\n"
                 + "\n".join(lines[-_LAST_LINES:])
             )

@@ -99,9 +99,7 @@ class Effects:
     """What was measured of all strategies, by name, and the setting of the measurement."""
 
     hosts: str
-    processes_on_each: int
     parameters: int
-    confidence: float
     ways: dict[str, Effect]
 
     @classmethod
@@ -234,7 +232,7 @@ def measure(config: StrategiesConfig) -> int:
             print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)
     if first and config.out:
         parameters = sum(parameter.numel() for parameter in training.net.parameters())
-        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, stats.CONFIDENCE, by_name)
+        effects = Effects(str(hosts), parameters, by_name)
         write_json(Path(config.out), dataclasses.asdict(effects))
     return 0
 

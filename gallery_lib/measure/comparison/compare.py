@@ -122,11 +122,6 @@ def compare(
         name: dataclasses.replace(v, amp_level=precision.chosen_level(v.amp_level, device))
         for name, v in variants.items()
     }
-    if len(variants) != 2:
-        raise InputError(
-            f"a comparison takes two variants, baseline first; got: {', '.join(variants)}.",
-            parameter="variants",
-        )
     before, after = variants
     config = variants[before]
     turns = Turns.of(config, options_)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,24 +84,14 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def check_of(name: str, deviations: Sequence[Deviation], *, of_parameters: bool = False) -> Check:
-    """Return the check made of deviations: that nearest to, or furthest over, its limit decides.
-
-    Where they are those of parameters, the check has their median.
-    """
+def check_of(name: str, deviations: Sequence[Deviation]) -> Check:
+    """Return the check made of deviations: that nearest to, or furthest over, its limit decides."""
     if not deviations:
         return Check(name, False, None, 0.0, "nothing to compare")
     worst = max(deviations, key=lambda deviation: deviation.share_of_limit)
-    middle = statistics.median(_no_nan(d.value) for d in deviations) if of_parameters else None
-    return Check(
-        name,
-        all(deviation.within for deviation in deviations),
-        _finite(worst.value),
-        _finite(worst.limit),
-        worst.where,
-        _finite(worst.baselines),
-        _finite(middle),
-    )
+    passed, values = all(d.within for d in deviations), (worst.value, worst.limit, worst.baselines)
+    value, limit, baselines = map(_finite, values)
+    return Check(name, passed, value, limit, worst.where, baselines)
 
 
 def check_start(baseline: Probe, candidate: Probe, exact: Probe) -> Check:
@@ -301,7 +290,7 @@ def _check(name: str, deviations: Sequence[Deviation], candidate: Probe, exact: 
     kept = [d for d in deviations if d.within or d.where not in cleared]
     off = len(deviations) - len(kept)
     note = f"{off} parameter(s) off on some batches, at rounding on others" if off else ""
-    return _noted(check_of(name, kept, of_parameters=True), note)
+    return _noted(check_of(name, kept), note)
 
 
 def _noted(check: Check, note: str) -> Check:

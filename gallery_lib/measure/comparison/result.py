@@ -38,7 +38,6 @@ class Check:
     # The baseline's own distance from float64 there, where the limit is made of it.
     # In `all losses`: the second run's from the first.
     baselines: float | None = None
-    median: float | None = None  # over all parameters, where the check is of parameters
 
 
 @dataclass(frozen=True)

@@ -64,20 +64,13 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Command:
-    """A script, its arguments, and the number of torchrun's processes; None: plain python."""
-
-    path: Path
-    arguments: Sequence[str] = ()
-    processes: int | None = None
-
-
-@dataclass(frozen=True)
 class Script:
     """One of the scripts that are compared; the first one is the baseline."""
 
-    command: Command
+    path: Path
+    arguments: Sequence[str]
     conditions: str  # its precision and batches
+    processes: int | None = None  # of torchrun; None: plain python
     # The script whose first loss it must have, within the relative `tolerance`; None: no other
     # script has its batches.
     starts_like: str | None = None
@@ -180,12 +173,11 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="gallery-scripts-") as folder:
         try:
             for name, script in scripts.items():
-                command = script.command
-                path, processes = command.path, command.processes
-                say(f"$ {shown_command(path, command.arguments, processes=processes)}")
+                path, processes = script.path, script.processes
+                say(f"$ {shown_command(path, script.arguments, processes=processes)}")
                 begun, logs = time.monotonic(), Path(folder) / f"logs-{len(alive)}"
                 logs.mkdir()
-                alive[name] = _PausedScript(command, logs, patience_seconds)
+                alive[name] = _PausedScript(script, logs, patience_seconds)
                 first_losses[name] = alive[name].warm_up(WARM_UP_LINES).loss
                 say(f"{name}: warm after {time.monotonic() - begun:.0f} s, now paused")
             watch.at_pause()
@@ -210,11 +202,11 @@ class _PausedScript:
     `logs` is an empty folder for torchrun's files.
     """
 
-    def __init__(self, command: Command, logs: Path, patience_seconds: float) -> None:
+    def __init__(self, script: Script, logs: Path, patience_seconds: float) -> None:
         words, environment = command_of(
-            command.path, command.arguments, processes=command.processes, logs=logs
+            script.path, script.arguments, processes=script.processes, logs=logs
         )
-        self._name, self._patience = command.path.name, patience_seconds
+        self._name, self._patience = script.path.name, patience_seconds
         self._lines: queue.SimpleQueue[tuple[float, LoggedLine]] = queue.SimpleQueue()
         self._resumed_at = time.monotonic()
         variables = {**environment, "PYTHONUNBUFFERED": "1"}

@@ -44,7 +44,6 @@ from gallery_lib.measure.step_profile import FUSED, OPTIMIZER, group_of
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import interruptible
-from gallery_lib.system.version import library_version
 from gallery_lib.train.loop import train
 from gallery_lib.train.resolved import resolve
 from gallery_lib.train.session import Observer, Session
@@ -53,7 +52,6 @@ PART = "roofline"
 ROUNDS_VARIABLE = "GALLERY_ROOFLINE_ROUNDS"
 _STEPS_BEYOND_WARM_UP = 2
 _PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
 _REPEATS = 3
 _COPY = "copy"
 # A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
@@ -94,7 +92,12 @@ def measure(
         Interrupted: the measurement is stopped.
     """
     asked = options.checked(asked)
-    check_machine()
+    if hardware.gpu_count():
+        raise InputError(
+            "--roofline measures CPUs: it was not made for GPUs, nor tried on one. "
+            "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
+            parameter="roofline",
+        )
     resolved = resolve(config, local_processes=1, run_dir="")
     preflight.check(resolved, LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)
@@ -159,8 +162,6 @@ class Measuring(Observer):
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             options=dataclasses.asdict(session.config),
             environment=hardware.machine_facts(),
-            versions={name: library_version(name) or "not installed" for name in _LIBRARIES},
-            techniques=session.techniques,
             limits=limits,
             step_seconds=statistics.median(steps),
             profiled_seconds=statistics.median(sum(step.values()) for step in profiled),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.errors import InputError
 from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.system.machine_load import MachineLoad
 
@@ -60,19 +59,12 @@ class Roofline:
     date: str
     options: dict[str, Any]
     environment: dict[str, Any]
-    versions: dict[str, str]
-    techniques: dict[str, str]
     limits: Limits
     step_seconds: float  # without the profiler
     profiled_seconds: float
     load: MachineLoad | None
     groups: list[Part]
     operations: list[Part]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for groups that take no time: their shares are no numbers."""
-        if not (self.seconds > 0 and self.limit_seconds > 0):
-            raise ValueError("the groups take no time, or none at the limits")
 
     @property
     def seconds(self) -> float:
@@ -123,8 +115,5 @@ def write_roofline(path: Path, roofline: Roofline) -> None:
 
 
 def read_roofline(path: Path) -> Roofline:
-    """Return a roofline from its file; InputError for what is no such file."""
-    try:
-        return read_json(path, Roofline, schema=SCHEMA, again="Delete it, and measure again.")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.", parameter=str(path)) from None
+    """Return a roofline from its file, which exists; InputError for what is no roofline."""
+    return read_json(path, Roofline, schema=SCHEMA, again="Delete it, and measure again.")

@@ -99,7 +99,7 @@ def _scripts_in_turns(settings: DataParallelNotebookConfig) -> dict[str, Script]
     Each step is logged, so the first logged loss is that of the initial weights.
     """
     from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
-    from gallery_lib.measure.comparison.script_turns import Command, Script
+    from gallery_lib.measure.comparison.script_turns import Script
 
     several, same = settings.processes or 1, LOSS_TOLERANCE["O0"]
     batch = settings.batch_size * several
@@ -125,7 +125,7 @@ def _scripts_in_turns(settings: DataParallelNotebookConfig) -> dict[str, Script]
         mixed = ("mixed_precision", f"{low}; {batches}", several, together, _OTHER_PRECISION)
         table[f"mixed_precision ({several})"] = mixed
     return {
-        name: Script(Command(_script(script), arguments, processes), conditions, starts_like, limit)
+        name: Script(_script(script), arguments, conditions, processes, starts_like, limit)
         for name, (script, conditions, processes, starts_like, limit) in table.items()
     }
 

@@ -286,7 +286,6 @@ def test_a_flip_on_some_batches_is_cleared_by_the_others(batches: list[int]) -> 
     )
     assert all(check.passed for check in checks)
     assert "2 parameter(s) off on some batches" in checks[1].where
-    assert all(check.median is not None and check.median < 1e-2 for check in checks)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from refusal import refused
 from gallery_lib.errors import Interrupted, RunFailed
 from gallery_lib.measure.comparison import script_turns
 from gallery_lib.measure.comparison.script_turns import (
-    Command,
     LoggedLine,
     Script,
     ScriptTurns,
@@ -76,7 +75,7 @@ def script(tmp_path: Path) -> Callable[..., Script]:
         path = tmp_path / f"{name}.py"
         path.write_text(FAKE.format(epoch_lines=epoch_lines, child=child, end=end))
         arguments = [name, str(seconds), loss, str(tmp_path / "log.txt")]
-        return Script(Command(path, arguments), "as told", starts_like, tolerance=0.01)
+        return Script(path, arguments, "as told", starts_like=starts_like, tolerance=0.01)
 
     return make
 
@@ -87,7 +86,7 @@ def compare(tmp_path: Path) -> Iterator[Callable[..., ScriptTurns]]:
 
     def run(*scripts: Script, rounds: int = 2, lines: int = 2, **options: object) -> ScriptTurns:
         options = {"patience_seconds": PATIENCE_SECONDS, "say": lambda line: None, **options}
-        by_name = {script.command.path.stem: script for script in scripts}
+        by_name = {script.path.stem: script for script in scripts}
         return script_turns.compare(by_name, rounds=rounds, lines=lines, **options)  # type: ignore[arg-type]
 
     yield run
@@ -176,15 +175,15 @@ def test_an_interrupt_ends_all_scripts(compare, script) -> None:
 
 def test_a_missing_script_starts_nothing(compare, script, tmp_path: Path) -> None:
     with refused("script", tmp_path / "none.py"):
-        compare(script("a"), Script(Command(tmp_path / "none.py"), "missing"))
+        compare(script("a"), Script(tmp_path / "none.py", [], "missing"))
 
 
 OWNER = """
 from pathlib import Path
 from gallery_lib.measure.comparison import script_turns
-from gallery_lib.measure.comparison.script_turns import Command, Script
+from gallery_lib.measure.comparison.script_turns import Script
 
-scripts = {{path.stem: Script(Command(path, [path.stem, "0.02", "1.0", "{log}"]), "as told")
+scripts = {{path.stem: Script(path, [path.stem, "0.02", "1.0", "{log}"], "as told")
            for path in [Path("{folder}/a.py"), Path("{folder}/b.py")]}}
 script_turns.compare(scripts, rounds=1000, lines=2, say=lambda line: print(line, flush=True))
 """
