@@ -259,6 +259,7 @@ def _normed(norm: Callable[[], nn.Module], **more: Any) -> Model:
 
 MODELS: dict[str, Model] = {
     "mlp": Model(_mlp),
+    "wide": _chain(lambda: (nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 50))),
     "convolution": _images(lambda: (nn.Conv2d(3, 4, 3), nn.ReLU()), 144),
     "channels_last": _images(
         lambda: (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.ReLU()), 144

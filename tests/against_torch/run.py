@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import compare
 from .case import Case
 from .launches import LAUNCHES, Server
@@ -148,6 +150,9 @@ def _all_differences(
     case: Case, ours: list[dict[str, Any]], other: list[dict[str, Any]], exact: bool
 ) -> list[str]:
     lines = compare.union(case, ours) if len(ours) > 1 else []
+    for name, value in ours[0]["parameters"].items():
+        if any(not torch.equal(record["parameters"][name], value) for record in ours[1:]):
+            lines.append(f"ranks: {name} is not the same on all")
     for rank, (a, b) in enumerate(zip(ours, other, strict=True)):
         where = f" (rank {rank})" if len(ours) > 1 else ""
         lines += [line + where for line in compare.differences(case, a, b, exact)]

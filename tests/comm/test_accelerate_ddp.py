@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from against_torch.case import Case
+from against_torch.run import ROUNDED, SAME, run
 from ranks import Ranks
 
-SHAPES = [(4, 2), (2, 2), (4, 4), (8, 2)]
-"""Processes and hosts; all but the first with `-m thorough`."""
-LOSSLESS = {
-    "buckets": {"bucket_mb": 0.001},
-    "views": {"bucket_views": True},
-    "streams": {"streams": 3, "bucket_mb": 0.001},
-    "hierarchical": {"hierarchical": True},
-    "all": {
-        "hierarchical": True,
-        "streams": 2,
-        "bucket_mb": 0.002,
-        "bucket_views": True,
-    },
-}
+SHAPES = [(4, 2), (4, 4)]
+"""Processes and hosts; the last with `-m thorough`."""
+CASE = Case(
+    launch="four_group_before",
+    loader="distributed_sampler",
+    call="accelerate_ddp",
+    batch_size=2,
+    samples=16,
+)
 
 
 @pytest.fixture(
@@ -42,19 +38,24 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-@settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+@pytest.mark.parametrize(
+    "comm", ["small_buckets", "bucket_views", "streams", "hierarchical", "together"]
 )
-@given(widths=st.lists(st.integers(1, 70), min_size=2, max_size=6), bucket_kb=st.integers(2, 40))
-def test_lossless_ways_differ_from_ddp_by_the_order_of_additions_only(
-    ranks: Ranks, name: str, widths: list[int], bucket_kb: int
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"model": model} for model in ("wide", "double", "bfloat16", "convolution")),
+        *({"loop": loop} for loop in ("accumulate", "two_losses")),
+        {"model": "unused", "call": "find_unused"},
+    ],
+    ids=str,
+)
+def test_lossless_ways_differ_from_plain_pytorch_by_the_order_of_additions_only(
+    ranks: Ranks, change: dict, comm: str
 ) -> None:
-    values = {**LOSSLESS[name], "bucket_mb": bucket_kb / 1024}
-    for found in ranks.call("averages.gradients", widths, values):
-        assert found["worst"] <= 1
-        assert found["against_plain"] <= 2
-        assert found["same"]
+    """And all ranks have the same bits."""
+    verdict = run(dataclasses.replace(CASE, comm=comm, **change), ranks)
+    assert verdict.outcome in (SAME, ROUNDED), verdict.lines
 
 
 @pytest.mark.parametrize(

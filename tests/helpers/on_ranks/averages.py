@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from gallery_lib.comm import process_group, topology
+from gallery_lib.comm import topology
 from gallery_lib.comm.accelerate_ddp import (
     accelerate_ddp,
     comm_state_dict,
@@ -30,47 +30,9 @@ from on_ranks.models import (
     equal,
     message_of,
     options_of,
-    own_gradients,
     stack,
     train_step,
 )
-
-
-def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict[str, Any]:
-    """Return the worst errors of a mean gradient, and whether all ranks have the same bits.
-
-    Errors are from the exact mean and from plain DDP, in units of what rounding may come to. The
-    sum of n terms in any order differs from the exact one by at most (n - 1)·u·Σ|term| (Higham,
-    Accuracy and Stability of Numerical Algorithms, 4.2), and u = eps / 2. Dividing by n adds one
-    rounding.
-    """
-    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
-    plain = DDP(stack(widths))
-    worst = against_plain = 0.0
-    for step in range(steps):
-        for each in (model, plain):
-            each.zero_grad()
-            each(batch(step, widths[0])).pow(2).sum().backward()
-        terms = [
-            own_gradients(model.module, step, widths[0], rank)
-            for rank in range(dist.get_world_size())
-        ]
-        for parameter, other, *own in zip(
-            model.parameters(), plain.parameters(), *terms, strict=True
-        ):
-            # n·u·Σ|term| / n
-            unit = torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40
-            worst = max(worst, ((parameter.grad - sum(own) / len(own)).abs() / unit).max().item())
-            against_plain = max(
-                against_plain, ((parameter.grad - other.grad).abs() / unit).max().item()
-            )
-    same = process_group.all_ranks([p.grad.sum().item() for p in model.parameters()])
-    accelerate_ddp(model, Comm())  # ends its threads
-    return {
-        "worst": worst,
-        "against_plain": against_plain,
-        "same": all(each == same[0] for each in same),
-    }
 
 
 def relative_error(widths: list[int], values: dict[str, Any], steps: int = 1) -> float:
@@ -80,11 +42,12 @@ def relative_error(widths: list[int], values: dict[str, Any], steps: int = 1) ->
         model.zero_grad()
         model(batch(0, widths[0])).pow(2).sum().backward()
     got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
-    terms = [
-        torch.cat([g.flatten() for g in own_gradients(model.module, 0, widths[0], r)])
-        for r in range(dist.get_world_size())
-    ]
-    exact = sum(terms) / len(terms)
+    alone = copy.deepcopy(model.module).double()
+    alone.zero_grad()
+    for rank in range(dist.get_world_size()):
+        alone(batch(0, widths[0], rank).double()).pow(2).sum().backward()
+    total = torch.cat([parameter.grad.flatten() for parameter in alone.parameters()])
+    exact = total / dist.get_world_size()
     return ((got - exact).norm() / exact.norm()).item()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -45,14 +44,6 @@ def stack(widths: list[int]) -> nn.Module:
 def batch(step: int, width: int, rank: int | None = None, rows: int = 3) -> Tensor:
     rank = dist.get_rank() if rank is None else rank
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(1000 * step + rank))
-
-
-def own_gradients(model: nn.Module, step: int, width: int, rank: int) -> list[Tensor]:
-    """Return the gradients that `rank` has before anything is averaged, in float64."""
-    alone = copy.deepcopy(model)
-    alone.zero_grad()
-    alone(batch(step, width, rank)).pow(2).sum().backward()
-    return [parameter.grad.double() for parameter in alone.parameters()]
 
 
 def message_of(function: Callable[[], Any]) -> str:
