@@ -13,21 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated
 
 import numpy as np
-
-try:
-    from msgspec import Meta as bounded
-except ModuleNotFoundError:  # torch alone
-
-    def bounded(**_: object) -> None:  # type: ignore[no-redef]
-        """Return nothing: no value is held against bounds."""
-
-
-Positive = Annotated[float, bounded(gt=0.0)]
-"""Type of a number above 0, in files that are read against their declared shape."""
-
 
 CONFIDENCE = 0.99
 """Level of the intervals."""
@@ -67,9 +54,9 @@ class Ratio:
     A ratio above 1 means that the candidate is faster.
     """
 
-    ratio: Positive
-    low: Positive
-    high: Positive
+    ratio: float
+    low: float
+    high: float
 
     @property
     def verdict(self) -> str:

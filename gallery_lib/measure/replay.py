@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.stats import bounded
 from gallery_lib.system import hardware
 from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.train.loop import train
@@ -38,7 +37,6 @@ from gallery_lib.train.session import Observer, Session
 
 SCHEMA = 1
 RECORDED = "recorded"
-_Seconds = Annotated[float, bounded(ge=0.0)]
 BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -48,9 +46,9 @@ class Gradient:
 
     parameter: str  # its name in the model
     place: int  # among the model's parameters, from 0: DDP's first buckets follow that order
-    shape: tuple[Annotated[int, bounded(gt=0)], ...]
-    dtype: Annotated[str, bounded(pattern=f"^({'|'.join(BYTES_OF)})$")]
-    ready_seconds: _Seconds  # since the beginning of the backward pass
+    shape: tuple[int, ...]
+    dtype: str  # one of BYTES_OF
+    ready_seconds: float  # since the beginning of the backward pass
 
     @property
     def bytes(self) -> int:
@@ -68,10 +66,10 @@ class Timeline:
     environment: dict[str, Any]  # hardware and versions
     date: str
     steps: int  # number of recorded steps
-    input_seconds: _Seconds  # waiting for the batch
-    forward_seconds: _Seconds
-    backward_seconds: _Seconds
-    optimizer_seconds: _Seconds
+    input_seconds: float  # waiting for the batch
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
     # In the order in which they are ready; parameters without a gradient are left out.
     gradients: tuple[Gradient, ...]
     schema: int = SCHEMA

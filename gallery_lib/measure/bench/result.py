@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.measure.comparison.result import Parity
-from gallery_lib.stats import Positive, Ratio
+from gallery_lib.stats import Ratio
 from gallery_lib.system.json_files import read_json, write_json
 from gallery_lib.train.results import hidden_wait
 
@@ -68,7 +68,7 @@ class Outcome:
     sizes: dict[str, Any]
     rows: dict[str, Row]  # the baseline first
     # slower, faster, ratio, low, high: how many times as fast the second is, if it is
-    ratios: list[tuple[str, str, Positive, Positive, Positive]]
+    ratios: list[tuple[str, str, float, float, float]]
 
     @property
     def baseline(self) -> str:
