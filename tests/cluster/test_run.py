@@ -41,7 +41,8 @@ def run_plain(*command: str) -> list[str]:
     return ["lab", "run", "--no-torchrun", "--", *command]
 
 
-def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str) -> None:
+def test_each_host_is_told_who_it_is_and_ends_when_another_fails(lab: str, cache: Path) -> None:
+    """A process also knows the cores that its host has, half of this machine's each."""
     names = "$NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME"
     done = gallery(*run_plain("sh", "-c", f"echo {names}; echo --x >&2"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -51,18 +52,11 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
         "host1 | --x",
         "host1 | 1/2 10.77.0.1:29400 eth0 eth0",
     ]
-
-
-def test_a_process_knows_the_cores_that_its_host_has(lab: str) -> None:
-    """Half of this machine's each; a quota counts like cores that are not there."""
     code = "from gallery_lib.system import hardware; print(hardware.cores())"
     done = gallery(*run_plain(sys.executable, "-c", code))
     assert (done.returncode, done.stderr) == (0, "")
     each = max(1, hardware.cores() // 2)
     assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
-
-
-def test_when_one_fails_the_others_are_ended(lab: str, cache: Path) -> None:
     began = time.monotonic()
     done = gallery(*run_plain("sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100"))
     assert done.returncode == 1

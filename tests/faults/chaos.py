@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from gallery_lib.system.processes import search_path
+
 from .commands import EVERY, compare, data, train
 from .driver import message_of
 from .planted.sitecustomize import BREACHES, SEEN_AS
@@ -157,9 +159,7 @@ def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -
     workspace = Workspace(folder, cache)
     folder.mkdir(parents=True)
     if planted:
-        path = os.pathsep.join(
-            [str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH", "")]
-        )
+        path = os.pathsep.join([str(Path(__file__).with_name("planted")), search_path()])
         workspace.environment |= {"GALLERY_FAULTS_PLANTED": planted, "PYTHONPATH": path}
     output = "head" if fault == "close" else "file"
     with started(COMMANDS[name](workspace), workspace, output) as command:

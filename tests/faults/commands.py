@@ -40,7 +40,7 @@ def compare(task: str = "SLOW", *more: str) -> Words:
 
 def gallery(*words: str) -> list[str]:
     """Return the words of a `gallery` command."""
-    return python(str(ROOT / "tests" / "faults" / "gallery.py"), *words)
+    return python("-m", "gallery_lib", *words)
 
 
 def batch(source: str = "import time; time.sleep(30)") -> Words:
@@ -53,17 +53,23 @@ def batch(source: str = "import time; time.sleep(30)") -> Words:
     return words
 
 
+_RUN_SCRIPT = """
+import sys
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.launcher.script import run_script
+processes = int(sys.argv[2]) if sys.argv[2:] else None
+body = lambda: [run_script(sys.argv[1], processes=processes)] and None
+sys.exit(exit_code_of(body, error_prefix="error", interrupted="interrupted: the script is ended"))
+"""
+
+
 def script(source: str, processes: int | None) -> Words:
     """Return the command for a script of the reader's own, as notebooks start it."""
 
     def words(workspace: Workspace) -> list[str]:
         path = workspace.folder / "script.py"
         path.write_text(source)
-        return python(
-            str(ROOT / "tests" / "faults" / "run_script.py"),
-            str(path),
-            *([str(processes)] if processes else []),
-        )
+        return python("-c", _RUN_SCRIPT, str(path), *([str(processes)] if processes else []))
 
     return words
 

@@ -19,6 +19,8 @@ from pathlib import Path
 import psutil
 from worker_processes import workers_of
 
+from gallery_lib.system.processes import search_path
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background has it, and all that it starts, ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,6 +51,7 @@ class Workspace:
         own = {
             "GALLERY_RUNS_DIR": str(self.folder / "runs"),
             "GALLERY_CACHE_DIR": str(self.cache),
+            "PYTHONPATH": search_path(),
             MARK: mark,
             "OMP_NUM_THREADS": "1",
         }
