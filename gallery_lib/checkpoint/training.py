@@ -136,7 +136,7 @@ class Checkpoint:
         if not self._alone and every is not None:
             self._group = dist.new_group(backend="gloo")
         # At its end Python would stop the thread in the middle of a write.
-        self._finish = weakref.finalize(self, _wait_for, self._under_way)
+        weakref.finalize(self, _wait_for, self._under_way)
 
     def _begin(self, resume: str | Path | None) -> None:
         """Refuse a second one, go on from a checkpoint, and listen to signals from now on."""
@@ -196,7 +196,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Wait until the last checkpoint is whole, and let signals end the script as before."""
-        self._closed = True
+        self._closed, self._flags = True, None
         _wait_for(self._under_way)
         self._ends.close()
 
@@ -253,8 +253,7 @@ class Checkpoint:
 
     def _ended(self) -> str:
         """Finish a training that was told to end; return by what, and whether it was saved."""
-        _wait_for(self._under_way)
-        self._flags = None
+        self.close()
         failure = process_group.from_rank_0(self.failure)
         how = f"without a new checkpoint ({failure})" if failure else "with a checkpoint"
         reason = self._notice.heard() or "another process's notice"
