@@ -41,7 +41,7 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
     if config.run_dir:
         run_folder.checked(config.run_dir, make=False, resume=config.resume is not None)
     memory_estimate.check(config, launch.nproc_per_node)
-    pretrained.check_file(config)
+    pretrained.weights_of(config)
     tasks.data_of(config)
 
 

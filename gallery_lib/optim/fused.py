@@ -94,7 +94,6 @@ class Fused(torchs_step.ByGroup):
             )
             and len(set(map(id, weights))) == len(weights)
             and all(isinstance(count, Tensor) for count in counts)
-            and len(set(map(id, counts))) == len(counts)
         )
 
     def _prepare(self, group: dict[str, Any]) -> None:

@@ -60,15 +60,13 @@ def _are_plain(tensors: Sequence[Tensor]) -> bool:
         and all(map(attrgetter("is_cpu"), tensors))
         and not any(map(Tensor.is_neg, tensors))
         and not any(map(Tensor._is_zerotensor, tensors))
-        and not any(map(Tensor.is_inference, tensors))
     )
 
 
 def _are_counts(steps: Sequence[Any]) -> bool:
     """Return whether these are step counts as torch makes them, one for each parameter."""
     return (
-        len(set(map(id, steps))) == len(steps)
-        and {Tensor}.issuperset(map(type, steps))
+        {Tensor}.issuperset(map(type, steps))
         and _COUNTS.issuperset(map(attrgetter("dtype"), steps))
         and all(map(attrgetter("is_cpu"), steps))
         and not any(map(Tensor.dim, steps))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from gallery_lib.checkpoint import state
-from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
+from gallery_lib.checkpoint.folders import CHECKPOINTS
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Saved, graphs_made
 from gallery_lib.checkpoint.training import Checkpoint
 from gallery_lib.comm import process_group
-from gallery_lib.errors import GoOnLater, InputError, RunFailed
+from gallery_lib.errors import GoOnLater, InputError
 from gallery_lib.optim import schedules
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.measurements import Trained
@@ -123,12 +123,7 @@ class RunCheckpoints(Checkpoint):
             + (f"; {now} processes go on, and it was of {before}" if now != before else "")
         )
         trained = self._load(saved)
-        entry = {
-            "step": step,
-            "lost_steps": lost,
-            "processes_before": before,
-            "processes": now,
-        }
+        entry = {"step": step, "lost_steps": lost, "processes_before": before, "processes": now}
         trained.interruptions = [*saved.content["run"]["interruptions"], entry]
         return trained
 
@@ -207,12 +202,10 @@ class RunCheckpoints(Checkpoint):
         common = {"config": dataclasses.asdict(self._config), "run": run}
         self._save(common, {_GRAPHS: self._positions})
 
-    def end_early(self) -> GoOnLater | RunFailed:
+    def end_early(self) -> GoOnLater:
         """Return the error with which a run ends that was told to."""
         reason = self._ended()
         self._session.log.say(reason)
-        if not newest_first(self.folder):
-            return RunFailed(f"{reason}, and there is none before it.")
         return GoOnLater(f"{reason}. Run it again with --resume=auto.")
 
 

@@ -56,26 +56,17 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:_SHOWN]) + more
 
 
-def check_file(config: TrainConfig) -> None:
-    """Raise InputError where the weights that a run starts from cannot be read."""
-    if config.pretrained is not None:
-        read_weights(Path(config.pretrained).expanduser())
-
-
-def start_from(config: TrainConfig, model: nn.Module) -> Fit | None:
-    """Load the weights that the options name into `model`; None where they name none.
+def weights_of(config: TrainConfig) -> dict[str, Tensor] | None:
+    """Return the weights that the options name; None where they name none.
 
     Raises:
-        InputError: the file cannot be read, or nothing in it fits.
+        InputError: the file cannot be read.
     """
-    if config.pretrained is None:
-        return None
-    path = Path(config.pretrained).expanduser()
-    return load(model, read_weights(path), path)
+    return None if config.pretrained is None else read_weights(Path(config.pretrained))
 
 
 @torch.no_grad()
-def load(model: nn.Module, given: Mapping[str, Tensor], file: Path) -> Fit:
+def load(model: nn.Module, given: Mapping[str, Tensor], file: str | None) -> Fit:
     """Copy what fits of `given` into `model`, and return what did.
 
     Raises:
@@ -125,6 +116,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         InputError: for another file, or one that needs code to be executed.
     """
+    path = path.expanduser()
     try:
         with path.open("rb") as file:
             start = file.read(9)

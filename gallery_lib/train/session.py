@@ -141,7 +141,8 @@ def open_session(
     torch.manual_seed(config.seed)
     model = task.build_model()
     # A checkpoint has the weights of a run that is resumed.
-    started_from = None if earlier is not None else pretrained.start_from(config, model)
+    given = None if earlier is not None else pretrained.weights_of(config)
+    started_from = pretrained.load(model, given, config.pretrained) if given else None
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     build = functools.partial(

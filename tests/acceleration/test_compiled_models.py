@@ -46,21 +46,6 @@ def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model():
     assert torch.allclose(network(x), before) and len(calls) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["bicubic", "nearest"])
-def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode):
-    torch.manual_seed(0)
-    plain = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1)
-    )
-    ours, _ = accelerate(copy.deepcopy(plain), None, Config())
-    x = torch.randn(2, 3, 8, 8)
-    for network in (plain, ours):
-        network(x).square().mean().backward()
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
-
-
 class Branching(nn.Module):
     """Model that takes another layer when the values say so, so no single graph can hold it."""
 

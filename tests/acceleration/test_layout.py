@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -52,15 +51,6 @@ def convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 def plain() -> Net:
     torch.manual_seed(0)
     return Net()
-
-
-def ours_of(plain: Net, **options: Any) -> Net:
-    config = Config()
-    for name, value in options.items():
-        setattr(config.memory, name, value)
-    model, *_ = accelerate(copy.deepcopy(plain), config)
-    assert techniques(model)["layout"] == "channels_last"
-    return model
 
 
 def images() -> Tensor:
@@ -149,19 +139,6 @@ def test_views_have_the_strides_of_plain_pytorch_for_sizes_that_vary():
         for results in (expected, found):
             sum(one.square().mean() for one in results).backward()
         torch.testing.assert_close(ours.conv.weight.grad, plain.conv.weight.grad)
-
-
-def test_a_users_own_channels_last_is_kept(plain):
-    model = nn.Sequential(*copy.deepcopy(plain.features[:3])).to(memory_format=torch.channels_last)
-    eager = copy.deepcopy(model)
-    ours, *_ = accelerate(model)
-    x = images().to(memory_format=torch.channels_last)
-    for one in (eager, ours):
-        one(x).square().mean().backward()
-    assert ours(x).stride() == eager(x).stride()
-    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
-        assert mine.stride() == theirs.stride() and _strides(mine.grad) == _strides(theirs.grad)
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-3, atol=1e-5)
 
 
 def test_an_uncompiled_model_computes_in_channels_last_where_it_is_asked_for_by_name():

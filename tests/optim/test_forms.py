@@ -187,16 +187,6 @@ def listed_twice(kind: Kind, options: dict[str, Any]) -> Any:
     return weight.detach(), stepped(kind, [weight, weight], options).state[weight]
 
 
-def one_count_for_two(kind: Kind, options: dict[str, Any]) -> Any:
-    weights = [nn.Parameter(random(5)), nn.Parameter(random(5, seed=1))]
-    optimizer = stepped(kind, weights, options, 1)
-    for _ in range(3):
-        if "step" in optimizer.state[weights[0]]:
-            optimizer.state[weights[1]]["step"] = optimizer.state[weights[0]]["step"]
-        optimizer.step()
-    return [weight.detach() for weight in weights], optimizer.state_dict()
-
-
 def default_dtype(kind: Kind, options: dict[str, Any]) -> Any:
     weight = nn.Parameter(random(5))
     torch.set_default_dtype(torch.float64)
@@ -204,28 +194,6 @@ def default_dtype(kind: Kind, options: dict[str, Any]) -> Any:
         return weight.detach(), stepped(kind, [weight], options, 1).state_dict()
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def inference_mode(kind: Kind, options: dict[str, Any]) -> Any:
-    weight, said = nn.Parameter(random(5)), []
-    optimizer = kind([weight], lr=0.01, foreach=False, **options)
-    for inference in (True, True, False):
-        weight.grad = random(5, seed=1)
-        with torch.inference_mode(inference):
-            said.append(outcome(optimizer.step))
-    return said, weight.detach().clone()
-
-
-def differentiable(kind: Kind, options: dict[str, Any]) -> Any:
-    start = random(5).requires_grad_()
-    weight = start.clone()
-    unused = [nn.Parameter(random(5))]
-    optimizer = kind(unused, lr=0.01, differentiable=True, foreach=False)
-    optimizer.param_groups[0]["params"] = [weight]
-    weight.grad = random(5, seed=1)
-    optimizer.step()
-    weight.sum().backward(inputs=[start])
-    return weight.detach(), start.grad
 
 
 def compiled(kind: Kind, options: dict[str, Any]) -> Any:
@@ -251,8 +219,7 @@ def scaled(kind: Kind, options: dict[str, Any]) -> Any:
     return weight.detach(), optimizer.state_dict()
 
 
-SCENARIOS = (shared_memory, listed_twice, one_count_for_two, default_dtype, inference_mode)
-SCENARIOS += (differentiable, compiled, scaled)
+SCENARIOS = (shared_memory, listed_twice, default_dtype, compiled, scaled)
 
 
 @every_class

@@ -41,9 +41,7 @@ def trained(classes: int = 3) -> State:
 
 def from_file(model: nn.Module, content: Any, path: Path) -> Fit:
     torch.save(content, path)
-    fit = pretrained.start_from(TrainConfig(pretrained=str(path)), model)
-    assert fit is not None
-    return fit
+    return pretrained.load(model, pretrained.read_weights(path), str(path))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "old", "DDP", "compiled", "trainer", "checkpoint"])
@@ -60,7 +58,7 @@ def test_weights_are_found_in_each_kind_of_file(kind: str, tmp_path: Path) -> No
             key = "state_dict" if kind == "trainer" else "model"
             content = {"epoch": 3, key: content, "optimizer": {"lr": 0.1}}
         torch.save(content, path)
-    fit = pretrained.start_from(TrainConfig(pretrained=str(path)), model)
+    fit = pretrained.load(model, pretrained.read_weights(path), str(path))
     assert fit == Fit(str(path), tensors=9, fitted=9)
     assert fit.lines() == [f"{path}: 9 of 9 tensors of the model fitted"]
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
@@ -164,5 +162,5 @@ def test_what_is_no_file_of_weights_is_refused_by_name_and_nothing_of_it_runs(
     for name in (*contents, *words, "none", "."):
         path = tmp_path / name
         with refused("pretrained", path, words.get(name, "no file of weights")):
-            pretrained.check_file(TrainConfig(pretrained=str(path)))
+            pretrained.weights_of(TrainConfig(pretrained=str(path)))
     assert not (tmp_path / "sprung").exists()

@@ -57,7 +57,7 @@ def _check_comparable(
         run_dir = config.run_dir or "."
         resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
     baseline = next(iter(variants.values()))
-    pretrained.check_file(baseline)
+    pretrained.weights_of(baseline)
     # Two variants, or one in float64.
     memory_estimate.check(baseline, launch.nproc_per_node, compared=2)
 
