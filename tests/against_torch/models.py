@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -241,6 +242,7 @@ def _trunk() -> nn.Module:
 IMAGE, TOKENS, SERIES = (3, 8, 8), (5,), (6, 4)
 CONVOLUTION = "convolutions in channels_last are another of oneDNN's algorithms"
 ADDRESS = torch.int64
+UNUSED = "parameters that no output depends on need find_unused_parameters"
 
 
 def _chain(layers: Callable[[], tuple[nn.Module, ...]], **more: Any) -> Model:
@@ -351,7 +353,14 @@ MODELS: dict[str, Model] = {
     "dataclass_output": Model(_two(Answer)),
     "unused": Model(
         _two(lambda a, b: a),
-        refusal="parameters that no output depends on need find_unused_parameters",
+        refusal=UNUSED,
+    ),
+    "branches": Model(  # each rank uses one of them
+        lambda: Net(
+            lambda s, x: s.layers[dist.get_rank() % 2 if dist.is_initialized() else 0](x),
+            layers=nn.ModuleList(nn.Linear(6, 3) for _ in range(3)),
+        ),
+        refusal=UNUSED,
     ),
     "buffers": Model(Counting),
     "own_state": Model(OwnState),

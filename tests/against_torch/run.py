@@ -14,7 +14,7 @@ from . import compare
 from .case import Case
 from .launches import LAUNCHES, Server
 from .loaders import LOADERS
-from .models import MODELS
+from .models import MODELS, UNUSED
 from .product import COMPILED
 from .rank import read
 
@@ -49,9 +49,9 @@ def refusal(case: Case) -> str:
     """Return why an InputError is a right answer to this case, or ''."""
     if LAUNCHES[case.launch].world == 1:
         return ""
-    model = (
-        "" if case.comm == "find_unused" and case.model == "unused" else MODELS[case.model].refusal
-    )
+    model = MODELS[case.model].refusal
+    if case.comm == "find_unused" and model == UNUSED:
+        model = ""
     if case.model == "sparse" and case.comm in ("hierarchical", "streams", "tune"):
         model = "sparse gradients are averaged by DDP itself"
     return model or LOADERS[case.loader].refusal

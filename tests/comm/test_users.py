@@ -113,10 +113,10 @@ def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(
     assert two.call("ways.large_gradients", values) == [True, True]
 
 
-def test_unused_parameters_by_the_option() -> None:
-    with Ranks(2, 1) as ranks:  # DDP's own error leaves its ranks of no further use
-        values = {"streams": 2, "bucket_views": True}
-        assert ranks.call("ways.unused_by_option", values) == [[True] * 4] * 2
+@pytest.mark.parametrize("model", ["unused", "branches"])
+def test_unused_parameters_by_the_option(two: Ranks, model: str) -> None:
+    verdict = run(dataclasses.replace(USERS, model=model, comm="find_unused"), two)
+    assert verdict.outcome == SAME, verdict.lines
 
 
 def test_a_rank_alone_averages_and_rounds_nothing() -> None:

@@ -13,25 +13,10 @@ from torch import Tensor, nn
 from gallery_lib.config import Comm
 
 DDP = nn.parallel.DistributedDataParallel
-"""Number of steps of all turns."""
-
-
-class Branches(nn.Module):
-    """Three layers: the rank decides which of the first two is used, and the last is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(7, 5) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers[dist.get_rank() % 2](x)
 
 
 def options_of(values: dict[str, Any]) -> Comm:
-    options = Comm()
-    for name, value in values.items():
-        setattr(options, name, value)
-    return options
+    return Comm(**values)
 
 
 def stack(widths: list[int]) -> nn.Module:

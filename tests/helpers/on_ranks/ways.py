@@ -24,7 +24,6 @@ from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import (
     DDP,
-    Branches,
     apart,
     batch,
     equal,
@@ -231,28 +230,6 @@ def large_gradients(values: dict[str, Any]) -> bool:
             parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
         model(batch(0, 6)).sum().backward()
     return equal(*models, gradients=True) and bool(models[0].module[0].weight.grad.isfinite().all())
-
-
-def unused_by_option(values: dict[str, Any]) -> list[bool]:
-    """Return whether the option for unused parameters works as DDP's argument does.
-
-    Each rank uses another of two branches. With the option off again, plain DDP's error comes.
-    """
-    torch.manual_seed(0)
-    net = Branches()
-    models = [DDP(copy.deepcopy(net), find_unused_parameters=True), DDP(net)]
-    accelerate_ddp(models[1], options_of({**values, "find_unused_parameters": True}))
-    exact = []
-
-    def loss(model: nn.Module, step: int) -> Tensor:
-        return model(batch(step, 7)).pow(2).sum()
-
-    for step in range(3):
-        train_step(models, step, loss)
-        exact.append(equal(*models))
-    accelerate_ddp(models[1], Comm())
-    error = message_of(lambda: [train_step(models[1:], step, loss) for step in range(2)])
-    return [*exact, "find_unused_parameters" in error]
 
 
 class Mine(DDP):
