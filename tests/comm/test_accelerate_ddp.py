@@ -135,7 +135,6 @@ def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(
         ({}, "static", "together with static_graph"),
         ({}, "complex", "of complex parameters, and of those that are not contiguous"),
         ({"wire": "int4"}, "", "wire='int4' must be"),
-        ({"stream": 2}, "", "did you mean `streams`"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -29,7 +29,6 @@ from on_ranks.models import (
     batch,
     equal,
     message_of,
-    options_of,
     stack,
     train_step,
 )
@@ -37,7 +36,7 @@ from on_ranks.models import (
 
 def relative_error(widths: list[int], values: dict[str, Any], steps: int = 1) -> float:
     """Return the relative error of all mean gradients of the last step together."""
-    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+    model = accelerate_ddp(DDP(stack(widths)), Comm(**values))
     for _ in range(steps):
         model.zero_grad()
         model(batch(0, widths[0])).pow(2).sum().backward()
@@ -53,7 +52,7 @@ def relative_error(widths: list[int], values: dict[str, Any], steps: int = 1) ->
 
 def buckets(values: dict[str, Any]) -> list[int]:
     """Return the bytes of the buckets of the third step, in the order in which they are sent."""
-    model = accelerate_ddp(DDP(stack([64] * 5)), options_of(values))
+    model = accelerate_ddp(DDP(stack([64] * 5)), Comm(**values))
     seen: list[int] = []
 
     def take(state, bucket):  # torch looks at annotations
@@ -75,7 +74,7 @@ def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) ->
     model, found = DDP(stack([8, 8]), **made_with), []
     for values in [*ways, {}]:
         model.zero_grad()
-        accelerate_ddp(model, options_of(values))
+        accelerate_ddp(model, Comm(**values))
         for step in range(3):
             model.zero_grad()
             model(batch(step, 8)).pow(2).sum().backward()
@@ -89,7 +88,7 @@ def uneven_batches(values: dict[str, Any], early: bool) -> float:
     for model in models:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         if model is models[1]:
-            accelerate_ddp(model, options_of(values), optimizer=optimizer if early else None)
+            accelerate_ddp(model, Comm(**values), optimizer=optimizer if early else None)
         block = early and model is models[1]
         with model.join():
             for step in range(2 + dist.get_rank()):
@@ -134,12 +133,12 @@ def resumed(values: dict[str, Any]) -> list[bool]:
             train_step([model], step, lambda m, s: m(batch(s, widths[0])).pow(2).mean(), 0.1)
 
     for keep in (True, False):
-        model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+        model = accelerate_ddp(DDP(stack(widths)), Comm(**values))
         steps(model, 0, 1, 2, 3)
         weights = copy.deepcopy(model.module.state_dict())
         kept = copy.deepcopy(comm_state_dict(model))
         steps(model, 4, 5, 6)
-        other = accelerate_ddp(DDP(stack(widths)), options_of(values))
+        other = accelerate_ddp(DDP(stack(widths)), Comm(**values))
         steps(other, 0)  # DDP orders its buckets at the first step
         other.module.load_state_dict(weights)
         if keep:
@@ -203,7 +202,7 @@ def refused(values: dict[str, Any], what: str) -> str:
         names = {"static": "static_graph", "unused": "find_unused_parameters"}
         model = DDP(model.module, **{names[what]: True})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return message_of(lambda: accelerate_ddp(model, options_of(values), optimizer=optimizer))
+    return message_of(lambda: accelerate_ddp(model, Comm(**values), optimizer=optimizer))
 
 
 def different_options() -> str:

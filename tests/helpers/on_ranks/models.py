@@ -10,13 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gallery_lib.config import Comm
-
 DDP = nn.parallel.DistributedDataParallel
-
-
-def options_of(values: dict[str, Any]) -> Comm:
-    return Comm(**values)
 
 
 def stack(widths: list[int]) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
 from gallery_lib.measure.replay import Replay, Timeline
-from on_ranks.models import DDP, options_of
+from on_ranks.models import DDP
 
 
 def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) ->
         else timeline
     )
     replay = Replay(own, seed=dist.get_rank())
-    model = accelerate_ddp(DDP(replay, init_sync=False), options_of(values))
+    model = accelerate_ddp(DDP(replay, init_sync=False), Comm(**values))
     for _ in range(3):
         seconds = replay.train_step(model)
     of_ranks = [Replay(timeline, seed=rank) for rank in range(dist.get_world_size())]

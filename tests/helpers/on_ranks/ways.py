@@ -28,7 +28,6 @@ from on_ranks.models import (
     batch,
     equal,
     message_of,
-    options_of,
     stack,
     train_step,
 )
@@ -99,7 +98,7 @@ def frozen_at_a_rebuild() -> bool:
     for values in ({"streams": 2}, {}, {"bucket_views": True}, {}):
         for model in models:
             model.module[0].requires_grad_(False)
-        accelerate_ddp(models[1], options_of(values))
+        accelerate_ddp(models[1], Comm(**values))
         held.append(models[1].reducer)
         exact &= not models[1].module[0].weight.requires_grad
         for model in models:
@@ -200,7 +199,7 @@ def odd_parameters(values: dict[str, Any]) -> dict[str, float]:
 
     The unit is the largest gradient.
     """
-    models = [DDP(Odd()), accelerate_ddp(DDP(Odd()), options_of(values))]
+    models = [DDP(Odd()), accelerate_ddp(DDP(Odd()), Comm(**values))]
     apart: dict[str, float] = {}
     for step in range(4):
         for model in models:
@@ -224,7 +223,7 @@ def large_gradients(values: dict[str, Any]) -> bool:
 
     Their mean does not overflow.
     """
-    models = [DDP(stack([6, 4])), accelerate_ddp(DDP(stack([6, 4])), options_of(values))]
+    models = [DDP(stack([6, 4])), accelerate_ddp(DDP(stack([6, 4])), Comm(**values))]
     for model in models:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
@@ -242,7 +241,7 @@ class Mine(DDP):
 
 def automatic(values: dict[str, Any]) -> dict[str, Any]:
     """Return what the import accelerates, and the warnings for models left as they are."""
-    auto.options = options_of(values)
+    auto.options = Comm(**values)
     found: dict[str, Any] = {"accelerated": []}
     for change in (auto.enable, auto.disable, auto.enable):
         change()
