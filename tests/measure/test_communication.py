@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from statistics import mean
 
 import pytest
-from refusal import refused
+from refusal import check_refused_command
 
 from gallery_lib.config import ConvergenceConfig
 from gallery_lib.measure.communication import convergence
@@ -32,9 +34,11 @@ def test_noise_is_two_standard_errors_of_a_difference_of_means_and_half_a_percen
         assert found == pytest.approx(noise, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_process_is_refused() -> None:
-    with refused(None, "one process", "convergence.py"):
-        convergence.measure(ConvergenceConfig())
+    module = [sys.executable, "-m", "gallery_lib.measure.communication.convergence"]
+    done = subprocess.run(module, capture_output=True, text=True)
+    check_refused_command(done.returncode, done.stderr, "one process", "start two or more")
 
 
 @pytest.mark.thorough

@@ -64,7 +64,6 @@ def run(
     *,
     command: Sequence[str] = ("gallery", "bench"),
     done: Callable[[Path, Bench], None] = lambda folder, bench: None,
-    progress: bool = True,
 ) -> tuple[Path, Bench]:
     """Measure the tasks `names`, and return the folder and what came out.
 
@@ -73,7 +72,6 @@ def run(
         config: options of the bench.
         command: the command line that the result records.
         done: called with the folder and the bench after each task.
-        progress: whether progress is shown.
 
     Raises:
         InputError: before anything is started, for unknown names, options that make no sense and a
@@ -89,14 +87,8 @@ def run(
     earlier = read_bench(file).tasks if config.resume and file.exists() else {}
     conditions = dataclasses.asdict(config)
     del conditions["resume"], conditions["out"]
-    bench = Bench(
-        "bench",
-        shlex.join(command),
-        conditions,
-        hardware.machine_facts(),
-        versions(),
-        dict(earlier),
-    )
+    facts = (conditions, hardware.machine_facts(), versions())
+    bench = Bench("bench", shlex.join(command), *facts, tasks=earlier)
     for number, (name, plan) in enumerate(by_name.items(), 1):
         digest = digest_of(plan)
         kept = earlier.get(name)
@@ -104,7 +96,7 @@ def run(
             continue  # another one failed, or was with other options, code, or on another machine
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name
         run_folder = paths.free_name(folder, name)
-        outcome = measure_task(plan, digest, run_folder, label=label, progress=progress)
+        outcome = measure_task(plan, digest, run_folder, label=label)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         done(folder, bench)
@@ -198,9 +190,7 @@ class _TaskMeasurement:
         )
 
 
-def measure_task(
-    plan: Plan, digest: str, folder: Path, *, label: str = "", progress: bool = True
-) -> Outcome:
+def measure_task(plan: Plan, digest: str, folder: Path, *, label: str = "") -> Outcome:
     """Measure a task. Nothing that fails is raised: the reason is part of the outcome.
 
     `label`, by default the task's name, is what progress calls the task.
@@ -209,7 +199,7 @@ def measure_task(
     task = _TaskMeasurement(plan, folder, label or plan.config.model.rsplit(":", 1)[-1])
     sized, reason = tasks.with_sizes(plan.config), None
     try:
-        with Progress(enabled=progress) as shown:
+        with Progress() as shown:
             task.run(shown)
     except GalleryError as error:
         reason = interleaved.reason_of(error)

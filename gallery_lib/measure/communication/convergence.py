@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm, ConvergenceConfig
-from gallery_lib.errors import InputError
 from gallery_lib.measure.communication.launch import end_after, run_on_this_host
 from gallery_lib.system.json_files import write_json
 
@@ -110,11 +109,6 @@ def accuracy(way: Comm, *, seed: int, epochs: int) -> float:
 
 def measure(config: ConvergenceConfig) -> int:
     """Train in every format on the ranks of this run; rank 0 prints lines and writes the file."""
-    if process_group.world_size() < 2:
-        raise InputError(
-            "one process sends no gradients. Start several: see the first lines of "
-            "gallery_lib/measure/communication/convergence.py."
-        )
     process_group.ensure_initialized()
     by_format = {}
     for name, way in FORMATS.items():

@@ -20,20 +20,16 @@ from typing import Any, NoReturn
 
 from gallery_lib.cluster import Lab
 from gallery_lib.cluster.run import run
+from gallery_lib.comm import process_group
 from gallery_lib.config import LabRunConfig
 from gallery_lib.config.command_line import CommandLine, words_of
-from gallery_lib.config.options import checked
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.errors import RunFailed
+from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import PYTHON, die_with_parent, interruptible, run_supervised
 
 _LAST_LINES = 20
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-
-
-def _arguments(config: Any, out: Path) -> list[str]:
-    return words_of(dataclasses.replace(checked(config), out=str(out)))
 
 
 @interruptible("the measurement")
@@ -47,7 +43,7 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(processes), folder, module]
-        words = [*forked, *_arguments(config, out)]
+        words = [*forked, *words_of(dataclasses.replace(config, out=str(out)))]
         code, lines = run_supervised(words, {**_NO_GPU, "OMP_NUM_THREADS": threads})
         if code:
             raise RunFailed(
@@ -62,7 +58,8 @@ def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, 
     """Run the measurement on each host of a lab in `processes`; return what rank 0 wrote."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        run(lab, ["-m", module, *_arguments(config, out)], LabRunConfig(nproc_per_node=processes))
+        words = words_of(dataclasses.replace(config, out=str(out)))
+        run(lab, ["-m", module, *words], LabRunConfig(nproc_per_node=processes))
         return json.loads(out.read_text())
 
 
@@ -77,6 +74,8 @@ def end_after(
     os.environ.update(_NO_GPU)
 
     def parsed() -> int:
+        if process_group.world_size() < 2:
+            raise InputError("one process has nobody to share gradients with: start two or more.")
         return body(*CommandLine(name, body.__doc__ or "", (options,)).parse(arguments))
 
     code = exit_code_of(parsed, error_prefix="error", interrupted="stopped")

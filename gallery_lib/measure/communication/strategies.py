@@ -32,7 +32,6 @@ from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
-from gallery_lib.errors import InputError
 from gallery_lib.measure.communication.launch import end_after
 from gallery_lib.system.json_files import write_json
 
@@ -194,11 +193,6 @@ class _Training:
 
 def measure(config: StrategiesConfig) -> int:
     """Run all turns on the ranks of this run; rank 0 prints a line per way and writes the file."""
-    if process_group.world_size() < 2:
-        raise InputError(
-            "one process has nobody to share gradients with. Start it with torchrun: "
-            "see the head of gallery_lib/measure/communication/strategies.py."
-        )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
     hosts, first = topology.find(), process_group.rank() == 0

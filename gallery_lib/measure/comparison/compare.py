@@ -18,16 +18,15 @@ from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison import interleaved, pair
-from gallery_lib.measure.comparison.interleaved import Measurement, Turns, Variant, configuration
+from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
 from gallery_lib.measure.comparison.result import (
     Comparison,
-    Parity,
     break_even_steps,
     write_comparison,
 )
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.machine_load import MachineLoad, Watch
+from gallery_lib.system.machine_load import Watch
 from gallery_lib.system.processes import interruptible
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision, pretrained
@@ -60,32 +59,6 @@ def _check_comparable(
     pretrained.weights_of(baseline)
     # Two variants, or one in float64.
     memory_estimate.check(baseline, launch.nproc_per_node, compared=2)
-
-
-def _measured(
-    variants: Mapping[str, TrainConfig],
-    launch: LaunchConfig,
-    options_: CompareConfig,
-    folder: Path,
-    progress: Progress,
-) -> tuple[dict[str, Measurement], Parity, MachineLoad]:
-    """Run the reference, the variants in turns, and second runs where parity needs them."""
-    watch = Watch()
-    before, after = variants
-    turns, label = Turns.of(variants[before], options_), short_name(variants[before].model)
-    runs = {name: Variant(config) for name, config in variants.items()}
-    untimed = UntimedRuns(runs, launch, options_, folder, progress, label)
-    untimed.reference()
-
-    def take_turns() -> dict[str, Measurement]:
-        return interleaved.take_turns(
-            runs, launch, turns, folder, progress, label, at_pause=watch.at_pause
-        )
-
-    measured = cache.without_damage(take_turns)
-    load = watch.seen()
-    parity = pair.parity(measured, before, after, options_.parity_steps, untimed)
-    return measured, parity, load
 
 
 @interruptible("the comparison")
@@ -126,10 +99,19 @@ def compare(
     config = variants[before]
     turns = Turns.of(config, options_)
     _check_comparable(variants, launch, turns)
-    name = f"compare-{short_name(config.model)}-{launch.nproc_per_node}p"
-    folder = folder or paths.new_run_dir(name)
+    watch, runs = Watch(), {name: Variant(config) for name, config in variants.items()}
+    label = short_name(config.model)
+    folder = folder or paths.new_run_dir(f"compare-{label}-{launch.nproc_per_node}p")
     with progress_display(progress) as shown:
-        measured, parity, load = _measured(variants, launch, options_, folder, shown)
+        untimed = UntimedRuns(runs, launch, options_, folder, shown, label)
+        untimed.reference()
+        measured = cache.without_damage(
+            lambda: interleaved.take_turns(
+                runs, launch, turns, folder, shown, label, at_pause=watch.at_pause
+            )
+        )
+        load = watch.seen()
+        parity = pair.parity(measured, before, after, options_.parity_steps, untimed)
     results = {name: measured[name].results for name in variants}
     speedup = pair.ratio(measured[before], measured[after]) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"

@@ -141,26 +141,23 @@ def reason_of(error: GalleryError) -> str:
     return re.sub(r"^the run in .*?(?: did not finish)?: ", "", str(error).splitlines()[0])
 
 
+@dataclass
 class _Lineup:
     """The variants that are alive; the run directory of each is below `folder`."""
 
-    def __init__(
-        self,
-        variants: Mapping[str, Variant],
-        launch: LaunchConfig,
-        turns: Turns,
-        folder: Path,
-        progress: Progress,
-        label: str,
-        dropped: dict[str, GalleryError] | None,
-    ) -> None:
-        self.variants, self.launch, self.turns, self.folder = variants, launch, turns, folder
-        self.progress, self.label, self.dropped = progress, label, dropped
-        self.server = TurnServer()
-        self.jobs: dict[str, Job] = {}
-        self.views: dict[str, RunView] = {}
-        self.measurements: dict[str, Measurement] = {}
-        self.turns_taken, self.turns_began = 0, 0.0
+    variants: Mapping[str, Variant]
+    launch: LaunchConfig
+    turns: Turns
+    folder: Path
+    progress: Progress
+    label: str
+    dropped: dict[str, GalleryError] | None
+    server: TurnServer = field(default_factory=TurnServer)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    views: dict[str, RunView] = field(default_factory=dict)
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    turns_taken: int = 0
+    turns_began: float = 0.0
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
         """Call `action` for each of these variants that is alive; one that fails drops out."""
