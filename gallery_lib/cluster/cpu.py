@@ -15,8 +15,6 @@ from gallery_lib.cluster.requirements import tool
 from gallery_lib.cluster.state import CpuShare, Host
 from gallery_lib.system import hardware
 
-LEAST_CPUS = 0.05
-"""Smallest CPU share of a host: the kernel takes quotas of a millisecond and more."""
 # A fifth of the kernel's usual period: a host that has used up its time stalls for milliseconds,
 # not for the length of a training step.
 _PERIOD_MICROSECONDS = 20_000
@@ -43,11 +41,6 @@ def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
         cores = tuple(tuple(there[host * own : (host + 1) * own]) for host in range(hosts))
     version, parent = _parent_cgroup() or (0, None)
     return CpuShare(version, str(parent / f"gallery-lab-{lab_id}") if parent else None, cores)
-
-
-def default_cpus(hosts: int) -> float:
-    """Return the default cores for each host: an equal part of all."""
-    return max(LEAST_CPUS, hardware.cores() / hosts)
 
 
 def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:

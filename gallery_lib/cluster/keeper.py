@@ -36,7 +36,6 @@ def start(name: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": search_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
@@ -47,15 +46,9 @@ def makes_user_namespace(keeper: subprocess.Popen[str]) -> bool:
 
     Raises:
         LabUnavailable: where this user may make none.
-        RunFailed: if the keeper has ended.
     """
-    assert keeper.stdout is not None and keeper.stderr is not None
-    try:
-        answer = json.loads(keeper.stdout.readline())
-    except json.JSONDecodeError:
-        raise RunFailed(
-            f"the process that keeps the lab ended at its start:\n{keeper.stderr.read()}"
-        ) from None
+    assert keeper.stdout is not None
+    answer = json.loads(keeper.stdout.readline())
     if "errno" in answer:
         raise requirements.no_namespaces(answer["errno"])
     return answer["user_namespace"]

@@ -30,7 +30,7 @@ def _planned(config: LabConfig, lab_id: str) -> State:
             f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s).",
             parameter="cpus",
         )
-    cpus = config.cpus or cpu.default_cpus(config.hosts)
+    cpus = config.cpus or hardware.cores() / config.hosts
     hosts = tuple(Host(n, network.address(n), bits_per_second, cpus) for n in range(config.hosts))
     return State(config.name, lab_id, time.time(), hosts, cpu.choose(lab_id, config.hosts, cpus))
 

@@ -248,7 +248,6 @@ def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) ->
             "max_restarts",
         ),
         ({}, {"nnodes": 0, "master_addr": "192.0.2.1"}, "nnodes"),
-        ({}, {"master_addr": "a b"}, "master_addr"),
     ],
 )
 def test_options_that_say_nothing_are_refused_before_a_start(

@@ -123,9 +123,3 @@ def test_hosts_of_whole_cores_keep_to_their_own_besides_the_quota(
         share = cpu.choose("id", hosts, cpus)
         assert share.cores == () and cpu.shown(share) == "a cgroup quota"
         assert "taskset" not in " ".join(cpu.joining(share, HOSTS[1]))
-
-
-def test_the_default_is_an_equal_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gallery_lib.system.hardware.cores", lambda: 6)
-    assert cpu.default_cpus(4) == 1.5
-    assert cpu.default_cpus(1000) == cpu.LEAST_CPUS
