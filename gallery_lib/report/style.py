@@ -125,7 +125,6 @@ class Bar:
     name: str
     ratio: Ratio | None
     missing: str = "not measured"
-    hatch: str | None = None
 
 
 def ratio_bars(
@@ -177,9 +176,8 @@ def _draw_bar(axes: Any, y: float, bar: Bar, limit: float) -> None:
         ratio.ratio,
         height=0.6,
         color=OURS if filled else "white",
-        edgecolor="white" if filled and bar.hatch else OURS,
-        linewidth=0.0 if filled and not bar.hatch else 1.4,
-        hatch=bar.hatch,
+        edgecolor=OURS,
+        linewidth=0.0 if filled else 1.4,
     )
     end = min(ratio.high, limit)
     axes.plot([ratio.low, end], [y, y], color="black", linewidth=0.9)

@@ -184,12 +184,8 @@ def test_the_walk_to_several_processes_runs_and_ends_with_turns(
 
 
 @pytest.mark.slow
-def test_the_index_shows_this_machine_and_what_it_has_measured(
-    run: Callable[..., Executed],
-) -> None:
-    text, figures = run("index").shown()
-    assert "this machine" in text and "Measured on this machine: none of 12" in text
-    assert not figures
+def test_the_index_shows_this_machine(run: Callable[..., Executed]) -> None:
+    assert "**This machine**: " in run("index").shown()[0]
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +9,7 @@ import IPython
 import IPython.display
 import pytest
 import torch
-from made_comparison import ENVIRONMENT, FASTER, FIGURES, NO_DIFFERENCE, changed, comparison, write
+from made_comparison import FIGURES
 from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
@@ -20,7 +18,6 @@ from gallery_lib.measure.bench import bench as task_bench
 from gallery_lib.measure.bench.plan import Plan
 from gallery_lib.measure.bench.result import Outcome, Row
 from gallery_lib.measure.variants import TECHNIQUES
-from gallery_lib.notebooks.cells import machine
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS
 from gallery_lib.system import hardware
@@ -105,32 +102,6 @@ def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
     said = capsys.readouterr().out
     assert said.count("**Not measured**: hf_Bert") == said.count("3.0 GiB are free") > 0
     assert "2 process(es)" in said
-
-
-def test_the_newest_comparison_of_each_notebook_on_this_machine_is_shown(
-    monkeypatch: pytest.MonkeyPatch, shown: list[str], tmp_path: Path
-) -> None:
-    gain, other = comparison(FASTER, 40), comparison(NO_DIFFERENCE, None)
-    of_mine = dataclasses.replace(gain, task="/cache/cells/0a1b/Net/your_cell.py:TASK")
-    elsewhere = changed(gain, environment={"cpu": "Another CPU"})
-    for age, one in enumerate(
-        [
-            *(gain, of_mine, other, dataclasses.replace(elsewhere, task="vgg16")),
-            dataclasses.replace(changed(gain, world_size=2), task="alexnet"),
-        ]
-    ):
-        os.utime(write(one, tmp_path / str(age)), (1.8e9 - age,) * 2)
-    (tmp_path / "comparison.json").write_text("{")
-    found = machine.newest_comparisons(tmp_path, ENVIRONMENT)
-    assert {name: one.speedup for name, one in found.items()} == {
-        "resnet50": FASTER,
-        "your_model": FASTER,
-    }
-    monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
-    monkeypatch.setattr(hardware, "machine_facts", lambda: ENVIRONMENT)
-    notebook.show_results()
-    assert "| [ResNet-50](resnet50.ipynb) | 2.00× (1.90 to 2.10) | fp32" in shown[-2]
-    assert "Measured on this machine: 2 of 12 notebooks" in shown[-1]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from gallery_lib.notebooks.cells.comparison import (
     show_throughput,
 )
 from gallery_lib.notebooks.cells.data import make_data, show_data
-from gallery_lib.notebooks.cells.machine import show_machine, show_results
+from gallery_lib.notebooks.cells.machine import show_machine
 from gallery_lib.notebooks.cells.task_settings import Settings, settings
 from gallery_lib.notebooks.cells.training import (
     loader,
