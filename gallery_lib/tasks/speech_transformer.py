@@ -46,7 +46,6 @@ TASK = Task(
         "Adam", lr=2e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(30)
     ),
     data_commands=("mock_speech", "check_features"),
-    data_examples=speech_recognition.examples,
     parameters=46_471_168,  # 44,303,872 and 512 for each of 4,233 tokens
     activation_bytes_per_sample=53_700_000,
     # 4.11 G multiplications and additions forward at 160 frames and 16 targets (encoder 3.20, keys

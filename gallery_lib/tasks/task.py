@@ -23,9 +23,6 @@ FULL: dict[str, Any] = {"warmup_steps": 10, "rounds": 20, "block_steps": 20}
 _LOGIT_BYTES = 8  # of one output of a sample: what cross-entropy keeps in fp32, and its gradient
 
 
-# Examples of a task's data, independent of how `report` draws them.
-
-
 @dataclass(frozen=True)
 class Pictures:
     """Images uint8 [H, W, 3], each with a caption, and a sentence on what is to be seen."""
@@ -34,27 +31,6 @@ class Pictures:
     captions: Sequence[str]
     description: str
     columns: int = 5
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table: a header and rows of text."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """Titled matrices [n, m] on one colour scale: spectrograms or similarities."""
-
-    values: dict[str, np.ndarray]
-    description: str
-    row_label: str = ""
-    column_label: str = ""
-
-
-Examples = Pictures | Rows | Matrices
 
 
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ class Task:
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] | None = None
     # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_commands: tuple[str, ...] = ()
-    data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
+    data_examples: Callable[[Splits], Pictures] | None = None  # a look at training images
     head: Head | None = None  # None: the model's outputs are its own business
 
     def input_size(self, config: TrainConfig) -> str:

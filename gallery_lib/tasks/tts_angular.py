@@ -39,7 +39,6 @@ TASK = Task(
     chance=speaker_verification.chance,
     optimizer=OptimizerSpec("RAdam", lr=1e-3),
     data_commands=("mock_speakers", "check_features"),
-    data_examples=speaker_verification.examples,
     parameters=9_381_890,
     activation_bytes_per_sample=10_600_000,
     # Weights that each frame is multiplied with: 3072·(40 + 768) + 2·3072·(256 + 768) in the LSTMs,

@@ -97,19 +97,6 @@ def test_samples_longer_than_the_model_has_positions_are_refused(name, positions
         splits(name, text_dir, positions + 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_examples_show_the_text_with_and_without_gaps(name, text_dir):
-    task, data = tasks.get(name), splits(name, text_dir)
-    assert task.data_examples is not None
-    rows = task.data_examples(data).rows  # type: ignore[union-attr]
-    assert len(rows) == 4
-    for seen, true in rows:
-        assert "mask" in seen.lower() and "mask" not in true.lower() and len(true.split()) > 5
-        assert set(seen.lower().replace("[mask]", " ").replace("<mask>", " ").split()) & set(
-            true.lower().split()
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_building_a_model_prints_nothing_and_opens_no_connection(name, checkout):

@@ -13,7 +13,6 @@ from refusal import refused
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 from gallery_lib.models.speaker_encoder import SpeakerEncoder
 from gallery_lib.tasks.domains import speaker_verification as domain
 
@@ -86,16 +85,6 @@ def test_metrics_of_batches_add_up_to_the_error_rate_of_all_trials():
 def test_a_batch_of_one_speaker_is_refused():
     with refused("batch_size", 2):
         tasks.data_of(TrainConfig(model="tts_angular", batch_size=2))
-
-
-def test_examples_are_matrices(tmp_path):
-    generate(tmp_path / "data", SpeakerSpec(train=4, val=3, utterances=2))
-    splits = tasks.data_of(
-        TrainConfig(model="tts_angular", data_dir=str(tmp_path / "data"), sequence_length=12)
-    )
-    shown = domain.examples(splits)
-    assert [matrix.shape for matrix in shown.values.values()] == [(40, 12)] * 4
-    assert domain.chance(splits) == {"eer": 0.5}
 
 
 TWO_PROCESSES = """

@@ -135,13 +135,6 @@ def test_chance_is_an_empty_transcript_and_the_most_frequent_character(splits):
     assert found["character_accuracy"] == max(text.count(c) for c in text) / len(text)
 
 
-def test_examples_are_filter_banks_under_their_transcripts(splits):
-    shown = domain.examples(splits)
-    train: Any = splits.train
-    first = train.pieces[0].transcript
-    assert len(shown.values) == 3 and shown.values[f"“{first}”"].shape == (80, train.lengths[0])
-
-
 def test_mock_speech_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path):
     with pytest.raises(ValueError, match=r"mock_speech\.py"):
         domain.utterances(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
+from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.system import paths
 
@@ -35,10 +35,9 @@ def make_data(settings: Settings) -> None:
 
 
 def show_data(settings: Settings) -> None:
-    """Show some of the training data as the model sees it, as a figure or a table."""
+    """Show how much data there is, and some training images as the model sees them."""
     from gallery_lib import tasks
     from gallery_lib.report import examples
-    from gallery_lib.tasks.task import Matrices, Pictures
 
     splits: Any = tasks.data_of(settings.train)
     notices = "".join(f"\n- {line}" for line in splits.notices())
@@ -46,10 +45,5 @@ def show_data(settings: Settings) -> None:
         f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out."
         + (f"\n{notices}" if notices else "")
     )
-    if settings.task.data_examples is None:
-        return
-    content = settings.task.data_examples(splits)
-    if isinstance(content, Pictures | Matrices):
-        display_chart(examples.chart(content))
-    else:
-        display_table(examples.table_rows(content))
+    if settings.task.data_examples is not None:
+        display_chart(examples.chart(settings.task.data_examples(splits)))

@@ -16,12 +16,11 @@ from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.task import Rows, Splits, Task
+from gallery_lib.tasks.task import Splits, Task
 
 Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text/masking.py for the fields
 
 HELD_OUT_SAMPLES = 64
-SHOWN_TOKENS = 28
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
@@ -149,37 +148,6 @@ def chance(splits: Splits) -> dict[str, float]:
     }
 
 
-# --------------------------------------------------------------------------------------------------
-# Examples
-
-
-def examples(splits: Splits, count: int = 4) -> Rows:
-    """Return the beginnings of training samples, as the model sees them beside the true text."""
-    data: Any = splits.train
-    tokenizer = data.text.tokenizer()
-    rows = []
-    for sample in _spread(data, count):
-        both = _beginning(sample, data.text.specials.mask)
-        rows.append([tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in both])
-    return Rows(["what the model sees", "the text"], rows)
-
-
-def _spread(data: Any, count: int) -> list[Batch]:
-    return [data[index * len(data) // count] for index in range(min(count, len(data)))]
-
-
-def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
-    """Return (model input, target) ids of the first SHOWN_TOKENS tokens after the start token."""
-    inputs, labels = sample["input_ids"], sample["labels"]
-    end = 1 + SHOWN_TOKENS
-    if "hidden" not in sample:
-        return inputs[1:end], torch.where(labels == IGNORED, inputs, labels)[1:end]
-    visible = int((sample["hidden"][:end] == 0).sum())
-    # The encoder's text is shorter: a gap is one token.
-    following = (inputs != mask).nonzero().flatten()[visible:]
-    return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
-
-
 language_model = partial(
     Task,
     domain="language",
@@ -188,6 +156,5 @@ language_model = partial(
     summary=summary,
     chance=chance,
     data_commands=("text",),
-    data_examples=examples,
 )
 """Task of a language model, complete but for its name, data, model, sizes and optimizer."""

@@ -25,7 +25,7 @@ from gallery_lib.data.speech.check import PER_ITEM, refuse_common_speakers
 from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
-from gallery_lib.tasks.task import Matrices, Splits
+from gallery_lib.tasks.task import Splits
 
 Batch = tuple[Tensor, Tensor]  # features float [N, 2, T, dims], speaker numbers int64 [N]
 DIMS = 40
@@ -126,19 +126,3 @@ def equal_error_rate(true_pairs: Tensor, false_pairs: Tensor) -> float:
 def chance(splits: Splits) -> dict[str, float]:
     """Return the error rate of scores that know nothing."""
     return {"eer": 0.5}
-
-
-def examples(splits: Splits) -> Matrices:
-    """Return two utterances of two speakers, as the model sees them."""
-    data: Any = splits.train
-    values = {}
-    for speaker in (0, len(data) // 2):
-        features, label = data[speaker]
-        for number, utterance in enumerate(features, 1):
-            values[f"{data.speakers[label]}, {number}"] = utterance.T.numpy()
-    return Matrices(
-        values,
-        "two utterances of each of two speakers, brighter where there is more energy",
-        "feature",
-        "frame",
-    )

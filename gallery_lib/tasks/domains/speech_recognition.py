@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.characters import END, UNKNOWN
-from gallery_lib.data.speech.utterances import FILTERS, IGNORED, SpeechBatch, SpeechFolder
+from gallery_lib.data.speech.utterances import IGNORED, SpeechBatch, SpeechFolder
 from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
-from gallery_lib.tasks.task import Matrices, Splits
+from gallery_lib.tasks.task import Splits
 
 LABEL_SMOOTHING = 0.1
 
@@ -111,17 +110,3 @@ def chance(splits: Splits) -> dict[str, float]:
         "character_error_rate": 1.0,
         "character_accuracy": max(counts.values()) / counts.total(),
     }
-
-
-def examples(splits: Splits, count: int = 3) -> Matrices:
-    """Return filter banks of training utterances as the model sees them, by transcript."""
-    data: Any = splits.train
-    shown = {}
-    for index in np.linspace(0, len(data) - 1, count).astype(int):
-        features, _ = data[int(index)]
-        shown[f"“{data.pieces[index].transcript}”"] = features[:, :FILTERS].numpy().T[::-1]
-    description = (
-        f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their own "
-        "one after the other"
-    )
-    return Matrices(shown, description, "filter, high to low", "stacked frame (30 ms)")
