@@ -14,7 +14,6 @@ import contextlib
 import errno
 import io
 import os
-import select
 import shutil
 import signal
 import sys
@@ -25,7 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gallery_lib.console.visible import VisibleStream
-from gallery_lib.errors import GalleryError, GoOnLater, Interrupted
+from gallery_lib.errors import GalleryError, GoOnLater
 
 INTERRUPTED, READER_GONE, TERMINATED = (
     128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
@@ -94,28 +93,39 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
     """
     _prepare_streams()
     try:
-        code = _ended(body, error_prefix, interrupted)
-        sys.stdout.flush()  # otherwise Python does so at its end, and reports a failure
-        return code
-    except OSError as error:
         try:
-            sys.stdout.flush()  # fails again, if it was standard output
-        except OSError as failed:
-            # Python would report the failed write once more at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(failed, BrokenPipeError):
-                return READER_GONE
-            text = f"standard output cannot be written: {failed.strerror or failed}"
-        else:
-            if isinstance(error, BrokenPipeError):
-                poll = select.poll()  # an unbuffered write leaves nothing to flush
-                poll.register(sys.stdout.fileno(), 0)
-                if poll.poll(0):
-                    return READER_GONE
-                raise
-            text = refusal(error)
-        print(f"{error_prefix}: {text}.", file=sys.stderr)
-        return 1
+            with _handlers(signal.default_int_handler, _terminate):
+                return body() or 0
+        finally:
+            sys.stdout.flush()  # otherwise Python does so at its end, and reports a failure
+    except GalleryError as error:
+        # A run that was told to end has not failed.
+        prefix = "" if isinstance(error, GoOnLater) else f"{error_prefix}: "
+        print(f"{prefix}{error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        return _refused(error, error_prefix)
+    except (KeyboardInterrupt, Terminated) as end:
+        print(interrupted, file=sys.stderr)
+        return TERMINATED if isinstance(end, Terminated) else INTERRUPTED
+
+
+def _refused(error: OSError, error_prefix: str) -> int:
+    """Say what the system has refused, and return the exit code."""
+    try:
+        sys.stdout.flush()  # fails again, if it was standard output
+    except OSError as failed:
+        # Python would report the failed write once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(failed, BrokenPipeError):
+            return READER_GONE
+        text = f"standard output cannot be written: {failed.strerror or failed}"
+    else:
+        if isinstance(error, BrokenPipeError):
+            raise error
+        text = refusal(error)
+    print(f"{error_prefix}: {text}.", file=sys.stderr)
+    return 1
 
 
 def refusal(error: OSError) -> str:
@@ -135,25 +145,3 @@ def refusal(error: OSError) -> str:
             "GALLERY_CACHE_DIR that of data and compiled code"
         )
     return text
-
-
-def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
-    """Run `body` and return the exit code; an error or an interrupt becomes one line."""
-    code = INTERRUPTED
-    try:
-        with _handlers(signal.default_int_handler, _terminate):
-            return body() or 0
-    except GalleryError as error:
-        # A run that was told to end has not failed.
-        prefix = "" if isinstance(error, GoOnLater) else f"{error_prefix}: "
-        print(f"{prefix}{error}", file=sys.stderr)
-        return error.exit_code
-    except Interrupted as stopped:
-        if isinstance(stopped.__context__, Terminated):
-            code = TERMINATED
-    except KeyboardInterrupt:
-        pass
-    except Terminated:
-        code = TERMINATED
-    print(interrupted, file=sys.stderr)
-    return code

@@ -22,7 +22,7 @@ class LockHeld(Exception):
 
 @contextlib.contextmanager
 def atomic_write(
-    path: Path, mode: Literal["w", "wb"] = "w", *, newline: str | None = None, sync: bool = False
+    path: Path, mode: Literal["w", "wb"] = "w", *, sync: bool = False
 ) -> Iterator[IO[Any]]:
     """Context: a file to write to, which becomes `path` when the block ends without an exception.
 
@@ -37,7 +37,7 @@ def atomic_write(
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     encoding = "utf-8" if mode == "w" else None
     try:
-        with temporary.open(mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
+        with temporary.open(mode.replace("w", "x"), encoding=encoding) as file:
             yield file
             if sync:
                 file.flush()

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,26 +49,11 @@ def results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
 # Ports
 
 
-def _strangers(command: Command) -> None:
-    """Connect strangers to the socket where turns are handed out: one silent, one with garbage."""
-    folder = Path("/dev/shm")
-    if command.wait_until(lambda: any(folder.glob("gallery-sockets-*/turns"))):
-        for path in folder.glob("gallery-sockets-*/turns"):
-            silent, garbage = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-            silent.connect(str(path))
-            garbage.connect(str(path))
-            garbage.sendall(b"\xff" * 64)
-            time.sleep(0.2)
-            garbage.close()
-
-
 def _network() -> Iterator[Row]:
     kind = "open to the network"
     for name, words in EVERY.items():
         one = f"{name}: no port"
         yield Row(kind, one, words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
-    name = "strangers where turns are handed out"
-    yield Row(kind, name, compare(), _strangers, seconds=300, says="same training")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -237,22 +221,6 @@ def _no_escapes(workspace: Workspace, command: Command) -> str:
     return ""
 
 
-def _two_runs(command: Command) -> None:
-    """Start a second run with the same folder, which has to be refused, while the first works."""
-    second_space = Workspace(command.workspace.folder / "second", command.workspace.cache)
-    second_space.folder.mkdir()
-    with started(train()(command.workspace), second_space) as second:
-        second.ended_after(60)
-        said = f"{second.process.returncode} {second.text()}"
-    (command.workspace.folder / "second.txt").write_text(said)
-
-
-def _second_refused(workspace: Workspace, command: Command) -> str:
-    text = (workspace.folder / "second.txt").read_text()
-    right = text.startswith("2 ") and "another run is at work" in text
-    return "" if right else f"the second: {text[-300:]}"
-
-
 def _files() -> Iterator[Row]:
     kind, compiled = "files", train("SLOW", "--compiler-opt", steps=6)
     yield Row(
@@ -276,13 +244,6 @@ def _files() -> Iterator[Row]:
         lambda workspace: python(checker, str(workspace.folder / "images")),
         prepare=_fifo_among_images,
         says="a pipe",
-    )
-    yield Row(
-        *(kind, "two runs with one folder", train()),
-        wait_for_steps(3, _two_runs),
-        there=("results.json",),
-        check=_second_refused,
-        seconds=90,
     )
     infinite = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--lr=inf"]
     refused: tuple[tuple[str, Words, str, Callable[[Workspace], None] | None, bool], ...] = (
