@@ -8,24 +8,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from refusal import refused
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from gallery_lib.data.folders import printable, walk
 
-PARTS = [
-    b"a",
-    b"A",
-    b"b-c",
-    b"b",
-    b"b.d",
-    b"z z",
-    "é".encode(),
-    b"\xff",
-    "\uff01".encode(),
-    b"0",
-    b"new\nline",
-]
+PARTS = [b"a", b"A", b"b-c", b"b", b"b.d", b"z z", b"\xff", b"0", b"new\nline"]
+PARTS += ["é".encode(), "\uff01".encode()]
 ENDINGS = [b".jpg", b".JPG", b".jpeg", b".PNG", b".webp", b".TIFF", b".tif", b".gif", b".txt", b""]
 
 
@@ -102,11 +90,6 @@ def test_links_that_lead_to_one_another_end(tmp_path: Path) -> None:
     files, left_out = walk(tmp_path / "a", (".jpg",))
     assert files == ["x.jpg", "to-b-0/x.jpg", "to-b-1/x.jpg", "to-b-2/x.jpg"]
     assert left_out.counts == {"a link to a folder above it": 9}
-
-
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
-    with refused(tmp_path / "none", "No such file"):
-        walk(tmp_path / "none", (".jpg",))
 
 
 def test_names_are_shown_on_one_line_of_utf_8() -> None:

@@ -134,6 +134,12 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
                 "own share, or 'always' to have the same stream divided.",
                 parameter="loader",
             )
+        if not getattr(loader, "in_order", True):
+            raise InputError(
+                "the loader is a stream with in_order=False, whose batches come to each rank in "
+                "another order, so that they cannot be dealt out. Set in_order=True.",
+                parameter="loader",
+            )
         return Share(loader, dealt=(rank, world_size))
     if check:
         views = process_group.all_ranks(_view_of_data(loader.dataset))

@@ -48,16 +48,6 @@ def test_memory_with_a_reference_is_left_alone() -> None:
     assert weight.grad is not None and weight.grad.eq(4 * 3 * 32).all()
 
 
-def test_another_size_gets_memory_of_its_own_size() -> None:
-    """The last, smaller batch of an epoch does not get, nor lose, the memory of the others."""
-    large = image_folder.empty(SHAPE)
-    address = large.data_ptr()
-    del large
-    small = image_folder.empty((1, 3, 32, 32))
-    assert small.data_ptr() != address
-    assert image_folder.empty(SHAPE).data_ptr() == address
-
-
 def test_threads_never_share_memory() -> None:
     """Each thread finds its own values in a tensor that it has filled.
 

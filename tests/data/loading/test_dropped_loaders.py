@@ -35,10 +35,6 @@ def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def plainly(folder: Path) -> None:
-    assert len(next(iter(with_workers()))) == 2
-
-
 def followed(folder: Path) -> None:
     loader = with_workers()
     progress = follow(loader)
@@ -64,7 +60,7 @@ def accelerated(folder: Path) -> None:
         break
 
 
-@pytest.mark.parametrize("use", [plainly, followed, with_checkpoints, accelerated])
+@pytest.mark.parametrize("use", [followed, with_checkpoints, accelerated])
 def test_workers_that_stay_end_with_the_last_user_of_their_loader(
     use: Callable[[Path], None], tmp_path: Path
 ) -> None:

@@ -127,13 +127,18 @@ def test_what_a_distributed_sampler_divides_loses_nothing(two: Ranks, kind: str)
     assert not found[0]["said"] and not found[1]["said"]
 
 
-@pytest.mark.parametrize("kind", ["stream", "shuffled", "stream of worker_init_fn"])
 @pytest.mark.parametrize(
-    "options", [{}, {"persistent_workers": True}, {"in_order": False, "pin_memory": True}], ids=str
+    ("kind", "options"),
+    [
+        ("stream", {"persistent_workers": True, "shard": "always"}),
+        ("stream of worker_init_fn", {"shard": "always"}),
+        ("shuffled", {"persistent_workers": True}),
+        ("shuffled", {"in_order": False, "pin_memory": True}),
+    ],
+    ids=str,
 )
 def test_the_same_with_worker_processes(two: Ranks, kind: str, options: dict[str, Any]) -> None:
-    shard = "auto" if kind == "shuffled" else "always"
-    found = of_ranks(two, kind, 2, shard=shard, num_workers=2, **options)
+    found = of_ranks(two, kind, 2, num_workers=2, **options)
     assert seen(found) == seen(found, 1) == ALL and not found[0]["said"]
 
 
@@ -143,6 +148,8 @@ def test_the_option_says_otherwise(two: Ranks) -> None:
     assert seen(of_ranks(two, "stream by rank", 2, 100, "never")) == ALL
     cut = of_ranks(two, "DistributedSampler", 1, 100, "always")
     assert [len(flat(answer["passes"][0])) for answer in cut] == [5, 5] and not cut[0]["said"]
+    for answer in two.call("loaders.batches", "stream", 1, 9, "always", {"in_order": False}):
+        assert "a stream with in_order=False" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -240,12 +247,8 @@ def test_two_shuffled_loaders_have_orders_of_their_own(two: Ranks) -> None:
 
 
 def test_lengths_are_those_of_a_ranks_share(two: Ranks) -> None:
-    for kind, length in {
-        "shuffled": 5,
-        "five batches": 3,
-        "list of batches": 3,
-        "DistributedSampler": 5,
-    }.items():
+    kinds = {"shuffled": 5, "five batches": 3, "list of batches": 3, "DistributedSampler": 5}
+    for kind, length in kinds.items():
         assert two.call("loaders.lengths", kind) == [length, length]
     with pytest.raises(TypeError, match="has no len"):
         two.call("loaders.lengths", "no length")

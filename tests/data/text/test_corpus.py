@@ -32,13 +32,13 @@ def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> N
         "class A:\n"
         '    """What this class is meant to be."""\n'
     )
-    assert text_corpus.standard_library(tmp_path).documents == (
+    assert text_corpus.standard_library(tmp_path) == [
         "Docstring of the module, which goes over two lines.\nWhat this class is meant to be.",
         (
             "A message to the user of this program.\n"
             "A comment that goes over two lines of this source as well."
         ),
-    )
+    ]
 
 
 def test_a_python_without_sources_is_refused(
@@ -56,8 +56,7 @@ def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -
         ["ab" * 500_000],
         ["short text. " * 2000],
     ):
-        corpus = text_corpus.Corpus(tuple(documents))
-        train, held_out = corpus.split()
+        train, held_out = text_corpus.split(documents)
         share = sum(map(len, held_out)) / sum(map(len, train + held_out))
         assert 0.05 < share < 0.12
         letters = (
@@ -65,6 +64,6 @@ def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -
             sorted("".join(documents).replace(" ", "")),
         )
         assert letters[0] == letters[1]
-    train, held_out = text_corpus.Corpus(("alpha beta\ngamma " * 20_000,)).split()
+    train, held_out = text_corpus.split(["alpha beta\ngamma " * 20_000])
     words = {word for part in train + held_out for word in part.split()}
     assert len(train) > 10 and words == {"alpha", "beta", "gamma"}  # none is cut

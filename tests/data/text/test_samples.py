@@ -16,8 +16,13 @@ from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 
 
-def batches(dataset: PackedText, workers: int) -> torch.Tensor:
-    return torch.cat([batch["input_ids"] for batch in DataLoader(dataset, 5, num_workers=workers)])
+def batches(dataset: PackedText) -> torch.Tensor:
+    return torch.cat([batch["input_ids"] for batch in DataLoader(dataset, 5)])
+
+
+def words_of(sample: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the words of a masked sample as they were."""
+    return torch.where(sample["labels"] == IGNORED, sample["input_ids"], sample["labels"])
 
 
 @pytest.mark.parametrize(("kind", "hide"), [("wordpiece", mask_tokens), ("byte-bpe", infill)])
@@ -35,12 +40,7 @@ def test_samples_are_int64_of_the_asked_length_and_follow_each_other(
         if hide is infill:
             words = torch.cat([sample["labels"][1:-1] for sample in samples])
         else:
-            words = torch.cat(
-                [
-                    torch.where(s["labels"] == IGNORED, s["input_ids"], s["labels"])[1:-1]
-                    for s in samples
-                ]
-            )
+            words = torch.cat([words_of(sample)[1:-1] for sample in samples])
         assert torch.equal(
             words, torch.from_numpy(tokens.tokens("train")[: len(words)].astype(np.int64))
         )
@@ -50,21 +50,13 @@ def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> 
     tokens = wordpiece(prepared)
     dataset = PackedText(tokens, "held_out", 16, mask_tokens, train=False, at_most=7)
     every = PackedText(tokens, "held_out", 16, mask_tokens, train=False)
-    first = batches(dataset, 0)
+    other = PackedText(tokens, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7)
+    first = batches(dataset)
     dataset.set_epoch(5)
-    assert torch.equal(first, batches(dataset, 0))
-    assert torch.equal(
-        first,
-        batches(PackedText(tokens, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7), 0),
-    )
+    assert torch.equal(first, batches(dataset)) and torch.equal(first, batches(other))
     assert len(first) == 7 and len(every) > 50
-    last = torch.where(
-        dataset[6]["labels"] == IGNORED, dataset[6]["input_ids"], dataset[6]["labels"]
-    )
-    place = [
-        torch.equal(last, torch.where(s["labels"] == IGNORED, s["input_ids"], s["labels"]))
-        for s in map(every.__getitem__, range(len(every)))
-    ]
+    last = words_of(dataset[6])
+    place = [torch.equal(last, words_of(every[index])) for index in range(len(every))]
     assert place.index(True) > 0.8 * len(every)
 
 
