@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gallery_lib.errors import InputError
 
+SPLITS = ("train", "val")
 HIDDEN = "hidden"
 _SHOWN = 5
 _FAULTS_SHOWN = 20

@@ -1,13 +1,17 @@
-"""Commands that make mock data: what they print, where they write, and their exit codes."""
+"""Mock data: what its items depend on, and the commands that make it."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data_command import run_data_command
 from refusal import check_refused_command
+
+from gallery_lib.data.images import mock_imagenet, mock_segmentation
+from gallery_lib.data.speech import mock_speakers, mock_speech
 
 # name: options, folder in the cache, files, an option out of range
 COMMANDS: dict[str, tuple[str, str, int, str]] = {
@@ -49,3 +53,26 @@ def test_a_command_makes_data_once_and_refuses_with_its_exit_codes(
     refused = run(*impossible.split(), "--out", tmp_path / "none")
     check_refused_command(refused.returncode, refused.stderr, f"{field}={value!r}")
     assert not (tmp_path / "none").exists()
+
+
+def spoken(seed: int, split: str, index: int, train: int = 20) -> np.ndarray:
+    spec = mock_speech.SpeechSpec(characters=12, words=10, train=train, seed=seed)
+    return mock_speech.utterance(spec, mock_speech.language(spec), split, index)[0]
+
+
+ITEMS = {
+    "images": lambda seed, *key: mock_imagenet.render(mock_imagenet.MockSpec(seed=seed), *key),
+    "masks": lambda *key: mock_segmentation.render(*key)[1],
+    "speakers": lambda *key: mock_speakers.features(*key, 1)[:120],
+    "speech": spoken,
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_an_item_depends_on_seed_split_and_index_alone(kind: str) -> None:
+    item = ITEMS[kind]
+    first = item(0, "train", 7)
+    assert np.array_equal(first, item(0, "train", 7))
+    for other in ((1, "train", 7), (0, "val", 7), (0, "train", 8)):
+        assert not np.array_equal(first, item(*other))
+    assert np.array_equal(spoken(0, "train", 7), spoken(0, "train", 7, train=99))

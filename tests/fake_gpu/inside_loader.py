@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+
 import pytest
 import torch
 from fake_gpu import work
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
@@ -23,6 +26,34 @@ def named(batch):
     return {"a": batch[0], "b": [batch[0] + 1]}
 
 
+class Graph:
+    """Batch that moves itself, like PyTorch Geometric's data."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Graph(self.x.to(device))
+
+
+def graph(batch):
+    return Graph(batch[0])
+
+
+def twice(batch):
+    return [collections.UserDict(x=batch[0]), batch[0]]
+
+
+def values_of(batch):
+    """Return the values of a batch of one of these kinds."""
+    if isinstance(batch, list):
+        assert batch[0]["x"] is batch[1]
+        return batch[1]
+    if isinstance(batch, dict):
+        return batch["b"][0] - 1
+    return batch.x if isinstance(batch, Graph) else batch
+
+
 def device_loader(prefetch: int, collate=None) -> DeviceLoader:
     loader = DataLoader(TensorDataset(VALUES), batch_size=SAMPLES)
     if collate is not None:
@@ -36,11 +67,11 @@ def used(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
-@pytest.mark.parametrize("collate", [as_they_are, named], ids=["tensor", "dict"])
+@pytest.mark.parametrize("collate", [as_they_are, named, graph, twice])
 def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, collate):
     results = []
     for batch in device_loader(prefetch, collate):
-        value = batch if isinstance(batch, torch.Tensor) else batch["b"][0] - 1
+        value = values_of(batch)
         assert value.device == DEVICE
         results.append(used(value))
         del batch, value
@@ -61,3 +92,34 @@ def test_the_host_does_not_wait_for_the_device():
         work.LIBRARY.fake_gpu_forbid_waiting(0)
     assert len(rest) == BATCHES - 1
     assert torch.stack([first, *rest]).isfinite().all().item()
+
+
+def test_every_batch_comes_and_no_more_are_read_than_asked():
+    given = [0, None, (), None, "", {}, None]
+    for depth in (1, 2, 3):
+        options = Loader(prefetch=depth)
+        assert list(DeviceLoader(given, DEVICE, torch.contiguous_format, options)) == given
+    read = []
+    numbers = (read.append(number) or number for number in itertools.count())
+    batches = iter(DeviceLoader(numbers, DEVICE, torch.contiguous_format, Loader(prefetch=2)))
+    assert next(batches) == 0 and read == [0, 1, 2]
+    assert next(batches) == 1 and read == [0, 1, 2, 3]
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise FileNotFoundError("sample 7")
+        return index
+
+
+def test_an_error_comes_when_its_batch_would_have_come():
+    loader = DataLoader(Broken(), 5)
+    batches = iter(DeviceLoader(loader, DEVICE, torch.contiguous_format, Loader(prefetch=3)))
+    assert next(batches).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(FileNotFoundError, match="sample 7"):
+        next(batches)
+    assert [batch.tolist()[0] for batch in batches] == [10, 15]

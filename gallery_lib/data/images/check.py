@@ -18,8 +18,8 @@ from typing import TypeVar
 from PIL import Image
 
 from gallery_lib.console.progress import Progress
-from gallery_lib.data.folders import Faults, Summary, printable
-from gallery_lib.data.images.listing import SPLITS, Listing, list_pairs, list_split
+from gallery_lib.data.folders import SPLITS, Faults, Summary, printable
+from gallery_lib.data.images.listing import Listing, list_pairs, list_split
 from gallery_lib.errors import InputError
 
 T = TypeVar("T")

@@ -22,7 +22,6 @@ from gallery_lib.data.folders import (
 from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-SPLITS = ("train", "val")
 MAKE_COMMAND = "python3 data_prep/mock_{}.py"
 
 

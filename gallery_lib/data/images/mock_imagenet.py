@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
+from gallery_lib.data.folders import SPLITS
 from gallery_lib.system.files import atomic_write
 
-SPLITS = ("train", "val")
 MAX_CLASSES = 1000
 JPEG_QUALITY = 96
 JPEG_SUBSAMPLING = "444"

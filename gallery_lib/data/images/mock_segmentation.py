@@ -20,7 +20,8 @@ from PIL import Image
 
 from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
-from gallery_lib.data.images.mock_imagenet import SPLITS, draw, encode, grey_ground
+from gallery_lib.data.folders import SPLITS
+from gallery_lib.data.images.mock_imagenet import draw, encode, grey_ground
 from gallery_lib.system.files import atomic_write
 
 HEIGHT, WIDTH = 640, 959

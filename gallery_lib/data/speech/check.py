@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gallery_lib.data.folders import Faults, Summary, existing, printable
+from gallery_lib.data.folders import SPLITS, Faults, Summary, existing, printable
 from gallery_lib.data.speech.characters import Characters, tidy, unknown_notice
 from gallery_lib.data.speech.features import Utterance, list_utterances, load
 from gallery_lib.errors import InputError
 
-SPLITS = ("train", "val")
 PER_ITEM = 2  # utterances of a speaker in one item
 _SAMPLES = 64
 

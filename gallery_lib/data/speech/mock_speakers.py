@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from gallery_lib.config.options import option
 from gallery_lib.data import mock_folder
+from gallery_lib.data.folders import SPLITS
 from gallery_lib.data.speech.features import MANIFEST, write
 
-SPLITS = ("train", "val")
 DIMS = 40
 SHORTEST, LONGEST = 120, 200  # frames of an utterance
 # version of the generator: change it whenever features() would give others for the same spec

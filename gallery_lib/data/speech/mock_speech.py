@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gallery_lib.config.options import option
+from gallery_lib.data.folders import SPLITS
 from gallery_lib.data.mock_folder import Made, make
 from gallery_lib.data.speech.features import MANIFEST, Cut, write
 
-SPLITS = ("train", "val")
 # version of the language: change it whenever utterance() would differ for the same spec
 STYLE = 1
 

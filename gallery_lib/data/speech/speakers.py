@@ -9,32 +9,19 @@ the training utterances, so features of any scale work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gallery_lib.data.folders import printable
+from gallery_lib.data.folders import LeftOut
 from gallery_lib.data.seeded_items import SeededItems
 from gallery_lib.data.speech import features
 from gallery_lib.data.speech.check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.features import Statistics, Utterance, load
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
-
-
-def _short(
-    folder: Path, utterances: Sequence[Utterance], kept: set[str], frames: int
-) -> tuple[str, ...]:
-    short = [utterance for utterance in utterances if utterance.name not in kept]
-    if not short:
-        return ()
-    return (
-        f"left out of {printable(folder)}: {len(short)} of {len(utterances)} utterances of fewer "
-        f"than {frames} frames ({printable(short[0].name)}); a smaller sequence_length takes them",
-    )
 
 
 class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
@@ -64,7 +51,11 @@ class SpeakerPairs(SeededItems[tuple[torch.Tensor, int]]):
         utterances = features.list_utterances(folder, MAKE_COMMAND)
         speakers = by_speaker(utterances, frames, folder)
         kept = {utterance.name for own in speakers.values() for utterance in own}
-        self.dims, self.notices = dims, _short(folder, utterances, kept, frames)
+        left_out, short = LeftOut(), [u.name for u in utterances if u.name not in kept]
+        if short:
+            reason = f"of {len(utterances)} utterances of fewer than {frames} frames"
+            left_out.add(reason, short[0], len(short))
+        self.dims, self.notices = dims, left_out.notice(folder)
         self.speakers, self.frames = list(speakers), frames
         # speaker number, utterances to choose from
         self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))

@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folders import printable
+from gallery_lib.data.folders import LeftOut
 from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
 from gallery_lib.data.speech.features import (
-    ALIGNMENT,
     Cut,
     Utterance,
     list_utterances,
@@ -140,9 +139,14 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
             self.characters = train.characters
             self.mean, self.deviation = train.mean, train.deviation
         self.pieces = _pieces(self.folder, utterances, sequence_length)
-        self.notices = _notices(
-            self.folder, utterances, self.pieces, self.characters, sequence_length
-        )
+        kept = {piece.utterance.name for piece in self.pieces}
+        left_out, long = LeftOut(), [u.name for u in utterances if u.name not in kept]
+        if long:
+            reason = f"of {len(utterances)} utterances of more than {2 * sequence_length} stacked "
+            left_out.add(f"{reason}frames", long[0], len(long))
+        spoken = (piece.transcript for piece in self.pieces)
+        unknown = unknown_notice(spoken, self.characters, self.folder)
+        self.notices = (*left_out.notice(self.folder), *unknown)
         self.lengths = [stacked_length(piece.stop - piece.start) for piece in self.pieces]
 
     def __len__(self) -> int:
@@ -153,24 +157,6 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         frames = load(piece.utterance, FILTERS)[piece.start : piece.stop]
         features = stack_frames((frames - self.mean) / self.deviation)
         return torch.from_numpy(features), torch.tensor(self.characters.encode(piece.transcript))
-
-
-def _notices(
-    folder: Path,
-    utterances: Sequence[Utterance],
-    pieces: Sequence[Piece],
-    characters: Characters,
-    sequence_length: int,
-) -> tuple[str, ...]:
-    lines = []
-    kept = {piece.utterance.name for piece in pieces}
-    if long := [utterance for utterance in utterances if utterance.name not in kept]:
-        lines.append(
-            f"left out of {printable(folder)}: {len(long)} of {len(utterances)} utterances of more "
-            f"than {2 * sequence_length} stacked frames, for which {ALIGNMENT} has no cuts "
-            f"({printable(long[0].name)}); a larger sequence_length takes them"
-        )
-    return (*lines, *unknown_notice((piece.transcript for piece in pieces), characters, folder))
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:

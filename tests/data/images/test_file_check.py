@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,10 +122,3 @@ def test_a_camera_s_file_of_several_jpegs_is_in_order(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     picture("RGB").save(path, "MPO", save_all=True, append_images=[picture("RGB").resize((60, 40))])
     assert examine(path) is None
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    path = write(tmp_path, "JPEG")
-    path.chmod(0)
-    assert examine(path) == "cannot be read: Permission denied"

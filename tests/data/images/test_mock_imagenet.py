@@ -42,18 +42,6 @@ def test_the_layout_is_that_of_imagenet(tiny_root: Path) -> None:
     assert {path.split("/")[1] for path in paths} == {"n00000001", "n00000002", "n00000003"}
 
 
-def test_an_image_depends_on_seed_split_and_index_alone() -> None:
-    small = MockSpec()
-    image = render(small, "train", 70)
-    assert np.array_equal(image, render(small, "train", 70))
-    others = [
-        render(small, "train", 71),
-        render(small, "val", 70),
-        render(MockSpec(10, 64, 20, seed=1), "train", 70),
-    ]
-    assert not any(np.array_equal(image, other) for other in others)
-
-
 def test_files_decode_at_the_cost_of_imagenet_s() -> None:
     small = MockSpec()
     images = [render(small, "train", index) for index in range(0, 640, 8)]

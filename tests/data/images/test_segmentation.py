@@ -52,16 +52,6 @@ def half(value: int, other: int = 0) -> np.ndarray:
     return values
 
 
-def test_an_image_depends_on_seed_split_and_index_alone() -> None:
-    image, mask = render(0, "train", 7)
-    assert (image.shape, mask.shape) == ((640, 959, 3), (640, 959))
-    assert image.dtype == mask.dtype == np.uint8
-    again = render(0, "train", 7)
-    assert np.array_equal(image, again[0]) and np.array_equal(mask, again[1])
-    for other in ((0, "train", 8), (0, "val", 7), (1, "train", 7)):
-        assert not np.array_equal(image, render(*other)[0])
-
-
 @pytest.mark.slow
 def test_every_mask_holds_both_classes() -> None:
     shares = [float((render(0, "train", index)[1] == 255).mean()) for index in range(24)]

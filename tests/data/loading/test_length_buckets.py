@@ -36,11 +36,6 @@ def test_each_index_comes_once_in_a_pass(lengths: list[int], batch_items: int, s
     assert sorted(chosen) == list(range(len(lengths)))
 
 
-def test_a_batch_has_similar_lengths() -> None:
-    at_random = torch.randperm(len(LENGTHS), generator=torch.Generator().manual_seed(3)).tolist()
-    assert spread(list(sampler(8)), 8) < spread(at_random, 8) / 5
-
-
 def test_each_ranks_share_of_a_step_has_similar_lengths_and_the_ranks_have_them_in_common() -> None:
     shares = [list(ShardedSampler(sampler(2 * 8), rank, 2, drop_last=True)) for rank in range(2)]
     assert sorted(shares[0] + shares[1]) == list(range(len(LENGTHS)))

@@ -228,12 +228,6 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
         assert REFUSED[kind] in error and NEVER in error, error
 
 
-def test_data_that_is_alike_on_some_ranks_alone_is_refused_on_all() -> None:
-    with Ranks(processes=3, hosts=1) as three:
-        for answer in three.call("loaders.batches", "rank 0 alone has other data"):
-            assert "differs from rank to rank (rank 0; rank 1, 2)" in answer["error"]
-
-
 @pytest.mark.parametrize("who", ["loader", "its sampler", "the sampler"])
 def test_the_callers_epochs_alone_are_those_of_a_distributed_sampler(two: Ranks, who: str) -> None:
     for passes, expected in two.call("loaders.epochs", who, [None, None, 3, 1]):

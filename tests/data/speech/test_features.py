@@ -181,6 +181,8 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
     (line,) = SpeechFolder(copy / "train", lengths[-1] // 2 - 1, 100).notices
     left = sum(length > 2 * (lengths[-1] // 2 - 1) for length in lengths)
     assert f"{left} of 24 utterances of more than" in line and 0 < left < 24
+    with refused("sequence_length", 8, f"shortest has {lengths[0]}"):
+        SpeechFolder(copy / "train", 8, 100)
     manifest = copy / "val" / "manifest.tsv"
     lines = manifest.read_text().splitlines()
     path, label, frames = lines[1].split("\t")

@@ -5,25 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from data.speech.conftest import TINY
 
 from gallery_lib.data.speech.characters import tidy
 from gallery_lib.data.speech.mock_speech import SpeechSpec, language, utterance
 from gallery_lib.data.speech.utterances import stacked_length
-
-
-def test_an_utterance_depends_on_seed_split_and_index_alone() -> None:
-    more = SpeechSpec(characters=12, words=10, train=99, val=50)
-    a, b = (utterance(spec, language(spec), "train", 7) for spec in (TINY, more))
-    assert np.array_equal(a[0], b[0]) and a[1:] == b[1:]
-    others = [
-        utterance(TINY, language(TINY), "val", 7),
-        utterance(TINY, language(TINY), "train", 8),
-        utterance(
-            SpeechSpec(characters=12, words=10, train=24, val=8, seed=1), language(TINY), "train", 7
-        ),
-    ]
-    assert all(not np.array_equal(a[0], other[0]) for other in others)
 
 
 def test_lengths_are_those_of_short_sentences() -> None:

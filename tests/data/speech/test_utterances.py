@@ -76,17 +76,6 @@ def test_a_smaller_sequence_length_cuts_utterances_between_words(root: Path) -> 
     ]
 
 
-def test_without_an_alignment_long_utterances_are_left_out(copy: Path) -> None:
-    (copy / "train" / "alignment.tsv").unlink()
-    every = SpeechFolder(copy / "train", 1000, 100)
-    median = int(np.median(every.lengths))
-    some = SpeechFolder(copy / "train", median // 2, 100)
-    assert 0 < len(some) < len(every) and max(some.lengths) <= 2 * (median // 2)
-    assert some.characters.characters == every.characters.characters
-    with refused("sequence_length", 8, f"shortest has {min(every.lengths)}"):
-        SpeechFolder(copy / "train", 8, 100)
-
-
 # Characters
 
 

@@ -27,3 +27,15 @@ def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(text_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the same text, tokenised, which must not be changed."""
     return text.prepare(text_files, tmp_path_factory.mktemp("tokens") / "made").root
+
+
+@pytest.fixture(scope="session")
+def wordpiece(prepared: Path) -> text.TokenisedText:
+    """Return that text in pieces of words."""
+    return text.find(str(prepared), "wordpiece")
+
+
+@pytest.fixture(scope="session")
+def byte_bpe(prepared: Path) -> text.TokenisedText:
+    """Return that text in pairs of bytes."""
+    return text.find(str(prepared), "byte-bpe")

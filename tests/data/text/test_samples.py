@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.text.vocabularies import byte_bpe, wordpiece
 from refusal import refused
 from torch.utils.data import DataLoader
 
@@ -46,11 +45,10 @@ def test_samples_are_int64_of_the_asked_length_and_follow_each_other(
         )
 
 
-def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> None:
-    tokens = wordpiece(prepared)
-    dataset = PackedText(tokens, "held_out", 16, mask_tokens, train=False, at_most=7)
-    every = PackedText(tokens, "held_out", 16, mask_tokens, train=False)
-    other = PackedText(tokens, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7)
+def test_held_out_samples_are_fixed_and_spread_over_the_text(wordpiece: text.TokenisedText) -> None:
+    dataset = PackedText(wordpiece, "held_out", 16, mask_tokens, train=False, at_most=7)
+    every = PackedText(wordpiece, "held_out", 16, mask_tokens, train=False)
+    other = PackedText(wordpiece, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7)
     first = batches(dataset)
     dataset.set_epoch(5)
     assert torch.equal(first, batches(dataset)) and torch.equal(first, batches(other))
@@ -61,10 +59,9 @@ def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> 
 
 
 def test_bert_masks_15_percent_of_the_words_four_fifths_of_them_with_the_mask(
-    prepared: Path,
+    wordpiece: text.TokenisedText,
 ) -> None:
-    tokens = wordpiece(prepared)
-    dataset = PackedText(tokens, "train", 128, mask_tokens, train=True)
+    dataset = PackedText(wordpiece, "train", 128, mask_tokens, train=True)
     samples = [dataset[index] for index in range(len(dataset))]
     for epoch in range(1, 6):
         dataset.set_epoch(epoch)
@@ -76,28 +73,29 @@ def test_bert_masks_15_percent_of_the_words_four_fifths_of_them_with_the_mask(
     assert not chosen[:, 0].any() and not chosen[:, -1].any() and (labels[chosen] >= 5).all()
     share = chosen.float().mean(dim=1) * 128 / 126
     assert share.min() > 0.13 and share.max() < 0.16
-    masked, kept = inputs[chosen] == tokens.specials.mask, inputs[chosen] == labels[chosen]
+    masked, kept = inputs[chosen] == wordpiece.specials.mask, inputs[chosen] == labels[chosen]
     replaced = inputs[chosen][~masked & ~kept]
     assert abs(masked.float().mean() - 0.8) < 0.02 and abs(kept.float().mean() - 0.1) < 0.02
     assert (
         replaced.min() >= 5
-        and replaced.max() < tokens.pieces
+        and replaced.max() < wordpiece.pieces
         and len(replaced.unique()) > len(replaced) / 4
     )
     every_word_may_be_chosen = chosen.any(dim=0)[1:-1].float().mean()
     assert every_word_may_be_chosen == 1
 
 
-def test_bart_hides_30_percent_of_the_words_in_spans_of_three_on_average(prepared: Path) -> None:
-    tokens = byte_bpe(prepared)
-    mask = tokens.specials.mask
+def test_bart_hides_30_percent_of_the_words_in_spans_of_three_on_average(
+    byte_bpe: text.TokenisedText,
+) -> None:
+    mask = byte_bpe.specials.mask
     words = np.arange(100, 100 + 200)  # each once, so that it can be told what is missing
     lengths = []
     for seed in range(200):
-        sample = infill(words, np.random.default_rng(seed), tokens)
+        sample = infill(words, np.random.default_rng(seed), byte_bpe)
         source = sample["input_ids"][sample["attention_mask"] == 1]
         assert (source[0], source[-1]) == (0, 2) and (
-            sample["input_ids"][len(source) :] == tokens.specials.pad
+            sample["input_ids"][len(source) :] == byte_bpe.specials.pad
         ).all()
         assert sample["hidden"].sum() == 60
         visible = source[1:-1][source[1:-1] != mask]
@@ -117,16 +115,15 @@ def test_bart_hides_30_percent_of_the_words_in_spans_of_three_on_average(prepare
     )
 
 
-def test_infilling_never_outgrows_the_sample(prepared: Path) -> None:
-    tokens = byte_bpe(prepared)
+def test_infilling_never_outgrows_the_sample(byte_bpe: text.TokenisedText) -> None:
     for count in (6, 7, 10, 30):
         for seed in range(300):
-            sample = infill(np.arange(100, 100 + count), np.random.default_rng(seed), tokens)
+            sample = infill(np.arange(100, 100 + count), np.random.default_rng(seed), byte_bpe)
             assert {len(values) for values in sample.values()} == {count + 2} and sample[
                 "hidden"
             ].sum() == max(1, round(0.3 * count))
 
 
-def test_a_text_that_is_shorter_than_a_sample_says_so(prepared: Path) -> None:
+def test_a_text_that_is_shorter_than_a_sample_says_so(wordpiece: text.TokenisedText) -> None:
     with refused("sequence_length", 100_000, "held_out", re.compile(r"\d+ tokens")):
-        PackedText(wordpiece(prepared), "held_out", 100_000, mask_tokens, train=False)
+        PackedText(wordpiece, "held_out", 100_000, mask_tokens, train=False)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.text.vocabularies import byte_bpe, wordpiece
 from data_command import run_data_command
 from made_up_text import documents
 from refusal import check_refused_command, refused
@@ -142,16 +141,18 @@ def test_a_vocabulary_is_that_of_its_text_with_the_ids_that_the_models_have(
     assert not set(ids[:-1].tolist()) & set(range(5)) and ids[-1] == special.end
 
 
-def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared: Path) -> None:
+def test_tokens_decode_to_the_text_they_were_made_of(
+    text_files: Path, wordpiece: text.TokenisedText, byte_bpe: text.TokenisedText
+) -> None:
     files, _ = text_corpus.text_files(text_files)
     train, held_out = text_corpus.split(text_corpus.text_folder(text_files, files))
-    tokens = byte_bpe(prepared)
     for split, texts in (("train", train), ("held_out", held_out)):
-        decoded = tokens.tokenizer().decode(
-            tokens.tokens(split).tolist(), skip_special_tokens=False
+        decoded = byte_bpe.tokenizer().decode(
+            byte_bpe.tokens(split).tolist(), skip_special_tokens=False
         )
         assert decoded == "".join(f"{document}</s>" for document in texts)
-    words = wordpiece(prepared)
-    decoded = words.tokenizer().decode(words.tokens("held_out").tolist(), skip_special_tokens=True)
+    decoded = wordpiece.tokenizer().decode(
+        wordpiece.tokens("held_out").tolist(), skip_special_tokens=True
+    )
     assert decoded.replace(" ", "") == "".join(held_out).lower().replace(" ", "").replace("\n", "")
-    assert not np.isin(words.tokens("held_out"), words.specials.unknown).any()
+    assert not np.isin(wordpiece.tokens("held_out"), wordpiece.specials.unknown).any()
