@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from PIL import Image
-
 from gallery_lib.checkpoint import folders
 
 from .commands import EVERY, Words, batch, compare, data, half, on, python, train
@@ -193,14 +191,6 @@ def _open_to_others(workspace: Workspace) -> None:
     (workspace.cache / "inductor").chmod(0o777)
 
 
-def _fifo_among_images(workspace: Workspace) -> None:
-    for split in ("train", "val"):
-        for name in ("one", "two"):
-            (workspace.folder / "images" / split / name).mkdir(parents=True)
-            Image.new("RGB", (64, 64)).save(workspace.folder / "images" / split / name / "0.jpg")
-    os.mkfifo(workspace.folder / "images" / "train" / "one" / "1.jpg")
-
-
 def _damaged_text(workspace: Workspace) -> None:
     shutil.copytree(ROOT / ".cache" / "data" / "english", workspace.folder / "data")
     file = next((workspace.folder / "data").rglob("train.npy"))
@@ -237,13 +227,6 @@ def _files() -> Iterator[Row]:
         codes=(1,),
         lines=30,
         check=_no_escapes,
-    )
-    checker = str(ROOT / "data_prep" / "check_imagenet.py")
-    yield Row(
-        *(kind, "a pipe among images"),
-        lambda workspace: python(checker, str(workspace.folder / "images")),
-        prepare=_fifo_among_images,
-        says="a pipe",
     )
     infinite = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--lr=inf"]
     refused: tuple[tuple[str, Words, str, Callable[[Workspace], None] | None, bool], ...] = (
