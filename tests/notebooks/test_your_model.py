@@ -5,9 +5,6 @@ The reader's own line of code stands beside the explanation.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,12 @@ from typing import Any
 import nbformat
 import pytest
 import torch
+from executed_notebook import execute
+from papermill.exceptions import PapermillExecutionError
 from refusal import refused
 
 from gallery_lib import tasks
+from gallery_lib.cli.main import main
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells import task as notebook
@@ -257,47 +257,35 @@ def test_what_differs_between_kinds_of_batches_is_no_mistake(
 
 @pytest.mark.slow
 def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
-    checkout: Path, tmp_path: Path, kernel: dict[str, str], runs_dir: Path
+    checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
     source, begins, line = MISTAKES["a name of another cell"]
     content = nbformat.read(checkout / "notebooks" / "your_model.ipynb", as_version=4)
     (cell,) = [cell for cell in content.cells if cell.source.startswith("import torch")]
     cell.source = source
-    path, out = tmp_path / "your_model.ipynb", tmp_path / "out.ipynb"
+    path, out = tmp_path / "your_model.ipynb", tmp_path / "executed" / "out.ipynb"
     nbformat.write(content, path)
-    command = [sys.executable, "-m", "papermill", str(path), str(out), "--cwd"]
-    result = subprocess.run(
-        [*command, str(checkout / "notebooks")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **kernel},
-    )
-    assert result.returncode != 0
-    assert begins in result.stderr and line in result.stderr
+    with pytest.raises(PapermillExecutionError, match=begins):
+        execute(path, out.parent, {}, kernel)
     outputs = (one.get("outputs", []) for one in nbformat.read(out, as_version=4).cells)
     (error,) = [o for found in outputs for o in found if o.output_type == "error"]
     (text,) = error.traceback
     assert text.startswith("InputError: ") and begins in text
     assert text.splitlines()[1].strip().startswith("your cell, line ") and text.endswith(line)
     assert len(text.splitlines()) == 2
-    assert not list(runs_dir.glob("*"))
+    assert not list((out.parent / "runs").glob("*"))
 
 
 @pytest.mark.slow
 def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(
-    tmp_path: Path, checkout: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, begins, line = MISTAKES["a loss that is a vector"]
     made = "from gallery_lib.tasks.domains.own_functions import task_from\n"
     made += "TASK = task_from(build_model, loss, make_batch)\n"
     (tmp_path / "mine.py").write_text(source + made)
-    command = [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model"]
-    variables = {**os.environ, "PYTHONPATH": str(checkout)}
-    words = [*command, f"{tmp_path}/mine.py:TASK"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, env=variables)
-    assert result.returncode == 2
-    message, shown = result.stderr.splitlines()[-2:]
+    assert main(["compare", "--model", f"{tmp_path}/mine.py:TASK"]) == 2
+    message, shown = capsys.readouterr().err.splitlines()[-2:]
     assert message == f"error: {begins.replace('[4]', '[8]')}"
     assert shown.startswith("  mine.py, line ") and shown.endswith(line)
 
