@@ -130,7 +130,7 @@ class Parts:
         scaler = {} if self.scaler is None else self.scaler.state_dict()
         parts = [*self.optimizers, *self.schedulers, *([self.scaler] if scaler else [])]
         return {
-            "kinds": [type(getattr(part, "schedule", part)).__name__ for part in parts],
+            "kinds": [type(part).__name__ for part in parts],
             "model": self.plain().state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],

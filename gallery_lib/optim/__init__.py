@@ -6,7 +6,7 @@
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
   together.
-- `schedules`: torch's schedules by name, and one that advances only with steps that were done.
+- `schedules`: torch's schedules by name.
 - `updates`: clip, step, scale and schedule, in the order of a training loop.
 - `torchs_step`: torch's own step, for groups that an accelerated form is not written for.
 """
@@ -44,10 +44,7 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     arguments: dict[str, Any] = field(default_factory=dict)
     schedule: Callable[[int], float] | None = None
-    """Factor of the learning rate at update number n, from 0.
-
-    Only updates that were done count; skipped steps do not.
-    """
+    """Factor of the learning rate at step number n, from 0."""
 
     @property
     def in_words(self) -> str:

@@ -7,7 +7,7 @@ same. The differences are:
   reduction. The ranks of the process group agree on it (one all-reduce of a scalar, which NCCL
   enqueues). So no rank skips alone.
 - Where own kernels run, they check the gradients.
-- `step_was_skipped` is a flag on the device.
+- `skipped_steps` are counted on the device.
 
 This package's optimizers, and torch's fused ones, take scale and flag themselves
 (`_step_supports_amp_scaling`). Any other optimizer works as with torch's scaler: the host reads the
@@ -57,26 +57,19 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device, *args, **kwargs)
         self._across_ranks = across_ranks
         self._skips: Tensor | None = None  # their number, on the device
-        self.step_was_skipped: Tensor | None = None
-        """Whether the latest step was skipped: a scalar on the device, not 0 if so.
-
-        None before the first step, and when scaling is disabled.
-        """
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_skips": None, "step_was_skipped": None}
+        return super().__getstate__() | {"_skips": None}
 
     def skipped_steps(self) -> int:
         """Return the number of steps skipped since this object was made; waits for the device."""
         return 0 if self._skips is None else int(self._skips)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Take a step as torch's scaler does; set `step_was_skipped` here and on the optimizer."""
+        """Take a step as torch's scaler does, and count it if it was skipped."""
         result = super().step(optimizer, *args, **kwargs)
         if self._enabled:
             (found_inf,) = self._found_inf_per_device(optimizer).values()
-            self.step_was_skipped = found_inf.clone()
-            optimizer.step_was_skipped = self.step_was_skipped  # type: ignore[attr-defined]
             if self._skips is None:
                 self._skips = torch.zeros((), dtype=torch.int64, device=found_inf.device)
             self._skips += found_inf.reshape(()) != 0

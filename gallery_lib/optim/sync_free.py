@@ -41,8 +41,6 @@ class SyncFree(torchs_step.PickledAsTorchs):
     _rule: str
     _counts_steps = True
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
-    step_was_skipped: Tensor | None = None
-    """Overflow flag of the last step, on the device; None when none was given."""
 
     @classmethod
     def offers(cls, arguments: Mapping[str, Any]) -> bool:
@@ -101,7 +99,6 @@ class SyncFree(torchs_step.PickledAsTorchs):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             work.append((group, parameters, self._takes(group, parameters)))
-        self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
         for group, parameters, taken in work:
             if not taken:
                 self._leave_to_torch(group, parameters, scale, found_inf)

@@ -1,7 +1,7 @@
 """Update after a backward pass: clip, step unless gradients overflowed, adapt scale and schedule.
 
-With this package's GradScaler the host does not wait for the device. With torch's, a skipped step
-shows in the scale, which the host reads. That is how the baseline keeps its schedule right.
+With this package's GradScaler the host does not wait for the device. The schedule counts every
+step, skipped or not, as in torch's own examples.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.schedules import SkipAware
 
 
 class Updates:
@@ -27,17 +26,13 @@ class Updates:
         max_norm: float | None = None,
     ) -> None:
         self.optimizer, self.scaler, self.max_norm = optimizer, scaler, max_norm
-        self.schedule: SkipAware | LRScheduler | None = schedule
-        if schedule is not None and isinstance(scaler, GradScaler):
-            self.schedule = SkipAware(schedule)
+        self.schedule = schedule
         self._skipped = 0
         self.skipped_before = 0
         """Steps that were skipped before a resume."""
 
     def learning_rate(self) -> float:
         """Return the first group's learning rate in the next update."""
-        if isinstance(self.schedule, SkipAware):
-            self.schedule.settle()
         return float(self.optimizer.param_groups[0]["lr"])
 
     def take(self) -> None:
@@ -50,9 +45,10 @@ class Updates:
         scale = 0.0 if own else self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        skipped = not own and self.scaler.get_scale() < scale
-        self._skipped += skipped
-        if self.schedule is not None and not skipped:
+        self._skipped += not own and self.scaler.get_scale() < scale
+        if self.schedule is not None:
+            # Otherwise torch warns where the scaler has skipped the first step.
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]
             self.schedule.step()
 
     def skipped_steps(self) -> int:

@@ -22,7 +22,6 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
-UPDATES = ("../kernels/test_updates_on_the_device.py", "-m", "gpu")
 KERNELS = ("../kernels/test_compression.py", "-m", "gpu")
 STATISTICS = ("../kernels/test_gradient_statistics.py", "-m", "gpu")
 RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
@@ -40,7 +39,7 @@ class Fault:
 
 
 LOADING = "data/loading/device_loader.py"
-LAUNCH, CHANNEL, SCHEDULE = "kernels/runtime/launch.py", "comm/channel.py", "optim/schedules.py"
+LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/channel.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
 CAPTURED = "compiler/backend.py"
 FAULTS = [
@@ -102,11 +101,6 @@ FAULTS = [
     Fault("a divisor is forgotten", CHANNEL,
           "            self._across(key, buffer, self._world)\n",
           "            self._across(key, buffer)\n", RANKS),
-    Fault("a flag is read before its event", SCHEDULE,
-          "            self._arrived.synchronize()\n", "            pass\n", UPDATES),
-    Fault("the event is recorded on another stream", SCHEDULE,
-          "self._arrived.record(torch.cuda.current_stream(flag.device))",
-          "self._arrived.record(torch.cuda.Stream(flag.device))", UPDATES),
     Fault("the scaler reads its flag on the host", SCALER,
           "            self._skips += found_inf.reshape(()) != 0\n",
           "            self._skips += int(bool(found_inf))\n", STEPS),

@@ -24,7 +24,6 @@ EXAMPLES = [
     ("gallery_lib.optim", "OptimizerSpec", None),
     ("gallery_lib.optim.adoption", "accelerate_optimizer", None),
     ("gallery_lib.optim.grad_scaler", "GradScaler", None),
-    ("gallery_lib.optim.schedules", "SkipAware", None),
     ("gallery_lib.optim.sync_free", "AdamW", None),
 ]
 """Module and name of each public call, without a name for the module itself; its mark."""
