@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.config.command_line import Parser
+from gallery_lib.config.command_line import CommandLine
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths
@@ -62,27 +62,29 @@ def main(start_folder: str, *words: str) -> int:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the options that `words` give; raise InputError for a wrong one."""
-    parser = Parser(
+    run_help = "also run this notebook in a new folder of runs/notebooks/, and print its results"
+    given = "with --run: a parameter of the notebook, checked before anything is made; repeatable"
+    lab_help = "afterwards start JupyterLab with copies of the notebooks, on this machine alone"
+    test_help = "also install the tools for development, then run all tests but those for a GPU"
+    pair = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")}
+    line = CommandLine(
         "bash prepare.sh",
         "Make the environment .venv from requirements.lock, register the Jupyter kernel "
         '"Gallery" in it, and make mock data.\n'
         "What is there already is kept, so that a second run takes seconds.",
+        operands={
+            "--run": {"metavar": "NOTEBOOK", "help": run_help},
+            "-p": {**pair, "help": given},
+            "--lab": {"action": "store_true", "help": lab_help},
+            "--test": {"action": "store_true", "help": test_help},
+        },
     )
-    run_help = "also run this notebook in a new folder of runs/notebooks/, and print its results"
-    given = "with --run: a parameter of the notebook, checked before anything is made; repeatable"
-    pair = ("NAME", "VALUE")
-    parser.add_argument("--run", metavar="NOTEBOOK", help=run_help)
-    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=pair, help=given)
-    text = "afterwards start JupyterLab with copies of the notebooks, on this machine alone"
-    parser.add_argument("--lab", action="store_true", help=text)
-    text = "also install the tools for development, then run all tests but those for a GPU"
-    parser.add_argument("--test", action="store_true", help=text)
-    options = parser.parse(words)
+    (options,) = line.parse(words)
     if options.lab and options.test:
-        parser.error("--lab and --test do not go together: --test ends with the tests")
+        raise InputError("--lab and --test do not go together: --test ends with the tests.")
     if options.p and not options.run:
-        parser.error("-p gives a parameter to the notebook of --run, which is missing")
-    return options
+        raise InputError("-p gives a parameter to the notebook of --run, which is missing.")
+    return options  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,13 +20,7 @@ from gallery_lib.errors import InputError, did_you_mean
 _UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
 
 
-class Parser(argparse.ArgumentParser):
-    """ArgumentParser whose errors are InputErrors. An option has dashes, or underscores instead."""
-
-    def __init__(self, prog: str | None, description: str) -> None:
-        kind = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, None, description, formatter_class=kind, allow_abbrev=False)
-
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         """Raise InputError, with the known option closest to a misspelt one."""
         known = [name for action in self._actions for name in action.option_strings]
@@ -34,29 +28,6 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown option `{unknown[1]}`.{did_you_mean(unknown[1], known)}"
         stop = "" if message.endswith((".", "?")) else "."
         raise InputError(f"{message}{stop} See {self.prog} --help.")
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the options and operands, in any order; raise InputError for others."""
-        return self.parse_intermixed_args(
-            [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
-        )
-
-    def add_options(self, cls: type, without: Collection[str] = ()) -> None:
-        """Add an `--option` per field of `cls`, but for those in `without`.
-
-        They are a group, named by the first line of the docstring of `cls`.
-        """
-        group = self.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
-        for name, declared in options_of(cls).items():
-            if name in without:
-                continue
-            takes: dict[str, Any] = {"metavar": name.upper()}
-            if declared.type is bool:
-                takes = {"action": argparse.BooleanOptionalAction}
-            text = declared.help.replace("%", "%%")
-            text += "" if declared.default is None else f" (default: {declared.default})"
-            flag = f"--{name.replace('_', '-')}"
-            group.add_argument(flag, default=argparse.SUPPRESS, help=text, **takes)
 
 
 @dataclass(frozen=True)
@@ -76,22 +47,41 @@ class CommandLine:
     without: Collection[str] = ()
     behind_dashes: str = ""
 
-    def parser(self) -> Parser:
-        """Return the parser. Only `--help` ends the process."""
-        parser = Parser(self.prog, self.description)
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser, with a group of options for each class. Only `--help` ends the process.
+
+        The first line of the docstring of a class names its group.
+        """
+        parser = _Parser(
+            self.prog,
+            f"{self.prog} [options] -- {self.behind_dashes}" if self.behind_dashes else None,
+            self.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         for name, declared in self.operands.items():
             parser.add_argument(name, **declared)
-        if self.behind_dashes:
-            parser.usage = f"%(prog)s [options] -- {self.behind_dashes}"
         for cls in self.classes:
-            parser.add_options(cls, self.without)
+            title = (cls.__doc__ or cls.__name__).splitlines()[0].rstrip(".")
+            group = parser.add_argument_group(title)
+            for name, option in options_of(cls).items():
+                if name in self.without:
+                    continue
+                takes: dict[str, Any] = {"metavar": name.upper()}
+                if option.type is bool:
+                    takes = {"action": argparse.BooleanOptionalAction}
+                text = option.help.replace("%", "%%")
+                text += "" if option.default is None else f" (default: {option.default})"
+                flag = f"--{name.replace('_', '-')}"
+                group.add_argument(flag, default=argparse.SUPPRESS, help=text, **takes)
         return parser
 
     def parse(self, arguments: Sequence[str]) -> list[Any]:
         """Return an instance of each class, then the operands, then the words behind `--`.
 
-        The operands are a namespace, and only returned where the command declares operands. The
-        words behind `--` are only returned where it declares `behind_dashes`. `--help` prints every
+        Options have dashes, or underscores instead, and operands stand anywhere among them. The
+        operands are a namespace, and only returned where the command declares operands. The words
+        behind `--` are only returned where it declares `behind_dashes`. `--help` prints every
         option with its default, and ends with exit code 0.
 
         Raises:
@@ -99,7 +89,9 @@ class CommandLine:
         """
         words = list(arguments)
         end = words.index("--") if self.behind_dashes and "--" in words else len(words)
-        namespace = self.parser().parse(words[:end])
+        namespace = self.parser().parse_intermixed_args(
+            [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), one) for one in words[:end]]
+        )
         values = vars(namespace)
         instances: list[Any] = [
             from_mapping(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})

@@ -12,6 +12,7 @@ import papermill
 import pytest
 from refusal import refused
 
+import gallery_lib.config
 from gallery_lib.config import BenchConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.config.command_line import CommandLine, words_of
 from gallery_lib.config.options import checked, from_mapping, options_of
@@ -126,3 +127,9 @@ import gallery_lib, gallery_lib.config.command_line, gallery_lib.system.paths, g
 assert dict(os.environ) == before
 """
     assert subprocess.run([sys.executable, "-I", "-S", "-c", code], timeout=60).returncode == 0
+
+
+def test_the_program_has_at_most_130_options() -> None:
+    exported = [one for one in vars(gallery_lib.config).values() if dataclasses.is_dataclass(one)]
+    classes = {base for one in exported for base in one.__mro__}
+    assert 100 < sum(len(vars(one).get("__annotations__", {})) for one in classes) <= 130
