@@ -48,7 +48,7 @@ class CommandLine:
     behind_dashes: str = ""
 
     def parser(self) -> argparse.ArgumentParser:
-        """Return the parser, with a group of options for each class. Only `--help` ends the process.
+        """Return the parser, with a group for each class. Only `--help` ends the process.
 
         The first line of the docstring of a class names its group.
         """
