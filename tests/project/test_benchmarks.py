@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,21 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
 def test_bad_input_ends_with_2_before_anything_is_measured(
-    command: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], said: str
+    benchmark_module: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    said: str,
 ) -> None:
     (tmp_path / "taken").write_text("a file, and no folder")
-    done = command(*[word.replace("TMP", str(tmp_path)) for word in words])
-    check_refused_command(done.returncode, done.stderr.splitlines()[-1], said)
-    assert done.stdout == "" and "Traceback" not in done.stderr
+    script = benchmark_module(words[0].removesuffix(".py"))
+    monkeypatch.setattr(sys, "argv", [word.replace("TMP", str(tmp_path)) for word in words])
+    try:
+        body = getattr(script, "main", None) or script.run
+        code = script.figures_file.exit_code(body)
+    except SystemExit as ended:  # of argparse
+        code = ended.code
+    shown = capsys.readouterr()
+    check_refused_command(code, shown.err.splitlines()[-1], said)
+    assert shown.out == "" and "Traceback" not in shown.err
