@@ -113,6 +113,7 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
         (("startup.py", "--only=resnet51"), "resnet51"),
         (("startup.py", "--out", "TMP/taken/figures.json"), "cannot be made"),
         (("loader.py", "--rounds=0"), "rounds"),
+        (("two_checkouts.py", "--before=/no/such"), "--before must be a checkout"),
         (("kernels.py",), "CUDA device"),
         (("on_a_gpu.py",), "CUDA device"),
         (("network.py", "run", "missing.json"), "missing.json"),
