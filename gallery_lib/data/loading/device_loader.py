@@ -37,7 +37,6 @@ class DeviceLoader:
     attributes. Without `options`, the loading processes are left as they are.
 
     Raises:
-        TypeError: for what is no iterable.
         InputError: for a loader that cannot be divided over ranks, or a list of loaders.
     """
 
@@ -163,17 +162,12 @@ class DeviceLoader:
 
 
 def _check(loader: Any) -> None:
-    kind = type(loader)
-    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
-        raise TypeError(
-            f"the loader is a {kind.__name__}: give a DataLoader, or another iterable of batches."
-        )
     if isinstance(loader, (list, tuple)) and any(
         isinstance(one, (DataLoader, DeviceLoader)) for one in loader
     ):
         raise InputError(
-            f"the loader is a {kind.__name__} of loaders: give each as an argument of its own, "
-            "accelerate(model, train_loader, validation_loader, …).",
+            f"the loader is a {type(loader).__name__} of loaders: give each as an argument of its "
+            "own, accelerate(model, train_loader, validation_loader, …).",
             parameter="loader",
         )
 

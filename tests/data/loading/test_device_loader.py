@@ -97,16 +97,6 @@ def test_order_and_random_numbers_are_those_of_plain_pytorch(kind: str) -> None:
     assert passes(ours(LOADERS[kind]())) == passes(LOADERS[kind]())
 
 
-@pytest.mark.parametrize("thing", [3, None, DATA.__len__])
-def test_what_is_no_iterable_is_a_type_error(thing: Any) -> None:
-    with pytest.raises(
-        TypeError,
-        match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of "
-        "batches",
-    ):
-        ours(thing)
-
-
 def test_attributes_are_read_from_the_loader_and_set_on_it() -> None:
     loader = Doubled(DATA, 3, shuffle=True, drop_last=True, collate_fn=list)
     found = ours(loader)

@@ -55,19 +55,13 @@ SHARED = Case(launch="two_group_before", samples=20, batch_size=2)
 @pytest.mark.parametrize(
     "loader",
     ["shuffled", "generator", "subset", "python_random", "numpy_random", "own_generators",
-     "random_batches", "unbatched"],
+     "random_batches", "unbatched", "replacement", "weighted"],
 )  # fmt: skip
 def test_ranks_with_other_seeds_divide_one_order_anew_after_each_training_step(
     two: Ranks, loader: str
 ) -> None:
     verdict = run(dataclasses.replace(SHARED, loader=loader), two)
     assert verdict.outcome in (SAME, ROUNDED), verdict.lines
-
-
-@pytest.mark.parametrize(("kind", "samples"), [("with replacement", 36), ("weighted", 24)])
-def test_drawn_samples_are_divided(two: Ranks, kind: str, samples: int) -> None:
-    found = of_ranks(two, kind)
-    assert [len(flat(answer["passes"][0])) for answer in found] == [samples // 2] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """The ranks' shares are equal and together the whole, for samplers and for streams."""
 
 import inspect
-from collections.abc import Iterator
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,18 +34,6 @@ def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> No
     assert sorted(item for share in shares for item in share) == list(
         range(length - length % world_size)
     )
-
-
-def refilling(length: int) -> Iterator[torch.Tensor]:
-    buffer = torch.zeros(1)
-    for number in range(length):
-        yield buffer.fill_(number)
-
-
-@pytest.mark.parametrize("rank", range(3))
-def test_a_buffer_that_is_filled_again_is_not_read_over(rank: int) -> None:
-    share = share_of(refilling(9), rank, 3, True)
-    assert [int(item) for item in share] == [rank, 3 + rank, 6 + rank]
 
 
 def test_a_copy_keeps_every_argument_that_this_torch_has() -> None:

@@ -16,7 +16,6 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
     Subset,
     SubsetRandomSampler,
@@ -189,8 +188,6 @@ def _whole(number: int) -> Any:
 
 
 _SAMPLERS: dict[str, Callable[[], Any]] = {
-    "with replacement": lambda: RandomSampler(DATA, replacement=True, num_samples=36),
-    "weighted": lambda: WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24),
     "no length": NoLength,
     "endless": Endless,
     "endless with length": EndlessWithLength,
