@@ -130,6 +130,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             if self._label and raised[0] is None:
                 self._print(f"done in {duration(self._clock() - self._start)}")
                 self._write("\n")
+                self._label = ""
             self.clear()
 
     def _tick(self) -> None:
