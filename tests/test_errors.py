@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from gallery_lib.cluster.requirements import LabUnavailable
+from gallery_lib.cluster.network import LabUnavailable
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels.runtime.cpp import UNALIGNED, Refused
 

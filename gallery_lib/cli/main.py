@@ -380,7 +380,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
         config, launch_config = LAUNCH.parse(arguments)
         launch_config = scheduler.placed(launch_config)
         if launch_config.dry_run:
-            from gallery_lib.launcher.commands import dry_run
+            from gallery_lib.launcher.job import dry_run
 
             print(dry_run(config, launch_config))
             return

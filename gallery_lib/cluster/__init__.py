@@ -10,6 +10,6 @@ are. A lab's namespaces are recognized by a mark: a network device that no other
 """
 
 from gallery_lib.cluster.lab import Lab
-from gallery_lib.cluster.requirements import LabUnavailable
+from gallery_lib.cluster.network import LabUnavailable
 
 __all__ = ["Lab", "LabUnavailable"]

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from gallery_lib.cluster.requirements import tool
+from gallery_lib.cluster.network import tool
 from gallery_lib.cluster.state import CpuShare, Host
 from gallery_lib.system import hardware
 

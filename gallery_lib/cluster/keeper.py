@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from gallery_lib.cluster import cpu, network, requirements, state
+from gallery_lib.cluster import cpu, network, state
 from gallery_lib.cluster.state import State
 from gallery_lib.errors import RunFailed
 from gallery_lib.system.processes import PYTHON, search_path
@@ -50,7 +50,7 @@ def makes_user_namespace(keeper: subprocess.Popen[str]) -> bool:
     assert keeper.stdout is not None
     answer = json.loads(keeper.stdout.readline())
     if "errno" in answer:
-        raise requirements.no_namespaces(answer["errno"])
+        raise network.no_namespaces(answer["errno"])
     return answer["user_namespace"]
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gallery_lib.cluster import cpu, keeper, link_rate, network, requirements, state
+from gallery_lib.cluster import cpu, keeper, link_rate, network, state
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
 from gallery_lib.console.table import text_table
@@ -94,7 +94,7 @@ class Lab:
 
     def up(self) -> Lab:
         """Make the lab and return it; first clear what killed processes have left of others."""
-        requirements.check()
+        network.check()
         with state.locked():
             keeper.clear_leftovers()
             if state.file_of(self.name).exists():

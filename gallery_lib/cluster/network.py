@@ -10,20 +10,68 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from gallery_lib.cluster import link_rate
-from gallery_lib.cluster.requirements import NEEDED, LabUnavailable, tool
 from gallery_lib.cluster.state import State
+from gallery_lib.errors import InputError
 
 INTERFACE = "eth0"
 _SWITCH = -1  # in place of a host's number: the namespace of the bridge, the keeper's own
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _FIRST_DESCRIPTOR = 100
+
+
+# --------------------------------------------------------------------------------------------------
+# Requirements
+
+
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "taskset": "util-linux"}
+_SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # not on every user's PATH
+
+NEEDED = (
+    "Needed: root (in a container: one that was started with --privileged, or with "
+    "--cap-add=SYS_ADMIN, --cap-add=NET_ADMIN and --security-opt seccomp=unconfined), or user "
+    "namespaces for everyone: sysctl -w user.max_user_namespaces=10000 and, where there are such "
+    "settings, kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0."
+)
+
+
+class LabUnavailable(InputError):
+    """This machine cannot have a lab: the message says what it needs, and nothing was left."""
+
+
+def tool(name: str) -> str:
+    """Return the path of a command; raise LabUnavailable with its package where it is missing."""
+    path = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
+    if path is None:
+        raise LabUnavailable(
+            f"a lab needs the command `{name}`, which is not here: "
+            f"apt-get install {_PACKAGES[name]}",
+            parameter=name,
+        )
+    return path
+
+
+def check() -> None:
+    """Raise LabUnavailable when a command is missing."""
+    for name in _PACKAGES:
+        tool(name)
+
+
+def no_namespaces(number: int) -> LabUnavailable:
+    """Return the error for a kernel that refused to make a namespace with errno `number`."""
+    reason = f"the kernel lets this user make no network namespaces ({os.strerror(number)})."
+    if number == errno.ENOSPC:
+        reason += " Its limits are user.max_net_namespaces and user.max_user_namespaces."
+    return LabUnavailable(f"{reason} {NEEDED}")
 
 
 # --------------------------------------------------------------------------------------------------

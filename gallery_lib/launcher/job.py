@@ -13,25 +13,30 @@ import contextlib
 import dataclasses
 import math
 import os
+import shlex
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
+from gallery_lib.comm.rendezvous import loopback_interface
 from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, options
+from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options, switches
 from gallery_lib.console.phases import IMPORTS, Phase, read_phases
 from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.console.visible import visible
 from gallery_lib.errors import GoOnLater, RunFailed
-from gallery_lib.launcher import preflight, run_folder
-from gallery_lib.launcher.commands import WORKER, command_of, environment_of, shown_command
+from gallery_lib.launcher import preflight
 from gallery_lib.launcher.forked import HELD_FILE
+from gallery_lib.memory import allocator
 from gallery_lib.system import hardware, sockets
 from gallery_lib.system.processes import (
+    HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
     OUTPUT,
+    PYTHON,
     SOCKETS_VARIABLE,
     Relay,
     end_supervised,
@@ -41,12 +46,84 @@ from gallery_lib.system.processes import (
     start_supervised,
 )
 from gallery_lib.train import failure, precision
-from gallery_lib.train.resolved import Run, resolve
+from gallery_lib.train.resolved import Run, resolve, threads_of
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
 
+WORKER = "gallery_lib.launcher.worker"
+"""Module that each process of a training run executes."""
+
+
 _LOOK_SECONDS = 0.2
 _SHORTEST_PHASE_SECONDS = 0.05
+
+
+# --------------------------------------------------------------------------------------------------
+# Command lines and variables with which the processes of a run are started
+
+
+def command_of(
+    launch: LaunchConfig, folder: str, module: str = WORKER, words: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a run whose processes execute `module` with `words`.
+
+    On one host they meet in `folder`; torchrun joins several hosts, and writes its logs there.
+    """
+    if launch.nnodes == 1:
+        forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
+        return [*forked, folder, module, *words]
+    return [
+        *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
+        *(f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"),
+        *(f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}"),
+        f"--master-port={launch.master_port or preflight.PORT}",
+        f"--log-dir={Path(folder) / 'torchrun'}",
+        *("--no-python", *PYTHON, "-u", "-m", module, *words),
+    ]
+
+
+def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """Return the variables that a run's processes get on top of this process's environment."""
+    threads = threads_of(config, launch.nproc_per_node)
+    # Every rank imports torch's compiler, which would make a folder of its own.
+    variables = {
+        "OMP_NUM_THREADS": str(threads),
+        **switches.variables_of(config),
+        **cache.cache_variables(),
+    }
+    if launch.nnodes == 1:
+        variables |= loopback_interface()
+    if config.checkpoint_every is not None:
+        variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
+    if config.compiler_opt:
+        variables |= allocator.allocator_variables()
+    return variables
+
+
+def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command that `launch` would run, with its environment, as a line for a shell.
+
+    The options stand in the line itself: nothing is written.
+    """
+    run_dir = config.run_dir or ""
+    preflight.check(resolve(config, local_processes=launch.nproc_per_node, run_dir=run_dir), launch)
+    variables = [
+        f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
+    ]
+    words = command_line.words_of(config)
+    command = command_of(launch, config.run_dir or tempfile.gettempdir(), words=words)
+    return " ".join([*variables, shlex.join(command)])
+
+
+def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command line of a run, as a person would type it."""
+    model = f"--model={config.model}"  # named even where it is the default
+    words = [word for word in command_line.words_of(launch, config) if word != model]
+    return shlex.join(["python3", "launch_single_task.py", model, *words])
+
+
+# --------------------------------------------------------------------------------------------------
+# A run while it lasts
 
 
 class RunView:
@@ -210,14 +287,14 @@ def start(
     preflight.check(resolved, launch)
     preflight.check_address(launch)
     variables = {**environment_of(resolved, launch), **(environment or {})}
-    run_dir = config.run_dir or run_folder.new(resolved)
-    run_dir = str(run_folder.checked(run_dir, resume=resolved.resume is not None))
+    run_dir = config.run_dir or preflight.new_folder(resolved)
+    run_dir = str(preflight.checked_folder(run_dir, resume=resolved.resume is not None))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     folders = contextlib.ExitStack()
     try:
-        folders.enter_context(run_folder.locked_for_host(Path(run_dir), launch.node_rank))
+        folders.enter_context(preflight.locked_for_host(Path(run_dir), launch.node_rank))
         meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
-        run_folder.clear(Path(run_dir), launch.node_rank)
+        preflight.clear_folder(Path(run_dir), launch.node_rank)
         variables[SOCKETS_VARIABLE] = str(meeting)
         variables |= Run(
             resolved,

@@ -10,7 +10,7 @@ import pytest
 from cluster.conftest import GALLERY, assert_nothing_is_left, kept, machine, processes_of
 from refusal import check_refused_command, refused
 
-from gallery_lib.cluster import Lab, LabUnavailable, requirements
+from gallery_lib.cluster import Lab, LabUnavailable
 
 pytestmark = pytest.mark.cluster
 
@@ -70,7 +70,7 @@ def test_a_missing_command_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(network, "_SYSTEM_FOLDERS", str(tmp_path))
     with refused("ip", "apt-get install iproute2", error=LabUnavailable):
         Lab(2).up()
     assert not list(cache.rglob("*.json"))

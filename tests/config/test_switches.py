@@ -7,7 +7,7 @@ from refusal import refused
 
 from gallery_lib.compiler import compiler_enabled, kernels_enabled
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.launcher.commands import environment_of
+from gallery_lib.launcher.job import environment_of
 from gallery_lib.memory import allocator
 
 

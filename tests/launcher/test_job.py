@@ -18,8 +18,7 @@ from worker_processes import workers_of
 from gallery_lib.cli.main import launch_single_task
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import RunFailed
-from gallery_lib.launcher.commands import dry_run
-from gallery_lib.launcher.job import launch, start
+from gallery_lib.launcher.job import dry_run, launch, start
 from gallery_lib.train.results import read_results
 from gallery_lib.train.run_log import read_steps
 

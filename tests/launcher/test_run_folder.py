@@ -9,16 +9,16 @@ from pathlib import Path
 from refusal import refused
 
 from gallery_lib.errors import InputError
-from gallery_lib.launcher.run_folder import checked, locked_for_host
+from gallery_lib.launcher.preflight import checked_folder, locked_for_host
 
 
 def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:
-    folder = checked(str(tmp_path / "a" / "b"))
+    folder = checked_folder(str(tmp_path / "a" / "b"))
     assert folder.is_dir()
     for name in ("config.json", "steps.jsonl", "log-rank12.txt", "launcher-host0.txt", "slurm-7"):
         (folder / name).touch()
-    assert checked(str(folder)) == folder
-    checked(str(tmp_path / "only asked"), make=False)
+    assert checked_folder(str(folder)) == folder
+    checked_folder(str(tmp_path / "only asked"), make=False)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -38,7 +38,7 @@ def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
         str(tmp_path / "file" / "below"): ["cannot be used"],
     }.items():
         with refused("run_dir", name, *values):
-            checked(name)
+            checked_folder(name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file", "full"]
 
 

@@ -18,7 +18,7 @@ from gallery_lib.config import TrainConfig, switches
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import run_folder
+from gallery_lib.launcher import preflight
 from gallery_lib.notebooks.batch.record import read_report
 
 
@@ -31,7 +31,7 @@ def environment_variable(folder: Path) -> None:
 
 def finished_run(folder: Path) -> None:
     (folder / "results.json").touch()
-    run_folder.checked(str(folder))
+    preflight.checked_folder(str(folder))
 
 
 def damaged_file(folder: Path) -> None:

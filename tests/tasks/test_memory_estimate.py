@@ -14,7 +14,7 @@ from refusal import refused
 from gallery_lib import tasks
 from gallery_lib.checkpoint.state import Parts
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.launcher.commands import dry_run
+from gallery_lib.launcher.job import dry_run
 from gallery_lib.system import hardware
 from gallery_lib.tasks import memory_estimate
 
