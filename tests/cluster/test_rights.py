@@ -10,7 +10,7 @@ import pytest
 from cluster.conftest import GALLERY, assert_nothing_is_left, kept, machine, processes_of
 from refusal import check_refused_command, refused
 
-from gallery_lib.cluster import Lab, LabUnavailable
+from gallery_lib.cluster import Lab, LabUnavailable, network
 
 pytestmark = pytest.mark.cluster
 
