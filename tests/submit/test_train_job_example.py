@@ -1,22 +1,17 @@
-"""The example for Kubernetes has only fields that exist, and its command trains on two hosts."""
+"""The example for Kubernetes has only fields that exist, and a command that the launcher takes."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cluster.conftest import why_no_lab
 from kubeflow_trainer_api import models
 
-from gallery_lib.cluster import Lab
-from gallery_lib.cluster.network import INTERFACE
+from gallery_lib.cli.main import LAUNCH
 
-TASK = f"{Path(__file__).parents[1] / 'helpers' / 'tiny_task.py'}:TASK"
 WORKSPACE = "/workspace"
 
 
@@ -80,39 +75,8 @@ def test_the_image_has_what_the_command_names_and_is_not_root(
     assert f"WORKDIR {WORKSPACE}" in lines
 
 
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_its_command_trains_on_two_hosts(
-    resources: list[dict[str, Any]], tmp_path: Path, checkout: Path
-) -> None:
-    """Kubeflow Trainer sets these variables; its image and volume are the checkout and a folder."""
-    if reason := why_no_lab():
-        pytest.skip(reason)
-    trainer = resources[1]["spec"]["trainer"]
-    words = [word.replace(WORKSPACE, str(tmp_path)) for word in trainer["command"][2:]]
-    command = [
-        *[sys.executable, str(checkout / "launch_single_task.py"), f"--model={TASK}"],
-        *[word for word in words if not word.startswith(("--model", "--data_dir"))],
-        *["--max_steps=3", "--workers=0", "--no-evaluate"],
-    ]
-    with Lab(hosts=trainer["numNodes"], cpus=1) as lab:
-        processes = []
-        for host in range(trainer["numNodes"]):
-            variables = {
-                "PET_NNODES": str(trainer["numNodes"]),
-                "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
-                "PET_NODE_RANK": str(host),
-                "PET_MASTER_ADDR": lab.hosts[0].address,
-                "PET_MASTER_PORT": "29500",
-                "GLOO_SOCKET_IFNAME": INTERFACE,  # a lab has no names, as pods have
-                "GALLERY_CACHE_DIR": os.environ.get("GALLERY_CACHE_DIR", str(tmp_path / "cache")),
-            }
-            with (tmp_path / f"host{host}.txt").open("w") as said:
-                processes.append(
-                    lab.popen(host, command, environment=variables, stdout=said, stderr=said)
-                )
-        codes = [process.wait(timeout=150) for process in processes]
-    said = "".join((tmp_path / f"host{host}.txt").read_text() for host in range(2))
-    assert codes == [0, 0], said
-    results = json.loads((tmp_path / "runs" / "resnet50" / "results.json").read_text())
-    assert (results["world_size"], results["steps"]) == (2, 3)
+def test_its_command_is_one_that_the_launcher_takes(resources: list[dict[str, Any]]) -> None:
+    python, script, *words = resources[1]["spec"]["trainer"]["command"]
+    assert script.endswith("launch_single_task.py")
+    config, _ = LAUNCH.parse(words)
+    assert config.run_dir and config.run_dir.startswith(WORKSPACE)

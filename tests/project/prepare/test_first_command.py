@@ -1,4 +1,4 @@
-"""The first command, whole: its lines through a pipe, and what stands on a terminal at its end."""
+"""The first command, whole: its lines through a pipe, and a cell that fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from project.fresh_clone import Clone, add_prepared, fresh_clone
-from terminal_recording import record
 from tiny_notebooks import write_notebook
 
 from gallery_lib.cli.prepare import kernel_command
@@ -64,17 +63,6 @@ def test_a_pipe_gets_few_lines_and_the_answer_last(clone: Clone) -> None:
         assert re.match(kind, line), done.stdout
     for line in end[3:6]:
         assert Path(line.split(": ")[1].strip()).is_file()
-
-
-def test_a_terminal_gets_one_block_that_is_drawn_over(clone: Clone) -> None:
-    write_notebook(clone.root, "waiting", "import time", "time.sleep(4)")
-    command = f"cd '{clone.root}' && {PREPARE} --run waiting.ipynb"
-    seen = record("prepare-run", clone.shell(f"export TERM=xterm-256color; {command}"), {})
-    assert seen.code == 0, seen.lines
-    assert any("running" in line and "time.sleep(4)" in line for line in seen.drawn)
-    assert not any("running" in line for line in seen.lines)
-    assert len(seen.lines) <= 40
-    assert any(line.startswith("waiting: passed, 2 of 2 code cells") for line in seen.lines)
 
 
 def test_a_failed_cell_is_named_with_its_reason(clone: Clone) -> None:
