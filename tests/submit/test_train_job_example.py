@@ -76,7 +76,7 @@ def test_the_image_has_what_the_command_names_and_is_not_root(
 
 
 def test_its_command_is_one_that_the_launcher_takes(resources: list[dict[str, Any]]) -> None:
-    python, script, *words = resources[1]["spec"]["trainer"]["command"]
+    _, script, *words = resources[1]["spec"]["trainer"]["command"]
     assert script.endswith("launch_single_task.py")
     config, _ = LAUNCH.parse(words)
     assert config.run_dir and config.run_dir.startswith(WORKSPACE)
