@@ -13,7 +13,7 @@ import numpy as np
 from gallery_lib.console.table import Rows, number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.comparison.script_turns import ScriptTurns
-from gallery_lib.measure.step_profile import OUTSIDE, StepProfile
+from gallery_lib.measure.step_profile import StepProfile
 from gallery_lib.report.style import COLOURS, LOOKS, Bar, Chart, one_panel, ratio_bars
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
@@ -148,10 +148,7 @@ def training(curves: Mapping[str, Sequence[float]]) -> Chart:
 
 
 def profile(profiles: Mapping[str, StepProfile]) -> Chart:
-    """Return the milliseconds of a step by groups of operators, the largest groups first.
-
-    The title has the two largest groups of one step; of two steps, what the second saves most.
-    """
+    """Return the milliseconds of a step by groups of operators, the largest groups first."""
     most = {
         group: max(p.groups.get(group, 0.0) for p in profiles.values())
         for one in profiles.values()
@@ -183,21 +180,9 @@ def profile(profiles: Mapping[str, StepProfile]) -> Chart:
 
     size = (8.0, 1.3 + 0.33 * len(groups))
     label = "milliseconds of a step, profiler included"
-    return one_panel(_profile_title(profiles), rows, draw, size, xlabel=label)
-
-
-def _profile_title(profiles: Mapping[str, StepProfile]) -> str:
-    first, *others = profiles.values()
-    if not others:
-        one, two = [group for group in first.groups if group != OUTSIDE][:2]
-        return f"{first.share(one):.0%} of a step is {one}, {first.share(two):.0%} {two}"
-    before, after = first.groups, others[-1].groups
-    saved = max(before, key=lambda group: before[group] - after.get(group, 0.0))
-    old, *_, new = profiles
-    return (
-        f"{saved[0].upper()}{saved[1:]}: {_milliseconds(before[saved])} {old}, "
-        f"{_milliseconds(after.get(saved, 0.0))} {new}"
-    )
+    steps = [f"{name} {_milliseconds(one.seconds)}" for name, one in profiles.items()]
+    title = f"A step by groups of operators: {', '.join(steps)}"
+    return one_panel(title, rows, draw, size, xlabel=label)
 
 
 def _cell(one: StepProfile, group: str) -> str:
