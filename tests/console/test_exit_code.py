@@ -91,14 +91,6 @@ def body():
     while True:
         sum(range(1000))
 """
-STARTS = """
-def body():
-    print("at work", flush=True)
-    while True:
-        process = subprocess.Popen(["sleep", "0.01"], preexec_fn=lambda: time.sleep(0.2))
-        process.wait()
-        time.sleep(0.25)
-"""
 CLEANS_UP = """
 def body():
     try:
@@ -109,7 +101,6 @@ def body():
 """
 BODIES = {
     "a computation": (COMPUTES, ""),
-    "the start of a process": (STARTS, ""),
     "a body that cleans up": (CLEANS_UP, "cleaned up\n"),
 }
 

@@ -105,29 +105,23 @@ def test_the_folder_of_sockets_is_private_and_short_and_goes(
 NAMES = ("queue", "random", "types", "typing", "logging", "json", "signal", "struct", "site")
 
 
-@pytest.fixture
-def shadows(tmp_path: Path) -> Path:
-    """Return a folder with files of a reader's that have names of the standard library."""
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the reader')\n")
-    return tmp_path
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["--nproc_per_node=2"], ["--workers=1", "--compiler-opt"]])
 @pytest.mark.several_cores
 def test_a_run_in_a_folder_with_modules_of_such_names_trains(
-    shadows: Path, checkout: Path, more: list[str]
+    tmp_path: Path, checkout: Path
 ) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the reader')\n")
     task = checkout / "tests" / "helpers" / "tiny_task.py"
-    words = [f"--model={task}:TASK", "--max_steps=2", "--no-evaluate", "--threads=1", *more]
+    words = [f"--model={task}:TASK", "--max_steps=2", "--no-evaluate", "--threads=1"]
+    words += ["--nproc_per_node=2", "--workers=1", "--compiler-opt"]
     done = subprocess.run(
         [sys.executable, str(checkout / "launch_single_task.py"), *words],
-        cwd=shadows,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "GALLERY_RUNS_DIR": str(shadows / "runs")},
+        env={**os.environ, "GALLERY_RUNS_DIR": str(tmp_path / "runs")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
