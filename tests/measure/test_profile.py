@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import tiny_task
 import torch
 import torch.nn.functional as F
-from refusal import check_refused_command, refused
+from refusal import check_refused_command
 from torch import Tensor, nn
 
 from gallery_lib.cli.main import main
@@ -401,10 +400,3 @@ def test_what_does_not_belong_is_refused_and_leaves_nothing(
     check(["resnet50"], "resnet50", "GiB of memory")
     monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
     check([TASK], "GPU", "CUDA_VISIBLE_DEVICES=")
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "roofline.json"
-    file.write_text(json.dumps({"schema": 1, "task": 3}))
-    with refused("task", file, "is damaged"):
-        read_roofline(file)

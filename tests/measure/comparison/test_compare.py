@@ -147,16 +147,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare({"a": config(), "b": config()}, hosts, progress=False)
 
 
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [('{"parity"', None), ("[]", None), ('{"schema": 1, "task": 5}', "task")],
-)
-def test_a_damaged_comparison_is_named(tmp_path: Path, content: str, field: str | None) -> None:
-    (tmp_path / "comparison.json").write_text(content)
-    with refused(field or tmp_path / "comparison.json", tmp_path / "comparison.json"):
-        read_comparison(tmp_path)
-
-
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
     assert rounds_of([9, 9, 5, 1, 2, 5, 3, 4, 5], Turns(2, 3, 3)) == [[1, 2], [3, 4]]
 
