@@ -24,7 +24,7 @@ from gallery_lib.errors import InputError, RunFailed
 
 _COUPLED = (torch.optim.LBFGS,)
 """Optimizers whose step needs all gradients at once."""
-_BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu", "gallery_lib.optim.fused")
+_BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu")
 """Modules whose optimizers treat each parameter by itself.
 
 Those of this package are what accelerate() makes of torch's.

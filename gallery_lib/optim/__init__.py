@@ -1,7 +1,6 @@
 """Optimizers: the one that a task uses, and its accelerated implementation.
 
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
-- `fused`: torch's fused form, in each step whose gradients allow it.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import fused, fused_cpu
+from gallery_lib.optim import fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
 from gallery_lib.optim.sync_free import SyncFree
 
@@ -89,8 +88,11 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
     if isinstance(optimizer, SyncFree):
         return "sync-free"
-    ours = isinstance(optimizer, fused_cpu.OnePass | fused.Fused)
-    return "fused" if ours or optimizer.defaults.get("fused") else "torch's own"
+    return (
+        "fused"
+        if isinstance(optimizer, fused_cpu.OnePass) or optimizer.defaults.get("fused")
+        else "torch's own"
+    )
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:

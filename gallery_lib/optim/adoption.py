@@ -1,9 +1,10 @@
 """Change a user's optimizer in place to its fastest form: `accelerate_optimizer(optimizer)`.
 
-The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class
-is changed to one derived from it. On the CPU that takes steps in one pass. On CUDA it is sync-free
-where a GradScaler scales the loss and own kernels run, and else it is torch's fused implementation.
-Each of these takes torch's own step for whatever it is not written for.
+The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. On the
+CPU it takes steps in one pass. On CUDA, Adam and AdamW are told to be torch's fused form, and the
+others are sync-free where own kernels run; with a GradScaler, all are. One pass and the sync-free
+form are classes derived from the optimizer's own. They take torch's own step for whatever they are
+not written for.
 
 Some optimizers are left as they are, with the reason. These are classes that are not torch.optim's
 own, implementations that the user has chosen (`foreach`, `fused`, `capturable`, `differentiable`),
@@ -22,20 +23,20 @@ from torch import Tensor
 
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.optim import fused, fused_cpu, sync_free
+from gallery_lib.optim import fused_cpu, sync_free
 from gallery_lib.optim.sync_free import SyncFree
 
 _NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
 
 
-def _forms(module: Any, names: tuple[str, ...]) -> dict[type, Any]:
-    return {getattr(torch.optim, name): getattr(module, name) for name in names}
+def _forms(module: Any) -> dict[type, Any]:
+    return {getattr(torch.optim, name): getattr(module, name) for name in _NAMES}
 
 
-_ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu, _NAMES)
-_SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free, _NAMES)
-_FUSED: dict[type, type[fused.Fused]] = _forms(fused, ("Adam", "AdamW", "SGD", "Adagrad"))
-_OURS = (fused_cpu.OnePass, SyncFree, fused.Fused)
+_ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu)
+_SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free)
+_FUSED = (torch.optim.Adam, torch.optim.AdamW)
+"""Classes whose fused form takes all that the class takes. SGD's takes no sparse gradients."""
 
 
 def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = True) -> str:
@@ -58,11 +59,14 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     """
     name = type(optimizer).__name__
     _bring_states(optimizer)
-    if isinstance(optimizer, _OURS):
+    if isinstance(optimizer, fused_cpu.OnePass | SyncFree):
         return f"{name} is accelerated already ({type(optimizer).__module__})."
     form, text = _choose(optimizer, scaled)
     if form is None:
         return f"{name} stays as it is: {text}."
+    if form is type(optimizer):
+        _fuse(optimizer)
+        return f"{name} {text}."
     _adopt(optimizer, form)
     return f"{name} {text}; what it cannot take is left to torch's own step."
 
@@ -70,7 +74,10 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
 def _choose(
     optimizer: torch.optim.Optimizer, scaled: bool
 ) -> tuple[type[torch.optim.Optimizer] | None, str]:
-    """Return the class of the fastest form and what to say of it; None with the reason."""
+    """Return the class of the fastest form and what to say of it; None with the reason.
+
+    The optimizer's own class stands for torch's fused form.
+    """
     kind, groups = type(optimizer), optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     where = ", ".join(sorted({str(p.device) for p in parameters}))
@@ -79,10 +86,10 @@ def _choose(
         return None, f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
     if device_types not in ({"cpu"}, {"cuda"}):
         return None, f"its parameters are on {where or 'no device'}"
-    if kind not in _FUSED and kind not in _SYNC_FREE:  # one pass has the classes of sync_free
+    if kind not in _SYNC_FREE:  # one pass has the same classes
         return None, "there is no faster form of it here"
     for group in (optimizer.defaults, *groups):
-        if (form := fused.choice(group)) is not None:
+        if (form := _choice(group)) is not None:
             return None, f"{form} was chosen"
     if not _step_is_torchs(optimizer):
         return None, "its `step` was replaced"
@@ -90,30 +97,37 @@ def _choose(
     # Where a test uses our operators on the CPU, it takes the sync-free form, as CUDA does.
     if reason is None and (on_cpu or scaled or kind not in _FUSED):
         return _SYNC_FREE[kind], f"is sync-free on {where}"
-    if on_cpu and kind in _ONE_PASS:
-        reason = _reason_against_one_pass(groups, dtypes)
-        if reason is None:
+    if on_cpu and cpu_optimizers.available():
+        if torch.float32 in dtypes and any(map(fused_cpu.takes_options, groups)):
             return _ONE_PASS[kind], "takes its steps in one pass over memory on the CPU"
-    if kind not in _FUSED:
-        return None, f"{reason}, and torch has no fused form of it"
-    if not dtypes & {torch.float32, torch.float64}:
-        return None, f"its parameters are {', '.join(sorted(map(str, dtypes)))}"
-    return _FUSED[kind], f"takes torch's fused form on {where}"
+        return None, "one pass over memory takes fp32 parameters, and numbers as options"
+    if kind in _FUSED and dtypes <= {torch.float32, torch.float64}:
+        return kind, f"takes torch's fused form on {where}"
+    return None, "there is no C++ compiler" if on_cpu else str(reason)
 
 
-def _reason_against_one_pass(groups: list[dict[str, Any]], dtypes: set[torch.dtype]) -> str | None:
-    """Return why no step would be taken in one pass on the CPU; None if some would."""
-    if not cpu_optimizers.available():
-        return "there is no C++ compiler"
-    if torch.float32 in dtypes and any(map(fused_cpu.takes_options, groups)):
-        return None
-    return "one pass over memory takes fp32 parameters, and numbers as options"
+def _choice(group: dict[str, Any]) -> str | None:
+    """Return which of torch's implementations a group asks for, as `option=value`, or None."""
+    for name in ("foreach", "fused"):
+        if group.get(name) is not None:
+            return f"{name}={group[name]}"
+    forms = ("capturable", "differentiable")
+    return next((f"{name}=True" for name in forms if group.get(name)), None)
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Have torch's class take fused steps, as its constructor does with `fused=True`."""
+    optimizer.defaults["fused"] = True
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["fused"] = True
+        for p in group["params"]:
+            if "step" in (state := optimizer.state.get(p) or {}):
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(p.device)
 
 
 def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why own kernels do not take the optimizer's steps; None if they do."""
-    if type(optimizer) not in _SYNC_FREE:
-        return "there is no sync-free form"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for device in dict.fromkeys(p.device for p in parameters):
         if (reason := usage.reason_not_used(device)) is not None:

@@ -17,7 +17,7 @@ dispatch mode, which needs to see operators.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -85,7 +85,7 @@ def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -
     return laid_out_as(weights, column)
 
 
-class OnePass(torchs_step.ByGroup):
+class OnePass(torchs_step.PickledAsTorchs):
     """Base of the one-pass optimizers: owns the states and decides whether a group qualifies."""
 
     _rule: Any  # of kernels.cpu_optimizers
@@ -95,6 +95,18 @@ class OnePass(torchs_step.ByGroup):
     _counts_steps = True
     _begins_with_zeros = False
     """Whether a missing state means zeros. For other classes torch's own step raises KeyError."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; return the closure's loss, or None without a closure."""
+        loss = torchs_step.loss_of(closure)
+        if not self._may_run():
+            torchs_step.take(self, super().step, self.param_groups)
+            return loss
+        for group in self.param_groups:
+            if not self._take_group(group):
+                torchs_step.take(self, super().step, [group])
+        return loss
 
     def _may_run(self) -> bool:
         scaled = any(getattr(self, name, None) is not None for name in ("found_inf", "grad_scale"))
@@ -106,7 +118,8 @@ class OnePass(torchs_step.ByGroup):
             or not cpu_optimizers.available()
         )
 
-    def _take_group(self, group: dict[str, Any], step: Any) -> bool:
+    def _take_group(self, group: dict[str, Any]) -> bool:
+        """Take the step of a group; return False, with nothing changed, where torch has to."""
         weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
         if not weights:
             return True

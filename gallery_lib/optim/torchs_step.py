@@ -6,7 +6,6 @@ the closure was called, and the hooks are around this package's step. So neither
 
 from __future__ import annotations
 
-import abc
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,33 +31,6 @@ class PickledAsTorchs(torch.optim.Optimizer):
         memo[id(self)] = result = type(self).__new__(type(self))
         result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return result
-
-
-class ByGroup(PickledAsTorchs, abc.ABC):
-    """Base of optimizers that take the groups that suit them; torch's class takes the others."""
-
-    @abc.abstractmethod
-    def _take_group(self, group: dict[str, Any], step: Any) -> bool:
-        """Take the step of a group; return False, with nothing changed, where torch has to.
-
-        `step` is the bound step of torch's class.
-        """
-
-    def _may_run(self) -> bool:
-        """Return whether groups are looked at; otherwise torch's class takes the whole step."""
-        return True
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return the closure's loss, or None without a closure."""
-        loss = loss_of(closure)
-        if not self._may_run():
-            take(self, super().step, self.param_groups)
-            return loss
-        for group in self.param_groups:
-            if not self._take_group(group, super().step):
-                take(self, super().step, [group])
-        return loss
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:

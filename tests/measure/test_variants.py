@@ -13,7 +13,6 @@ from gallery_lib import optim
 from gallery_lib.config import TrainConfig
 from gallery_lib.measure import variants
 from gallery_lib.optim import OptimizerSpec, fused_cpu
-from gallery_lib.optim.fused import Fused
 from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.train.recipe import Plain, Prepared
 
@@ -93,7 +92,7 @@ def test_a_peer_has_torchs_fused_optimizer_channels_last(peer: str, modes: list[
 @pytest.mark.parametrize("peer", PEERS)
 def test_no_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
     made = prepared([peer], "SGD")
-    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree | Fused)
+    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree)
     assert made.loader.niceness == 0 and not made.kernels
 
 

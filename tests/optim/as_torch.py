@@ -96,7 +96,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"weight_decay": 0.1, "decoupled_weight_decay": True},
         {"betas": (0.2, 0.6)},
     ],
-    "Adagrad": [{}, {"lr_decay": 0.1}],
 }
 
 

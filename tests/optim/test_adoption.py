@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.optim import adoption, fused, kind
+from gallery_lib.optim import adoption, kind
 from gallery_lib.optim.adoption import accelerate_optimizer
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,12 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.9},
     "RMSprop": {"momentum": 0.5},
     "RAdam": {},
-    "Adagrad": {"lr_decay": 0.01, "weight_decay": 0.01},
 }
 every_class = pytest.mark.parametrize("name", OPTIONS)
-SAID = {name: f"{name} takes its steps in one pass over memory on the CPU" for name in OPTIONS} | {
-    "Adagrad": "Adagrad takes torch's fused form on cpu"
-}
+SAID = {name: f"{name} takes its steps in one pass over memory on the CPU" for name in OPTIONS}
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -112,7 +109,7 @@ def test_it_trains_as_an_untouched_twin(
     said, options = SAID[name], {}
     if own_kernels:
         request.getfixturevalue("kernels")
-        said = said if name == "Adagrad" else f"{name} is sync-free on cpu"
+        said = f"{name} is sync-free on cpu"
         options = {"weight_decay": 0.0} if name == "Adam" else {}
     models = network(), network()
     ours, theirs = (make(name, model, **options) for model in models)
@@ -239,34 +236,18 @@ def test_states_follow_a_model_that_was_moved() -> None:
     assert devices == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
 
 
-def test_fused_sgd_begins_with_momentum_although_the_first_step_is_skipped() -> None:
-    """torch's fused form would keep memory that nobody has written."""
-    results = []
-    for change in (True, False):
-        weight = nn.Parameter(torch.ones(4))
-        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-        if change:
-            optimizer.__class__ = fused.SGD
-            optimizer._patch_step_function()
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        for gradient in (torch.inf, 1.0, 2.0):
-            weight.grad = scaler.scale(torch.full((4,), gradient))
-            scaler.step(optimizer)
-            scaler.update()
-        results.append(weight.detach())
-    torch.testing.assert_close(results[0], results[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("AdamW", "takes torch's fused form on cpu"), ("RAdam", "there is no C++ compiler")],
-)
 def test_without_a_compiler_torchs_fused_form_is_taken_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adoption.cpu_optimizers, "available", lambda: False)
-    optimizer = getattr(torch.optim, name)([torch.ones(3, requires_grad=True)], lr=0.1)
-    assert said in adoption.accelerate_optimizer(optimizer)
+    model, twin = network(), network()
+    ours, theirs = make("AdamW", model), make("AdamW", twin, fused=True)
+    for one, optimizer in ((model, ours), (twin, theirs)):
+        train(one, optimizer, range(3))
+    assert accelerate_optimizer(ours) == "AdamW takes torch's fused form on cpu."
+    assert kind(ours) == "fused"
+    assert train(model, ours, range(3, 6)) == pytest.approx(train(twin, theirs, range(3, 6)), 1e-5)
+    assert "there is no C++ compiler" in accelerate_optimizer(make("RAdam", network()))
 
 
 @pytest.mark.parametrize("order", ["scheduler first", "accelerated first"])
@@ -337,17 +318,15 @@ def parameter(**options: Any) -> nn.Parameter:
     return nn.Parameter(torch.ones(2, **options))
 
 
-NO_FORM = "one pass over memory takes fp32 parameters, and numbers as options, and torch has no"
+NO_FORM = "one pass over memory takes fp32 parameters, and numbers as options"
 LEFT: dict[str, tuple[Callable[[], torch.optim.Optimizer], str]] = {
     "class of one's own": (lambda: Adam([parameter()]), "is no class of torch.optim"),
     "NAdam": (lambda: torch.optim.NAdam([parameter()]), "there is no faster form of it here"),
     "LBFGS": (lambda: torch.optim.LBFGS([parameter()]), "there is no faster form of it here"),
     "centered": (lambda: torch.optim.RMSprop([parameter()], centered=True), NO_FORM),
     "tensor": (lambda: torch.optim.RMSprop([parameter()], lr=torch.tensor(0.1)), NO_FORM),
-    "bfloat16": (
-        lambda: torch.optim.Adagrad([parameter(dtype=torch.bfloat16)]),
-        "its parameters are torch.bfloat16",
-    ),
+    "amsgrad": (lambda: torch.optim.AdamW([parameter()], amsgrad=True), NO_FORM),
+    "float64": (lambda: torch.optim.AdamW([parameter(dtype=torch.float64)]), NO_FORM),
     "meta": (
         lambda: torch.optim.AdamW([parameter(), parameter(device="meta")]),
         "its parameters are on cpu, meta",
@@ -370,14 +349,6 @@ LEFT: dict[str, tuple[Callable[[], torch.optim.Optimizer], str]] = {
 def test_what_cannot_be_made_faster_stays_as_it_is_with_the_reason(name: str) -> None:
     build, words = LEFT[name]
     assert words in unchanged(build())
-
-
-def test_what_one_pass_cannot_take_is_torchs_fused_form() -> None:
-    for model, options in ((network(), {"amsgrad": True}), (network(torch.float64), {})):
-        twin = copy.deepcopy(model)
-        ours, theirs = (make("AdamW", one, **options) for one in (model, twin))
-        assert "takes torch's fused form on cpu" in accelerate_optimizer(ours)
-        assert train(model, ours, range(5)) == pytest.approx(train(twin, theirs, range(5)), 1e-5)
 
 
 def test_a_step_that_somebody_has_replaced_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""Every form of an optimizer (one pass, fused, sync-free) does what torch's class does.
+"""Every form of an optimizer (one pass, sync-free) does what torch's class does.
 
 Weights, gradients, options and states of every kind; modes, hooks, copies and scalers. What a form
 is not written for is left to torch's class. Everything runs on the CPU, where torch has its fused
@@ -32,7 +32,7 @@ from refusal import refused
 from torch import Tensor, nn
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.optim import fused, fused_cpu, sync_free
+from gallery_lib.optim import fused_cpu, sync_free
 
 ROUNDED = (torch.float32, torch.float64)
 every_class = pytest.mark.parametrize("name", NAMES)
@@ -100,8 +100,6 @@ def trained(
         weights += own
         made.append({**group, "params": own})
     optimizer = getattr(of, name)(made, lr=0.01, foreach=False)
-    for group in optimizer.param_groups if of is fused else ():
-        group["foreach"] = None
     said = []
     for number, (change, gradients) in enumerate(steps):
 
@@ -133,7 +131,7 @@ def same(of: Any, name: str, *case: Any) -> None:
 @st.composite
 def trainings(draw: st.DrawFn) -> tuple[Any, ...]:
     """Draw (form, class, groups of kinds of weights, steps, whether by a closure)."""
-    of = draw(st.sampled_from([fused_cpu, fused, sync_free]))
+    of = draw(st.sampled_from([fused_cpu, sync_free]))
     name = draw(st.sampled_from([n for n in OPTIONS if hasattr(of, n)]))
     kinds = st.lists(st.sampled_from(list(WEIGHTS)), min_size=1, max_size=3)
     options = st.sampled_from(OPTIONS[name])

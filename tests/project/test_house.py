@@ -95,7 +95,7 @@ UPWARDS = [
     ("name", "source", "fault"),
     [
         *[(*one, "upwards") for one in UPWARDS],
-        ("optim/fused.py", "from gallery_lib.comm.ddp import distribute", "neighbour"),
+        ("optim/fused_cpu.py", "from gallery_lib.comm.ddp import distribute", "neighbour"),
         ("cli/main.py", "import benchmarks.resnet", "stands on"),
         ("acceleration/a.py", "from gallery_lib.compiler.registry import compile_model", ""),
         ("comm/hooks.py", "from gallery_lib.kernels import wire\nfrom .buckets import plan", ""),
