@@ -81,11 +81,12 @@ def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
-    """Suspend a training process.
+    """Suspend a process that trains.
 
     Where it is alone, it goes on after 3 seconds. Of two ranks, it stands still for good.
     """
     with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
+        command.wait_until(lambda: command.workspace.steps() > 0, END_SECONDS)
         process = chosen.choice(workers(command))
         process.suspend()
         if not done.command.startswith("train, two"):  # the one whose ranks watch one another
