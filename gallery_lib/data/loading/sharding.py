@@ -249,9 +249,6 @@ def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> DataLoader[Any]
 
     A DataLoader refuses to be given another sampler, and a plain DataLoader would lose what a
     subclass adds. The copy keeps everything else, including the options of any version of torch.
-
-    Raises:
-        InputError: for a subclass that answers with another sampler than it was given.
     """
     owner, name = samplers.owner_of_order(loader)
     parts: dict[str, Any] = {name: part}
@@ -266,13 +263,6 @@ def _with_part(loader: DataLoader[Any], part: ShardedSampler) -> DataLoader[Any]
         value = types.MethodType(value.__func__, result) if own_method else value
         vars(result)[key] = value  # DataLoader refuses an assignment
     vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
-    if strange := [key for key, value in parts.items() if getattr(result, key) is not value]:
-        raise InputError(
-            f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that "
-            "it cannot be divided over the ranks: give it a DistributedSampler, or set "
-            "config.loader.shard = 'never'.",
-            parameter="loader",
-        )
     return result
 
 

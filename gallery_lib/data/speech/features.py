@@ -128,7 +128,7 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
 
 def _read(path: Path) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise unfit_file(path, f"cannot be read: {reason}. Is the folder complete?") from error

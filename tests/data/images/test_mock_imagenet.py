@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 import simplejpeg
 from data_command import data_command
 
@@ -19,11 +15,9 @@ from gallery_lib.data.images.mock_imagenet import (
     class_id,
     class_in_words,
     encode,
-    generate,
     look,
     render,
 )
-from gallery_lib.data.mock_folder import is_made
 
 COMMAND = data_command("mock_imagenet")
 
@@ -62,22 +56,3 @@ def test_no_two_classes_look_the_same_or_are_called_the_same() -> None:
         **{other: other for other in ("n01440764", "n00001001", "n00000000", "tench", "n1")},
     }.items():
         assert class_in_words(wnid) == words
-
-
-@pytest.mark.slow
-def test_after_ctrl_c_the_next_run_completes(tmp_path: Path) -> None:
-    root = tmp_path / "mock"
-    counts = "--classes 4 --train-per-class 40 --val-per-class 2"
-    arguments = [*COMMAND, "--out", str(root), *counts.split()]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while len(files_of(root)) < 20 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=10)
-    assert process.returncode == 130 and "run it again" in stderr and "Traceback" not in stderr
-    there = {path.name: path.stat().st_ino for path in root.rglob("n*.JPEG")}
-    assert 20 <= len(there) < 168 and not is_made(root)
-    generate(root, MockSpec(4, 40, 2), progress=False)
-    assert is_made(root)
-    assert there.items() <= {path.name: path.stat().st_ino for path in root.rglob("*")}.items()

@@ -5,7 +5,6 @@ import inspect
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
 from torch.utils.data import BatchSampler, DataLoader
 
 from gallery_lib.data.loading.samplers import ShardedSampler
@@ -83,17 +82,3 @@ def test_a_subclass_with_samplers_of_its_own_class_keeps_the_class() -> None:
         [5, 7],
     ]
     assert copy.bound() == id(copy)
-
-
-def test_a_loader_whose_parts_cannot_be_replaced_is_refused() -> None:
-    class Fixed(DataLoader[int]):
-        @property
-        def sampler(self) -> range:  # type: ignore[override]
-            return range(8)
-
-        @sampler.setter
-        def sampler(self, value: object) -> None:
-            pass
-
-    with refused("loader", "Fixed", "`sampler`", "config.loader.shard = 'never'"):
-        sharded(Fixed(list(range(8)), batch_size=None), 0, 2)
