@@ -63,12 +63,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def tell(line: object) -> None:
-    """Print a line on standard error, or nowhere where that is closed.
-
-    `print` would take standard output then.
-    """
-    if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+    """Print a line that is no result, on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def now() -> float:
