@@ -130,6 +130,7 @@ class Checkpoint:
         self._group: Any = None
         self._began, self._saved_at = time.monotonic(), -1
         self._flags: Tensor | None = None
+        self._copy: dict[str, Any] | None = None
         self._under_way: dict[str, Callable[[], Any]] = {}
         """What is to be waited for, by name: the ranks' agreement and the writing."""
         self._begin(resume)
@@ -245,8 +246,8 @@ class Checkpoint:
             first = process_group.rank() == 0
             dist.gather_object(own, ranks if first else None, dst=0, group=self._group)
         if process_group.rank() == 0:
-            content = state.copied({**self._parts.state(), **common})
-            content |= {"format": state.FORMAT, "step": self.steps, "ranks": ranks}
+            self._copy = state.copied({**self._parts.state(), **common}, self._copy)
+            content = {**self._copy, "format": state.FORMAT, "step": self.steps, "ranks": ranks}
             writing = threading.Thread(target=self._write, args=(content,), daemon=True)
             writing.start()
             self._under_way["writing"] = writing.join
