@@ -8,12 +8,13 @@ the processes are still importing their libraries.
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.files import written_if_possible
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import atomic_write, written_if_possible
+from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import now
 
 PHASES_FILE = "phases.json"
@@ -64,7 +65,8 @@ class PhaseLog:
         self._phases = [*self._phases[-_LONGEST_LIST:], phase]
         with written_if_possible(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, [vars(phase) for phase in self._phases])
+            with atomic_write(self._path) as file:
+                json.dump([vars(phase) for phase in self._phases], file)
 
     def compilation_began(self) -> None:
         """Note that the compilation of a graph begins."""
