@@ -34,17 +34,6 @@ def test_what_a_killed_keeper_left_is_cleared() -> None:
     assert [path.name for path in state.folder().iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [("{", None), ('{"cpu": 1}', "cpu"), ("[]", None)],
-)
-def test_a_damaged_file_is_named_with_what_to_do(content: str, field: str | None) -> None:
-    path: Path = state.file_of("mine")
-    path.write_text(content)
-    with refused(field or path, path, "Delete it"):
-        state.read("mine")
-
-
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "-x", "x" * 41])
 def test_a_name_that_is_no_name_of_a_file_is_refused(name: str) -> None:
     with refused("name", repr(name)):
