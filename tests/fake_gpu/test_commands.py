@@ -92,7 +92,7 @@ def test_a_training_keeps_the_choice_of_its_tuning(own_folders):
     assert not any("dropped" in row["verdict"] for row in choice["rows"])
     assert all(text.startswith(choice["chosen"]) for text in told)
     assert "kept" in told[1] and "kept" not in told[0]
-    assert all("worker" in command for command in users(own_folders))
+    assert all("spawn_main" in command for command in users(own_folders))
 
 
 @pytest.mark.thorough
