@@ -14,43 +14,54 @@ from gallery_lib.system.processes import SOCKETS_VARIABLE
 from gallery_lib.train import failure
 from gallery_lib.train.failure import ErrorReport
 
-
-def told(folder: Path, text: str = "", code: int = 1, *, compiled_first: bool = False) -> str:
-    return str(failure.of_run(folder, code, text, ["a line"], compiled_first=compiled_first))
-
-
-def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(
-    tmp_path: Path,
-) -> None:
-    ErrorReport(0, "RuntimeError", "Connection closed by peer").write(tmp_path)
-    ErrorReport.of_killed(1, 43, signal.SIGKILL).write(tmp_path)
-    assert (
+KILLED = ErrorReport.of_killed(1, 43, signal.SIGKILL)
+GONE = ErrorReport(0, "RuntimeError", "Connection closed by peer", traceback="frames")
+CASES: dict[str, tuple[list[ErrorReport], type[Exception], str]] = {
+    "a killed rank, though another failed for want of it": (
+        [GONE, KILLED],
+        RunFailed,
         "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory "
-        "ran out" in told(tmp_path)
-    )
+        "ran out.",
+    ),
+    "a silent rank": (
+        [ErrorReport(0, "SilentRank", "rank 1 gives no sign of life"), KILLED],
+        SilentRank,
+        ": rank 1 gives no sign of life.",
+    ),
+    "a diverged run": (
+        [ErrorReport(0, "Diverged", "its loss is no finite number"), KILLED],
+        Diverged,
+        ": its loss is no finite number.",
+    ),
+    "bad input of one rank": (
+        [GONE, ErrorReport(1, "InputError", "batch_size=0", exit_code=2, parameter="batch_size")],
+        InputError,
+        "batch_size=0",
+    ),
+    "a rank without memory": (
+        [GONE, ErrorReport(1, "OutOfMemory", "rank 1: memory ran out", own_line="line 3: x = y")],
+        OutOfMemory,
+        "memory ran out.\n  line 3: x = y",
+    ),
+}
 
 
-def test_a_silent_rank_and_a_diverged_run_come_before_all_else(tmp_path: Path) -> None:
-    ErrorReport(0, "SilentRank", "rank 1 gives no sign of life").write(tmp_path)
-    ErrorReport.of_killed(1, 42, signal.SIGKILL).write(tmp_path)
+@pytest.mark.parametrize("name", CASES)
+def test_the_rank_to_blame_is_told(name: str, tmp_path: Path) -> None:
+    reports, kind, words = CASES[name]
+    for report in reports:
+        report.write(tmp_path)
+    found = failure.of_run(tmp_path, 1, "", ["a line"], compiled_first=False)
+    assert type(found) is kind and words in str(found) and "frames" not in str(found)
+    assert kind is not InputError or found.parameter == "batch_size"  # type: ignore[attr-defined]
+
+
+def test_of_ranks_that_failed_the_first_is_named(tmp_path: Path) -> None:
+    for rank, at in ((0, 2), (1, 1)):
+        ErrorReport(rank, "ValueError", "planted").write(tmp_path)
+        os.utime(tmp_path / f"error-rank{rank}.json", (at, at))
     found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
-    assert (
-        isinstance(found, SilentRank)
-        and str(found) == f"the run in {tmp_path}: rank 1 gives no sign of life."
-    )
-    (tmp_path / "error-rank0.json").unlink()
-    ErrorReport(1, "Diverged", "its loss is no finite number").write(tmp_path)
-    assert isinstance(failure.of_run(tmp_path, 1, "", [], compiled_first=False), Diverged)
-
-
-def test_bad_input_of_one_rank_is_bad_input(tmp_path: Path) -> None:
-    ErrorReport(0, "RuntimeError", "gone").write(tmp_path)
-    ErrorReport(
-        1, "InputError", "batch_size=0 is too small", exit_code=2, parameter="batch_size"
-    ).write(tmp_path)
-    found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
-    assert isinstance(found, InputError) and found.parameter == "batch_size"
-    assert str(found) == "batch_size=0 is too small"
+    assert "rank 1 failed with ValueError" in str(found)
 
 
 def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
@@ -66,7 +77,8 @@ def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
 
 def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "error-rank0.json").write_text("{")
-    assert "its processes ended with exit code 1" in told(tmp_path, "the last words")
+    found = failure.of_run(tmp_path, 1, "the last words", [], compiled_first=False)
+    assert "its processes ended with exit code 1" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +131,3 @@ def test_memory_that_ran_out_is_told_with_what_to_do(error: BaseException, words
         told_by = failure.what_ran_out(one)
         assert told_by is not None and told_by.startswith(words) and "--batch_size" in told_by
     assert failure.what_ran_out(RuntimeError("an index is out of range")) is None
-
-
-def test_a_rank_without_memory_is_told_before_the_ranks_that_miss_it(tmp_path: Path) -> None:
-    ErrorReport(0, "RuntimeError", "Connection closed by peer", traceback="frames").write(tmp_path)
-    lack = "rank 1: the memory of the GPU ran out"
-    ErrorReport(1, "OutOfMemory", lack, own_line="cell, line 3: x = y").write(tmp_path)
-    found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
-    assert isinstance(found, OutOfMemory) and "frames" not in str(found)
-    assert str(found).endswith("the memory of the GPU ran out.\n  cell, line 3: x = y")
-
-
-def test_of_ranks_that_failed_the_first_is_named(tmp_path: Path) -> None:
-    for rank, at in ((0, 2), (1, 1)):
-        ErrorReport(rank, "ValueError", "planted").write(tmp_path)
-        os.utime(tmp_path / f"error-rank{rank}.json", (at, at))
-    assert "rank 1 failed with ValueError" in told(tmp_path)
