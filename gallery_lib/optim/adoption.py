@@ -36,7 +36,10 @@ def _forms(module: Any) -> dict[type, Any]:
 _ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu)
 _SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free)
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
-"""Classes whose fused form takes all that the class takes. SGD's takes no sparse gradients."""
+"""Classes whose fused form takes all that the class takes. SGD's takes no sparse gradients.
+
+On the CPU it is wrong where a gradient's layout is not its weight's; on CUDA torch refuses that.
+"""
 
 
 def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = True) -> str:
@@ -97,13 +100,13 @@ def _choose(
     # Where a test uses our operators on the CPU, it takes the sync-free form, as CUDA does.
     if reason is None and (on_cpu or scaled or kind not in _FUSED):
         return _SYNC_FREE[kind], f"is sync-free on {where}"
-    if on_cpu and cpu_optimizers.available():
-        if torch.float32 in dtypes and any(map(fused_cpu.takes_options, groups)):
-            return _ONE_PASS[kind], "takes its steps in one pass over memory on the CPU"
-        return None, "one pass over memory takes fp32 parameters, and numbers as options"
-    if kind in _FUSED and dtypes <= {torch.float32, torch.float64}:
+    if not on_cpu and kind in _FUSED and dtypes <= {torch.float32, torch.float64}:
         return kind, f"takes torch's fused form on {where}"
-    return None, "there is no C++ compiler" if on_cpu else str(reason)
+    if not on_cpu or not cpu_optimizers.available():
+        return None, "there is no C++ compiler" if on_cpu else str(reason)
+    if torch.float32 in dtypes and any(map(fused_cpu.takes_options, groups)):
+        return _ONE_PASS[kind], "takes its steps in one pass over memory on the CPU"
+    return None, "one pass over memory takes fp32 parameters, and numbers as options"
 
 
 def _choice(group: dict[str, Any]) -> str | None:

@@ -236,18 +236,20 @@ def test_states_follow_a_model_that_was_moved() -> None:
     assert devices == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
 
 
-def test_without_a_compiler_torchs_fused_form_is_taken_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(adoption.cpu_optimizers, "available", lambda: False)
-    model, twin = network(), network()
-    ours, theirs = make("AdamW", model), make("AdamW", twin, fused=True)
+def test_what_is_told_to_be_fused_is_as_if_it_had_been_made_so() -> None:
+    model, twin = network().to(memory_format=torch.contiguous_format), network()
+    ours, theirs = make("AdamW", model), make("AdamW", twin, foreach=False)
     for one, optimizer in ((model, ours), (twin, theirs)):
         train(one, optimizer, range(3))
-    assert accelerate_optimizer(ours) == "AdamW takes torch's fused form on cpu."
-    assert kind(ours) == "fused"
+    adoption._fuse(ours)  # as on CUDA
+    assert kind(ours) == "fused" and ours._step_supports_amp_scaling
     assert train(model, ours, range(3, 6)) == pytest.approx(train(twin, theirs, range(3, 6)), 1e-5)
-    assert "there is no C++ compiler" in accelerate_optimizer(make("RAdam", network()))
+
+
+def test_without_a_compiler_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_optimizers, "available", lambda: False)
+    for name in OPTIONS:
+        assert "there is no C++ compiler" in unchanged(make(name, network()))
 
 
 @pytest.mark.parametrize("order", ["scheduler first", "accelerated first"])
