@@ -84,9 +84,6 @@ def _pickled(model: DDP) -> DDP:
     return torch.load(file, weights_only=False)
 
 
-"""Habits that are had in turn, one a step."""
-
-
 def frozen_at_a_rebuild() -> bool:
     """Return whether a layer's gradients are plain DDP's when it is frozen while a way begins.
 
