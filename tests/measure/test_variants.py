@@ -78,8 +78,12 @@ def first_weight(made: Prepared) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_has_torchs_fused_optimizer_channels_last(peer: str, modes: list[str]) -> None:
+def test_a_peer_has_torchs_fused_optimizer_and_channels_last_and_nothing_of_this_backend(
+    peer: str, modes: list[str]
+) -> None:
     made = prepared([peer])
+    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree)
+    assert made.loader.niceness == 0 and not made.kernels
     assert torchs(made.optimizer).defaults["fused"] is True
     assert first_weight(made).is_contiguous(memory_format=torch.channels_last)
     assert made.loader.memory_format is torch.channels_last
@@ -87,13 +91,6 @@ def test_a_peer_has_torchs_fused_optimizer_channels_last(peer: str, modes: list[
     assert made.techniques["layout"] == "channels_last"
     assert modes == ([] if peer == "eager-best" else ["default"])
     assert (peer == "eager-best") == ("compiler" not in made.techniques)
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_no_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
-    made = prepared([peer], "SGD")
-    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree)
-    assert made.loader.niceness == 0 and not made.kernels
 
 
 def test_where_torch_has_no_fused_form_a_peer_has_the_optimizer_as_it_comes() -> None:
