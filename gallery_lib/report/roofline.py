@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from gallery_lib.console.table import Rows, number, text_table
 from gallery_lib.console.table import seconds as seconds_text
 from gallery_lib.measure.roofline.result import (
@@ -116,7 +118,7 @@ def _limit_lines(roofline: Roofline) -> list[str]:
         f"step under the profiler: {seconds_text(roofline.profiled_seconds)}",
     ]
     busy = roofline.load.sentence() if roofline.load else ""
-    return [*lines, *filter(None, [busy])]
+    return [*lines, *textwrap.wrap(busy, 100)]
 
 
 def _answer(roofline: Roofline) -> str:

