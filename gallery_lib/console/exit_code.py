@@ -112,18 +112,15 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
 
 def _refused(error: OSError, error_prefix: str) -> int:
     """Say what the system has refused, and return the exit code."""
-    try:
-        sys.stdout.flush()  # fails again, if it was standard output
-    except OSError as failed:
+    text = refusal(error)
+    if error is getattr(sys.stdout, "failure", None):
         # Python would report the failed write once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(failed, BrokenPipeError):
-            return READER_GONE
-        text = f"standard output cannot be written: {failed.strerror or failed}"
-    else:
         if isinstance(error, BrokenPipeError):
-            raise error
-        text = refusal(error)
+            return READER_GONE
+        text = f"standard output cannot be written: {text}"
+    elif isinstance(error, BrokenPipeError):
+        raise error
     print(f"{error_prefix}: {text}.", file=sys.stderr)
     return 1
 

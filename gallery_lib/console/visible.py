@@ -30,19 +30,34 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """Text stream that writes what is `visible`; `unescaped` is the stream below it."""
+    """Text stream that writes what is `visible`; `unescaped` is the stream below it.
+
+    `failure` is the last error of writing.
+    """
 
     def __init__(self, unescaped: TextIO) -> None:
         self.unescaped = unescaped
+        self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write what is visible of the text; return how many characters were written."""
-        return self.unescaped.write(visible(text))
+        try:
+            return self.unescaped.write(visible(text))
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self.unescaped.flush()
+        except OSError as error:
+            self.failure = error
+            raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write what is visible of the lines, which bring their line ends."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unescaped, name)

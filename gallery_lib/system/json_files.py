@@ -58,11 +58,11 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         raise
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    except (msgspec.ValidationError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         words, _, where = str(error).partition(" - at `$")
         place = where.rstrip("`").lstrip(".") or str(path)
         problem = f"is damaged, or of another version: {where and place + ': '}{words}"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"is damaged, or of another version: it is no JSON ({error})"
     raise InputError(f"{path} {problem}. {again}", parameter=place)
 

@@ -94,12 +94,15 @@ def test_a_second_holder_waits_and_says_so_once_or_gives_up(tmp_path: Path) -> N
         with pytest.raises(LockHeld, match=str(tmp_path)), locked(tmp_path, wait=False):
             pass
 
+        timer = threading.Timer(0.1, holder.communicate, ["\n"])
+
         def release() -> None:
             said.append("waiting")
-            threading.Timer(0.1, holder.communicate, ["\n"]).start()
+            timer.start()
 
         with locked(tmp_path, waiting=release):
             assert time.monotonic() - began > 0.1
+        timer.join()
     assert said == ["waiting"]
 
 
