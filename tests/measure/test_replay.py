@@ -177,9 +177,7 @@ def _with(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     ("damage", "parameter", "values"),
     [
         (_with("schema", 2), "schema", ["schema 2", "reads 1"]),
-        (lambda values: [values], None, ["`object`"]),
         (lambda values: values.pop("forward_seconds") and values, None, ["missing", "forward"]),
-        (_with("colour", "red"), "colour", ["not known"]),
         (_with("forward_seconds", float("nan")), None, ["NaN is no finite number"]),
         (_with("forward_seconds", "long"), "forward_seconds", ["`float`"]),
     ],
