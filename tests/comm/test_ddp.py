@@ -65,8 +65,9 @@ def test_unused_parameters_are_named_and_not_stepped_with_the_option_that_handle
     (said,) = verdict.lines
     assert said.startswith("second.weight (and 1 more) got no gradient in the last backward pass")
     assert "config.comm.find_unused_parameters = True" in said
-    verdict = run(dataclasses.replace(case, comm="find_unused"), two)
-    assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
+    if case.loop != "two_calls":  # of which DDP takes only one, where it looks for parameters
+        verdict = run(dataclasses.replace(case, comm="find_unused"), two)
+        assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
 
 
 def test_checkpoints_attributes_and_copies_are_those_of_the_users_model(two: Ranks) -> None:
