@@ -60,7 +60,7 @@ def walk(**parameters: Any) -> DataParallelNotebookConfig:
 
 def test_every_script_takes_turns_and_mixed_precision_also_on_one_process() -> None:
     scripts = data_parallel._scripts_in_turns(dataclasses.replace(walk(), processes=2))
-    assert {name: script.command.processes for name, script in scripts.items()} == {
+    assert {name: script.processes for name, script in scripts.items()} == {
         "native": None,
         "accelerated": None,
         "several (2)": 2,
@@ -72,7 +72,7 @@ def test_every_script_takes_turns_and_mixed_precision_also_on_one_process() -> N
     assert scripts["several (2)"].starts_like is None
     assert scripts["mixed_precision (1)"].starts_like == "native"
     assert scripts["mixed_precision (2)"].starts_like == "several (2)"
-    assert len({tuple(script.command.arguments) for script in scripts.values()}) == 1
+    assert len({tuple(script.arguments) for script in scripts.values()}) == 1
 
 
 def test_where_there_is_one_device_no_script_takes_turns_twice() -> None:
@@ -86,4 +86,4 @@ def test_the_images_of_the_turns_are_whole_batches_and_four_at_least(
     images: int, taken: int
 ) -> None:
     scripts = data_parallel._scripts_in_turns(walk(images=images, batch_size=8))
-    assert {script.command.arguments[0] for script in scripts.values()} == {f"--images={taken}"}
+    assert {script.arguments[0] for script in scripts.values()} == {f"--images={taken}"}
