@@ -37,6 +37,7 @@ BUILD_TOOLS = {
     f"{sysconfig.get_path('include')}/Python.h": "python{}.{}-dev".format(*sys.version_info),
 }
 """What torch.compile needs to compile C++: a command or a file, and Debian's package of it."""
+TEST_TOOLS = {"chromium": "chromium", "tc": "iproute2", "slurmctld": "slurm-wlm", "munged": "munge"}
 STAMP = "gallery-stamp"
 PACKAGES = ("torch", "torchvision", "jupyterlab", "gallery_lib")
 IS_COMPLETE = f"import importlib.util as u; exit(not all(map(u.find_spec, {PACKAGES})))"
@@ -65,7 +66,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     run_help = "also run this notebook in a new folder of runs/notebooks/, and print its results"
     given = "with --run: a parameter of the notebook, checked before anything is made; repeatable"
     lab_help = "afterwards start JupyterLab with copies of the notebooks, on this machine alone"
-    test_help = "also install the tools for development, then run all tests but those for a GPU"
+    test_help = (
+        "also install the tools for development (as root, Debian packages too), then run all tests "
+        "but those for a GPU"
+    )
     pair = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")}
     line = CommandLine(
         "bash prepare.sh",
@@ -109,7 +113,7 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
     wait = "Another prepare.sh is at work here: waiting for it."
     with locked(paths.cache_dir() / "prepare.lock", waiting=lambda: say(wait)):
         begin("Checking this machine")
-        check_machine()
+        check_machine(for_tests=options.test)
         extra = DEVELOPMENT if options.test else PLAIN
         environment = ROOT / ".venv"
         python = environment / "bin" / "python"
@@ -153,16 +157,25 @@ def find_notebook(name: str, start_folder: Path) -> Path:
     )
 
 
-def check_machine() -> None:
-    """Raise InputError for what torch.compile lacks here."""
-    lacking = [
-        f"no {name} -> apt-get install {package}"
-        for name, package in BUILD_TOOLS.items()
-        if not (Path(name).is_file() or shutil.which(name))
-    ]
-    if lacking:
-        lines = ["torch.compile lacks something on this machine:", *lacking]
-        raise InputError("\n    ".join(lines))
+def check_machine(*, for_tests: bool) -> None:
+    """Install what is missing, as root on Debian and its kin, and name what is still lacking."""
+    tools = BUILD_TOOLS | (TEST_TOOLS if for_tests else {})
+    search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+    def lacking() -> dict[str, str]:
+        here = {name for name in tools if Path(name).is_file() or shutil.which(name, path=search)}
+        return {name: package for name, package in tools.items() if name not in here}
+
+    if (packages := lacking().values()) and os.geteuid() == 0 and shutil.which("apt-get"):
+        say(f"      apt-get install {' '.join(packages)}")
+        run("apt-get", "update", "-qq")  # without network, the lists that are here may do
+        for package in packages:  # one that there is none of must not keep the others away
+            run("apt-get", "install", "-y", "-qq", "--no-install-recommends", package)
+    lines = [f"no {name} -> apt-get install {package}" for name, package in lacking().items()]
+    if lacking().keys() & BUILD_TOOLS:
+        raise InputError("\n    ".join(["torch.compile lacks something on this machine:", *lines]))
+    for line in lines:
+        say(f"      the tests that need it will be skipped: {line}")
     say(f"      Python {platform.python_version()} at {sys.executable}")
 
 
