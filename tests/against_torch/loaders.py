@@ -244,7 +244,7 @@ class OfPython(Sampler[int]):
 
 class OfNumpy(OfPython):
     def __iter__(self) -> Iterator[int]:
-        return iter(np.random.permutation(self.length))
+        return iter(np.random.permutation(self.length).tolist())
 
 
 class OfOwnGenerators(OfPython):

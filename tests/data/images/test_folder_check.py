@@ -59,15 +59,15 @@ def test_all_faults_are_named_in_one_run(tiny_copy: Path) -> None:
 
 def test_the_full_check_names_every_damaged_file_with_the_reason(tiny_copy: Path) -> None:
     files = sorted((tiny_copy / "train" / "n00000001").iterdir())
-    data = files[3].read_bytes()
-    files[3].write_bytes(data[: len(data) // 2] + bytes(400) + data[len(data) // 2 + 400 :])
-    files[4].write_bytes(data[: len(data) // 2])
+    data = files[4].read_bytes()
+    files[4].write_bytes(data[: len(data) // 2] + bytes(400) + data[len(data) // 2 + 400 :])
+    files[5].write_bytes(data[: len(data) // 2])
     check_image_folder(tiny_copy)  # skips both
     with refused("data_dir", "2 of 24 images") as raised:
         check_image_folder(tiny_copy, full=True)
     lines = str(raised.value).splitlines()
-    assert lines[1].startswith(f"  {files[3]}: decodes with a warning: Corrupt JPEG data")
-    assert lines[2].startswith(f"  {files[4]}: image file is truncated") and len(lines) == 3
+    assert lines[1].startswith(f"  {files[4]}: decodes with a warning: Corrupt JPEG data")
+    assert lines[2].startswith(f"  {files[5]}: image file is truncated") and len(lines) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a command as somebody else")

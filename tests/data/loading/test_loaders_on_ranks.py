@@ -210,7 +210,7 @@ REFUSED = {
     "stream by rank": STREAM.format("Stream"),
     "stream once": STREAM.format("Once"),
     "iterable by rank": STREAM.format("Batches"),
-    "data pipe": STREAM.format("IterableWrapper"),
+    "data pipe": STREAM.format("_IterDataPipeSerializationWrapper"),
 }
 
 

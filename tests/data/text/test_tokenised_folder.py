@@ -26,7 +26,7 @@ def test_a_folder_of_text_is_tokenised_once_into_the_cache(
     first = text.find(str(text_files), "wordpiece")
     assert first.folder.is_relative_to(tmp_path)
     # From here on, tokenising again would fail.
-    monkeypatch.setattr(text_corpus, "text_folder", None)
+    monkeypatch.setattr(text_corpus, "text_folder", lambda *_: 1 / 0)
     assert text.find(str(text_files), "byte-bpe").folder.parent == first.folder.parent
     assert [path.name for path in (tmp_path / "data").iterdir()] == [first.folder.parent.name]
 
