@@ -52,7 +52,7 @@ def refusal(case: Case) -> str:
     model = MODELS[case.model].refusal
     if case.comm == "find_unused" and model == UNUSED:
         model = ""
-    if case.model == "sparse" and case.comm in ("hierarchical", "streams", "tune"):
+    if case.model == "sparse" and case.comm in ("hierarchical", "streams", "tune", "together"):
         model = "sparse gradients are averaged by DDP itself"
     return model or LOADERS[case.loader].refusal
 
