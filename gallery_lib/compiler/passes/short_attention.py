@@ -197,7 +197,8 @@ def _by_token(flat: Tensor, like: Tensor) -> Tensor:
 
     The fused operator leaves it so.
     """
-    return flat.view(*like.shape[:3], -1).transpose(1, 2).contiguous().transpose(1, 2)
+    by_token = flat.view(*like.shape[:3], -1).transpose(1, 2)
+    return by_token.clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _exact_product(left: Tensor, right: Tensor, in_bf16: bool) -> Tensor:
