@@ -36,6 +36,7 @@ def start(name: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": search_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )

@@ -189,7 +189,7 @@ def test_killing_the_launching_process_ends_everything_within_ten_seconds(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--amp_level=O2"], "amp_level=O2"),
+        (["--amp_level=O2"], "amp_level='O2'"),
         (["--nproc_per_node=99"], "nproc_per_node=99"),
         (["--model", "resnet5"], "`resnet50`"),
         (["--data_dir", "/nowhere"], "/nowhere"),
