@@ -47,7 +47,7 @@ def test_the_report_names_the_next_factor_in_a_hundred_columns(roofline: Rooflin
     assert "matrix product in bfloat16: 2.00 TFLOP/s\n" in report
     assert "_12 (graph 2)" in report and "5,000 MB a call" in report
     assert "The machine was busy: " in report
-    assert "busy" not in text(dataclasses.replace(roofline, others=None))
+    assert "busy" not in text(dataclasses.replace(roofline, load=None))
     assert "step: 800 ms\n" in report
 
 
