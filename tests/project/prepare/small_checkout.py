@@ -90,7 +90,7 @@ class Checkout:
 
 
 NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": \
-{"kernelspec": {"name": "gallery"}}, "cells": [{
+{"gallery": {"options": "NotebookConfig"}, "kernelspec": {"name": "gallery"}}, "cells": [{
   "cell_type": "code", "metadata": {"tags": ["parameters"]}, "execution_count": null, "outputs": [],
   "source": "profile: str = 'auto'\\nbatch_size: int | None = None"}]}
 """
