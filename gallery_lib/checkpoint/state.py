@@ -61,9 +61,7 @@ def read(path: Path) -> Saved:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError:
-        raise
-    except Exception as error:  # of unpickling, or of the archive
+    except Exception as error:  # of the disk, of unpickling, or of the archive
         raise InputError(
             f"{path} cannot be read: {reason_of(error)}. Delete it to go on from the one before.",
             parameter="resume",

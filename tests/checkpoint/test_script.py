@@ -280,7 +280,7 @@ def test_a_save_that_fails_is_announced_and_the_training_goes_on(tmp_path: Path)
 
 
 def test_by_time_a_checkpoint_is_saved_when_it_has_passed(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, **Training().parts(), every="1h")
+    checkpoint = Checkpoint(tmp_path, **Training().parts(), every="60min")
     checkpoint.step()
     checkpoint._began -= 3600.0
     checkpoint.step()
