@@ -66,8 +66,10 @@ class SyncFree(torchs_step.PickledAsTorchs):
         tensors = [grad, *(state[name] for name in names if state.get(name) is not None)]
         return (
             p.dtype in (torch.float32, torch.float64)
-            and grad.layout is torch.strided
-            and all(t.dtype is p.dtype and t.device == p.device for t in tensors)
+            and all(
+                t.layout is torch.strided and t.dtype is p.dtype and t.device == p.device
+                for t in tensors
+            )
             and (not p.numel() or grad.data_ptr() != p.data_ptr())
             and (not p.is_cuda or (is_dense(p) and all(same_layout(p, t) for t in tensors[1:])))
         )
