@@ -207,24 +207,18 @@ def copied(value: Any, before: Any = None) -> Any:
 
 
 def _copy(leaf: Any, old: Any) -> Any:
-    if isinstance(leaf, np.generic):
-        return leaf.item()
     if not isinstance(leaf, Tensor):
-        return leaf
-    leaf = leaf.detach()
-    plain = leaf.layout is torch.strided and not (leaf.is_quantized or leaf.is_nested)
-    if (
-        plain
-        and isinstance(old, Tensor)
-        and old.layout is torch.strided
-        and _kind(old) == _kind(leaf)
-    ):
-        return old.copy_(leaf)
-    return leaf.to("cpu", copy=True)
+        return leaf.item() if isinstance(leaf, np.generic) else leaf
+    if (kind := _kind(leaf)) is not None and kind == _kind(old):
+        return old.copy_(leaf.detach())
+    return leaf.detach().to("cpu", copy=True)
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
+def _kind(value: Any) -> tuple[Any, ...] | None:
+    """Return shape, strides and dtype of a plain tensor, or None for something else."""
+    odd = not isinstance(value, Tensor) or value.layout is not torch.strided
+    odd = odd or value.is_quantized or value.is_nested
+    return None if odd else (value.shape, value.stride(), value.dtype)
 
 
 def graphs_made() -> int:
