@@ -37,7 +37,6 @@ class Ranks:
                 "RANK": rank,
                 "WORLD_SIZE": processes,
                 "GROUP_RANK": rank // (processes // hosts),
-                "GALLERY_CACHE_DIR": f"{self._folder.name}/cache",
                 RENDEZVOUS_VARIABLE: f"{self._folder.name}/rendezvous",
             }
             link, theirs = context.Pipe()
