@@ -214,7 +214,7 @@ def test_batches_and_channels_in_other_layouts_are_copied(way, shape):
         statistics = call("batch_norm_statistics_", x, *running, 0.1, EPS)
         result = call("batch_norm_relu", x, *channels)
         of_x, *sums = call("batch_norm_relu_gradient", gradient, x, *channels)
-        outcomes.append([each.float() for each in (*statistics, *running, result, *sums, of_x)])
+        outcomes.append([each.float() for each in (*statistics, result, *sums, of_x)])
     torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-5)
     assert result.is_contiguous(memory_format=torch.channels_last)
     assert of_x.stride() == result.stride()
@@ -264,7 +264,7 @@ def test_every_kind_of_layer_trains_as_torchs_in_float64(arguments, dtype):
     for step in range(3):
         drawn = torch.randn(3, 20, 9, 7).to(memory_format=torch.channels_last) + step
         seed = torch.randn(3, 20, 9, 7)
-        inputs = [drawn.to(kind).requires_grad_() for kind in (dtype, torch.float64)]
+        inputs = [drawn.to(kind, copy=True).requires_grad_() for kind in (dtype, torch.float64)]
         result = batch_norm_relu(inputs[0], *ours, momentum=theirs.momentum, eps=theirs.eps)
         expected = functional.relu(theirs(inputs[1]))
         for one in (result, expected):
