@@ -146,7 +146,7 @@ def reference_file(config: TrainConfig, world_size: int) -> Path:
     return paths.cache_dir() / "references" / f"{key}.pt"
 
 
-def _kept(file: Path) -> Untimed | None:
+def kept_reference(file: Path) -> Untimed | None:
     """Return the reference that an earlier comparison kept, or None; a damaged one counts as none.
 
     torch.load does not notice damage, but the file is a zip archive with checksums.
@@ -191,7 +191,7 @@ class UntimedRuns:
 
         A kept one has to belong to `variant`, the probe of a variant that has just run.
         """
-        found = self._reference or _kept(self._file)
+        found = self._reference or kept_reference(self._file)
         changed = found and found.kept and variant and differences_of_start(found.probe, variant)
         if found is None or changed:
             found = self._run(self._config, Role(REFERENCE), {}, self._label)
