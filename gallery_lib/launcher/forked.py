@@ -1,4 +1,4 @@
-"""Start the processes of a run on this host; name the rank to blame when they fail.
+"""Start processes on this host without torchrun, for comparisons and measurements.
 
     -m gallery_lib.launcher.forked N FOLDER MODULE ARGUMENTS…
 
@@ -9,7 +9,7 @@ sockets, or else in FOLDER. The processes of a training run find its description
 instead of in ARGUMENTS.
 
 When one process fails the others are ended. If several have failed meanwhile, the exit code is that
-of one that was killed: the others fail because it is gone. A run with restarts then begins again.
+of one that was killed: the others fail because it is gone.
 
 A run that is held (`Run.held`) stops after its imports, with the file HELD_FILE in its
 folder. It goes on when the file is removed. The time in between is not part of its start-up.
@@ -30,9 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
-from gallery_lib.errors import InputError
 from gallery_lib.system.processes import (
-    GO_ON_LATER,
     HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -43,7 +41,7 @@ from gallery_lib.system.processes import (
     now,
     shell_exit_code,
 )
-from gallery_lib.train.failure import ERROR_FILES, ErrorReport
+from gallery_lib.train.failure import ErrorReport
 from gallery_lib.train.resolved import Run, this_run
 
 HELD_FILE = "held"
@@ -96,12 +94,7 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             time.sleep(_HELD_LOOK_SECONDS)
         launched_at = float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began
         os.environ[LAUNCHED_AT_VARIABLE] = repr(launched_at)
-    code = 0
-    for _ in range(1 + (run.restarts if run is not None else 0)):
-        code = _start_all(count, folder, module, arguments, run)
-        if code in (0, InputError.exit_code, GO_ON_LATER):
-            break
-    return code
+    return _start_all(count, folder, module, arguments, run)
 
 
 def _start_all(
@@ -109,8 +102,7 @@ def _start_all(
 ) -> int:
     """Start all processes and wait until one has failed or all have ended; return the exit code."""
     rendezvous = Path(os.environ.get(SOCKETS_VARIABLE, folder)) / RENDEZVOUS_FILE
-    for left in (rendezvous, *(folder.glob(ERROR_FILES) if run is not None else ())):
-        left.unlink(missing_ok=True)
+    rendezvous.unlink(missing_ok=True)
     several = {RENDEZVOUS_VARIABLE: str(rendezvous.absolute())}
     several |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")

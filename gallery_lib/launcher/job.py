@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import os
 import shlex
@@ -21,7 +22,11 @@ from pathlib import Path
 
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
-from gallery_lib.comm.rendezvous import loopback_interface
+from gallery_lib.comm.rendezvous import (
+    RENDEZVOUS_FILE,
+    loopback_interface,
+    meeting_arguments,
+)
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options, switches
 from gallery_lib.console.phases import IMPORTS, Phase, read_phases
@@ -37,8 +42,10 @@ from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     OUTPUT,
     PYTHON,
+    RENDEZVOUS_VARIABLE,
     SOCKETS_VARIABLE,
     Relay,
+    can_fork,
     end_supervised,
     interruptible,
     now,
@@ -63,23 +70,34 @@ _SHORTEST_PHASE_SECONDS = 0.05
 
 
 def command_of(
-    launch: LaunchConfig, folder: str, module: str = WORKER, words: Sequence[str] = ()
+    launch: LaunchConfig,
+    folder: str,
+    module: str = WORKER,
+    words: Sequence[str] = (),
+    *,
+    meeting: str | Path = "",
 ) -> list[str]:
-    """Return the command of a run whose processes execute `module` with `words`.
+    """Return the torchrun command of a run whose processes execute `module` with `words`.
 
-    On one host they meet in `folder`; torchrun joins several hosts, and writes its logs there.
+    On one host torchrun meets in a file of the folder `meeting`. It writes its logs to `folder`.
     """
+    command = [*PYTHON, "-m", "gallery_lib.launcher.torchrun", f"--nnodes={launch.nnodes}"]
+    command += [f"--nproc-per-node={launch.nproc_per_node}", f"--log-dir={folder}/torchrun"]
     if launch.nnodes == 1:
-        forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
-        return [*forked, folder, module, *words]
-    return [
-        *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
-        *(f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"),
-        *(f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}"),
-        f"--master-port={launch.master_port or preflight.PORT}",
-        f"--log-dir={Path(folder) / 'torchrun'}",
-        *("--no-python", *PYTHON, "-u", "-m", module, *words),
-    ]
+        command += meeting_arguments(meeting or folder)
+    else:
+        command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}"]
+        command += [f"--master-port={launch.master_port or preflight.PORT}"]
+    spec = importlib.util.find_spec(module) if can_fork() and launch.nnodes == 1 else None
+    if spec is None or spec.origin is None:
+        return [*command, "--no-python", *PYTHON, "-u", "-m", module, *words]
+    return [*command, "--start-method=fork", "--run-path", spec.origin, *words]
+
+
+def held_command_of(launch: LaunchConfig, folder: str, module: str = WORKER) -> list[str]:
+    """Return the command of a run on one host that waits after its imports, without torchrun."""
+    forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
+    return [*forked, folder, module]
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
@@ -305,7 +323,14 @@ def start(
             restarts=launch.max_restarts,
         ).write()
         variables[LAUNCHED_AT_VARIABLE] = repr(now() if launched_at is None else launched_at)
-        command = command_of(launch, run_dir, module)
+        if launch.nnodes == 1:
+            variables[RENDEZVOUS_VARIABLE] = str(meeting / RENDEZVOUS_FILE)
+            # torchrun has no TCP store to share with the ranks.
+            variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        if held:
+            command = held_command_of(launch, run_dir, module)
+        else:
+            command = command_of(launch, run_dir, module, meeting=meeting)
         own = dataclasses.replace(config, run_dir=run_dir)
         return Job(own, launch, command, variables, say=say, folders=folders)
     except BaseException:

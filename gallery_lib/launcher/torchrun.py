@@ -3,26 +3,33 @@
 -m gallery_lib.launcher.torchrun ARGUMENTS…
 
 Plain torchrun listens on every interface, and ends with a traceback of its own and exit code 1,
-whatever its processes ended with.
+whatever its processes ended with. On one host its ranks meet in a file. Where there is no GPU they
+are forked from it, which has imported torch; CUDA does not survive a fork.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gallery_lib.comm import rendezvous
+from gallery_lib.errors import InputError
 from gallery_lib.launcher.forked import Ending, report_killed
 from gallery_lib.system.processes import (
     GO_ON_LATER,
     HEARS_NOTICE_VARIABLE,
+    SOCKETS_VARIABLE,
     shell_exit_code,
 )
+from gallery_lib.train.failure import ERROR_FILES
 from gallery_lib.train.resolved import this_run
 
 
@@ -34,21 +41,78 @@ def _leave_sigterm_to_the_ranks() -> None:
         agent._shutdown(signal.SIGKILL)
 
     LocalElasticAgent._stop_workers = stopped  # type: ignore[method-assign]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"  # --signals-to-handle
 
 
+class _Finished:
+    """An event across forked processes that no killed process can block.
+
+    `multiprocessing.Event.set` waits until every process that sleeps in `wait` has woken up, so it
+    waits for ever for one that was killed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._flag = mmap.mmap(-1, 1)  # shared with processes that are forked later
+
+    def set(self) -> None:
+        """Let all processes go on that wait."""
+        self._flag[0] = 1
+
+    def wait(self) -> None:
+        """Wait until another process has called `set`."""
+        while not self._flag[0]:
+            time.sleep(0.005)
+
+
+def _prepare_forks() -> None:
+    """Import what ranks need, and have forked ones wait for each other by `_Finished`."""
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    from gallery_lib.launcher import worker
+
+    worker.preload()
+    start = MultiprocessContext._start
+
+    def started(context: Any) -> None:
+        context._worker_finished_event = _Finished()
+        start(context)
+
+    MultiprocessContext._start = started  # type: ignore[method-assign]
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run torchrun; return the exit code, 128 + the signal's number where one has ended it."""
+    """Run torchrun; return the exit code of the rank to blame, or 0.
+
+    A run with restarts begins again where a process has failed. A signal ends this process with
+    128 + its number.
+    """
     rendezvous.listen_where_told()
+    if HEARS_NOTICE_VARIABLE in os.environ:
+        _leave_sigterm_to_the_ranks()
+    if "--start-method=fork" in arguments:
+        _prepare_forks()
+    for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
+        logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
+    run, code = this_run(), 0
+    for _ in range(1 + (run.restarts if run is not None else 0)):
+        if folder := os.environ.get(SOCKETS_VARIABLE):  # of a run on one host
+            for name in (rendezvous.MEETING_FILE, rendezvous.RENDEZVOUS_FILE):
+                Path(folder, name).unlink(missing_ok=True)
+        for left in run.run_dir.glob(ERROR_FILES) if run is not None else ():
+            left.unlink()
+        code = _run(arguments)
+        if code in (0, InputError.exit_code, GO_ON_LATER):
+            break
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     # torch.distributed.run picks up the stores' class, and sets its loggers' levels, at import.
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if HEARS_NOTICE_VARIABLE in os.environ:
-        _leave_sigterm_to_the_ranks()
-    for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
-        logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     try:
         run.main(list(arguments))
     except ChildFailedError as error:
@@ -64,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"rank {rank} ended with {how}", file=sys.stderr)
         return shell_exit_code(code)
     except SignalException as error:  # its processes have been ended
-        return 128 + int(error.sigval)
+        sys.exit(128 + int(error.sigval))
     return 0
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.config import TrainConfig
@@ -24,7 +26,7 @@ from gallery_lib.config.command_line import CommandLine
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, OutOfMemory, RunFailed
-from gallery_lib.system.processes import die_with_parent
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, die_with_parent
 from gallery_lib.train.failure import ErrorReport, what_ran_out
 from gallery_lib.train.resolved import RUN_VARIABLE, this_run
 
@@ -114,16 +116,28 @@ def preload() -> None:
         gc.enable()
 
 
-def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> NoReturn:
-    """Call `run` and end the process, without waiting for threads of native libraries."""
+def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
+    """Call `run` and end the process, without waiting for threads of native libraries.
+
+    Return only where all went well in a process that was forked: torchrun waits for what its
+    processes return.
+    """
     code = run(body, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    if code or multiprocessing.parent_process() is None:
+        os._exit(code)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train with the options in `arguments`, then end the process."""
+    if multiprocessing.parent_process() is not None:
+        # A forked process has torchrun's handlers, which raise. A rank that takes SIGTERM for a
+        # notice still ignores it, until it listens.
+        hears = {signal.SIGTERM} if HEARS_NOTICE_VARIABLE in os.environ else set()
+        for number in {signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT} - hears:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     preload()
     from gallery_lib.train.loop import train
 
