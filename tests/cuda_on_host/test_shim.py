@@ -42,7 +42,7 @@ extern "C" __global__ void two_exchanges_through_one_buffer(const Arguments a) {
     __shared__ float warps[SIZE / 32];
     float result = 0;
     for (int round = 0; round < 2; round++) {
-        float value = a.data[threadIdx.x] + round;
+        float value = __shfl_xor_sync(0xffffffffu, a.data[threadIdx.x] + round, 0);
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
         __syncthreads();
         result += 1000 * round + warps[7 - threadIdx.x / 32];

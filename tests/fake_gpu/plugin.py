@@ -38,13 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     install()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need no device: neither marked `gpu` nor in a file `inside_….py`."""
-    items[:] = [
-        i for i in items if i.path.stem.startswith("inside_") or i.get_closest_marker("gpu")
-    ]
-
-
 @pytest.fixture(autouse=True)
 def nothing_fails_on_the_device() -> object:
     """Fail a test when work on the device failed, also where nobody waited for it."""

@@ -18,21 +18,24 @@ def in_orders(*drawn: int) -> pytest.MarkDecorator:
 
 @pytest.mark.slow
 @in_orders(1, 2, 4, 5, 6)
-def test_all_that_needs_a_device_runs_on_it(order):
-    """All tests marked `gpu`, and those in files called `inside_…`, in one process.
+def test_what_runs_inside(order):
+    """One task of the gallery trains here; thorough tests have the others."""
+    names = ("streams", "loader", "steps", "graphs", "training")
+    files = [f"tests/fake_gpu/inside_{name}.py" for name in names]
+    tasks = ("-k", "not inside_training or tts_angular")
+    pytest_on_device(*files, *tasks, order=order, devices=2)
 
-    One task of the gallery trains there; thorough tests have the others.
-    """
-    marked = [
+
+@pytest.mark.slow
+@in_orders()
+def test_the_tests_for_a_gpu_pass(order):
+    files = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if "mark.gpu" in path.read_text() and path.parent.name != "fake_gpu"
     ]
-    names = ("streams", "loader", "steps", "graphs", "training")
-    inside = [f"tests/fake_gpu/inside_{name}.py" for name in names]
-    tasks = ("-k", "not inside_training or tts_angular")
-    assert marked
-    pytest_on_device(*inside, *marked, *tasks, order=order, devices=2)
+    assert files
+    pytest_on_device("-m", "gpu", *files, order=order)
 
 
 @pytest.mark.thorough

@@ -68,7 +68,8 @@ print([name for name in names if importlib.util.find_spec(name)])
 @pytest.mark.parametrize(
     "tests",
     [
-        "test_device.py::test_all_that_needs_a_device_runs_on_it[late]",
+        "test_device.py::test_what_runs_inside[late]",
+        "test_device.py::test_the_tests_for_a_gpu_pass[late]",
         "test_commands.py::test_the_first_ten_minutes_on_a_gpu_are_not_lost",
     ],
 )
