@@ -36,7 +36,7 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 5_450,
+    "commands": 3_750,
     "kernels": 3_210,
     "optim": 1_490,
     "comm": 3_500,
