@@ -41,7 +41,7 @@ LIMITS = {
     "optim": 1_490,
     "comm": 3_500,
     "compiler": 2_550,
-    "data": 6_240,
+    "data": 4_630,
     "models, tasks": 2_620,
     "acceleration": 1_210,
     "train": 3_900,
