@@ -49,11 +49,12 @@ FAULTS = [
     Fault("a dropped wait for the copy", LOADING,
           "            torch.cuda.current_stream(self._device).wait_event(copied)\n", "", LOADER),
     Fault("the event is recorded before the copy", LOADING,
-          "(to_device(pinned, self._device), self._stream.record_event(), None)",
-          "(*reversed((self._stream.record_event(), to_device(pinned, self._device))), None)",
+          "(to_device(pinned, self._device), stream.record_event(), None)",
+          "(*reversed((stream.record_event(), to_device(pinned, self._device))), None)",
           LOADER),
     Fault("batches are not copied asynchronously", LOADING,
-          "    return tensor.pin_memory()\n", "    return tensor\n", LOADER),
+          "return tensor.pin_memory() if plain and not tensor.is_pinned() else tensor",
+          "return tensor", LOADER),
     Fault("the host waits for each copy", LOADING,
           "            torch.cuda.current_stream(self._device).wait_event(copied)\n",
           "            copied.synchronize()\n", LOADER),
@@ -123,7 +124,7 @@ FAULTS = [
     Fault("copies of gradients are kept alive", CAPTURED,
           "weakref.ref(p.grad)", "(lambda kept=p.grad: kept)", GRAPHS),
     Fault("the option for graphs is ignored", CAPTURED,
-          "        and options.cuda_graphs\n", "", GRAPHS),
+          " and options.cuda_graphs", "", GRAPHS),
 ]  # fmt: skip
 ORDERS = ("late", "early", "random:1")
 SECONDS = 180
