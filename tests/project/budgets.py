@@ -39,7 +39,7 @@ LIMITS = {
     "commands": 3_750,
     "kernels": 3_210,
     "optim": 1_490,
-    "comm": 3_500,
+    "comm": 2_500,
     "compiler": 2_550,
     "data": 4_630,
     "models, tasks": 2_620,
