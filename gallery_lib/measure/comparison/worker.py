@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -261,3 +262,7 @@ def body(config: TrainConfig) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Train in the role that the environment names, and end this process."""
     worker.end_after(body, arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -369,3 +370,7 @@ def operations(
             )
         )
     return sorted(parts, key=lambda part: -part.gain)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
