@@ -40,7 +40,7 @@ def test_bf16_without_autocast_is_said_to_be_fp32_once():
 @pytest.mark.parametrize("kind", ["float16 autocast", "float64", "compiled"])
 def test_another_precision_than_declared_is_named(kind):
     config = Config() if kind == "compiled" else Config.plain()
-    config.compute.bf16 = True
+    config.compute.bf16, config.compiler.backend = True, "aot_eager"
     made = model().double() if kind == "float64" else model()
     changed, _ = accelerate(made, None, config)
     with pytest.warns(UserWarning, match=f"is called in {'fp32' if kind == 'compiled' else kind}"):
