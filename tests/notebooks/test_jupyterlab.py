@@ -257,7 +257,7 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
         assert not table.is_visible()
         details.locator("summary").click()
         assert table.is_visible()
-        errors = page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+        errors = shown.cell(1).locator('[data-mime-type="application/vnd.jupyter.stderr"]')
         assert errors.all_text_contents() == []
         page.keyboard.press("ControlOrMeta+s")
         copy = lab.root / "my_notebooks" / "one.ipynb"

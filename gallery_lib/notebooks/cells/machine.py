@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
-from gallery_lib.console.table import number
 from gallery_lib.notebooks.cells.display import display_markdown
 from gallery_lib.system import hardware
 from gallery_lib.system.version import library_version
 
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "gallery_lib")
+_LIBRARIES = ("torchvision", "timm", "transformers", "gallery_lib")
 
 
 def show_machine() -> None:
     """Show this machine, the software on it, and what follows from both."""
     facts = hardware.machine_facts()
-    memory = f"{number(facts['memory_bytes'] / 2**30)} GiB"
     versions = {name: library_version(name) for name in _LIBRARIES}
-    software = [f"Python {platform.python_version()}"]
-    software += [f"{name} {version}" for name, version in versions.items() if version]
+    software = [f"{name} {version}" for name, version in versions.items() if version]
     display_markdown(
-        f"- **This machine**: {hardware.describe(facts)}, {memory} of memory.\n"
+        f"- **This machine**: {hardware.describe(facts)}.\n"
         f"- **Software**: {', '.join(software)}.\n"
         f"- **To know**: {' '.join(_notes(facts))}"
     )
