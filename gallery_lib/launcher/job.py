@@ -327,7 +327,7 @@ def start(
             variables[RENDEZVOUS_VARIABLE] = str(meeting / RENDEZVOUS_FILE)
             # torchrun has no TCP store to share with the ranks.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        if held:
+        if held or module != WORKER:  # part of a comparison, whose start-up is measured
             command = held_command_of(launch, run_dir, module)
         else:
             command = command_of(launch, run_dir, module, meeting=meeting)
