@@ -28,9 +28,18 @@ __all__ = ["Config", "LaunchConfig", "TrainConfig", "accelerate", "launch", "not
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gallery_lib")
     if name not in _WHERE:
         raise AttributeError(f"module 'gallery_lib' has no attribute {name!r}")
-    module = importlib.import_module(_WHERE[name])
+    try:
+        module = importlib.import_module(_WHERE[name])
+    except ModuleNotFoundError as error:
+        from gallery_lib.errors import missing_package
+
+        raise missing_package(error) or error from None
     value = module if name == "notebook" else getattr(module, name)
     globals()[name] = value
     return value

@@ -78,6 +78,31 @@ class Interrupted(KeyboardInterrupt):
         return [f"Interrupted: {self}"]
 
 
+_PACKAGES = {
+    **{"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "cuda": "cuda-core"},
+    **{"IPython": "ipykernel", "nbformat": "papermill", "nbconvert": "papermill"},
+}
+"""Packages whose modules have other names."""
+
+
+def missing_package(error: ModuleNotFoundError) -> InputError | None:
+    """Return what to install for a module that an extra of this package brings, else None."""
+    import importlib.metadata
+
+    module = (error.name or "").partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    for line in importlib.metadata.requires("gallery_lib") or ():
+        requirement, _, marker = line.partition(";")
+        extra = marker.partition("extra == ")[2].strip(" '\"")
+        if extra and re.split(r"[^\w-]", requirement.strip())[0] == package:
+            return InputError(
+                f"{package} is not installed. The extra `{extra}` brings it: "
+                f"pip install 'gallery_lib[{extra}]', or in a checkout pip install '.[{extra}]'.",
+                parameter=package,
+            )
+    return None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean `x`?" for the closest of `known`, or "" when nothing is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

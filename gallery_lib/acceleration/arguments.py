@@ -43,9 +43,13 @@ class Parts:
         """Return the parts of a kind, in order, without those left out."""
         return [part for name, part in self.given if name == kind and part is not None]
 
-    def handed_back(self, replaced: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Return the parts in order, each as the value of its id in `replaced`, if it has one."""
-        return tuple(replaced.get(id(part), part) for _, part in self.given)
+    def handed_back(self, replaced: Mapping[int, Any]) -> Any:
+        """Return the parts in order, each as the value of its id in `replaced`, if it has one.
+
+        One part comes back as itself, several as a tuple.
+        """
+        parts = tuple(replaced.get(id(part), part) for _, part in self.given)
+        return parts if len(parts) > 1 else parts[0]
 
 
 def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
@@ -85,9 +89,6 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
         raise InputError("accelerate() needs a model (a torch.nn.Module).", parameter="model")
     configs = [part for kind, part in parts if kind == "config" and part is not None]
     parts = [(kind, part) for kind, part in parts if kind != "config"]
-    if [kind for kind, _ in parts] == ["model"]:
-        # The call with a model alone returns two things all the same.
-        parts.append(("loader", None))
     return Parts(parts, configs[0] if configs else Config())
 
 

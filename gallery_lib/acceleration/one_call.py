@@ -27,6 +27,7 @@ from torch import nn
 from gallery_lib.acceleration import arguments, precision
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
+from gallery_lib.compiler import recompiles
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.compiler.notices import announce_first_call
@@ -55,6 +56,7 @@ class _State:
     device: torch.device
     loaders: list[Any]
     optimizers: list[torch.optim.Optimizer]
+    schedulers: list[Any]
     record: dict[str, str] = field(default_factory=dict)
     result: Any = None
     """The model, or its twin on several processes."""
@@ -62,11 +64,12 @@ class _State:
     """By the id of each loader, one that yields its batches on the device."""
 
 
-def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see __signature__
+def accelerate(*given: Any, **named: Any) -> Any:  # noqa: D417, see __signature__
     """Accelerate the parts of a training; return them in the order given, without the config.
 
     The model is placed, compiled and distributed, in place. Batches arrive on its device.
-    Parts may be given in any order, since their types tell them apart.
+    Parts may be given in any order, since their types tell them apart. A model alone comes back as
+    itself, several parts as a tuple.
 
     Args:
         model: any module, on any device. With several processes its twin comes back, whose calls
@@ -98,7 +101,9 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:  # noqa: D417, see
     model = _plain_module(parts.model)
     arguments.check_optimizers(model, optimizers)
     device = _join_run(model)
-    state = _State(config, model, device, parts.of_kind("loader"), optimizers)
+    state = _State(
+        *(config, model, device, parts.of_kind("loader"), optimizers), parts.of_kind("scheduler")
+    )
     for step in STEPS:
         state.record.update(step(state))
     _records[model] = _records[state.result] = state.record
@@ -184,6 +189,40 @@ def _load(state: _State) -> dict[str, str]:
     return {"loader": f"processes that load data at niceness {niceness[-1]}"} if niceness else {}
 
 
+def _check_schedules(state: _State) -> dict[str, str]:
+    """Say where a scheduler was built for as many batches as the undivided loader has."""
+    notes = [
+        line
+        for loader in state.loaders
+        for scheduler in state.schedulers
+        if (line := _too_long(scheduler, _length(loader), _length(state.batches[id(loader)])))
+    ]
+    if notes and process_group.rank() == 0:
+        tell(f"accelerate(): {notes[0]}")
+    return {"schedule": notes[0]} if notes else {}
+
+
+def _too_long(scheduler: Any, undivided: int, share: int) -> str | None:
+    names = ("total_steps", "T_max", "total_iters", "step_size")
+    steps = next((getattr(scheduler, name) for name in names if hasattr(scheduler, name)), None)
+    if not share < undivided or not steps or steps % undivided:
+        return None
+    passes = steps // undivided
+    return (
+        f"{type(scheduler).__name__} has {steps} steps, which is {passes} of the loader's passes "
+        f"before it was divided. Each process takes {share} of {undivided} batches: stepped at "
+        f"each one, the schedule ends at {share / undivided:.0%}. Build it with {passes * share} "
+        "steps"
+    )
+
+
+def _length(loader: Any) -> int:
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
+
+
 def _adopt_optimizers(state: _State) -> dict[str, str]:
     compute = state.config.compute
     optimizers = state.optimizers if compute.optimizer else ()
@@ -237,6 +276,7 @@ STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
     _use_kernels,
     _let_cudnn_measure,
     _load,
+    _check_schedules,
     _adopt_optimizers,
     _compile,
     _check_precision,
@@ -257,11 +297,14 @@ def _call_alone(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def techniques(model: nn.Module) -> dict[str, str]:
-    """Return what accelerate() did to this model, by technique.
+    """Return what accelerate() did to this model, by technique, and what was compiled again.
 
     The result is empty for the baseline and for other models.
     """
-    return _records.get(model, {})
+    record = _records.get(model, {})
+    if "compiler" in record and (again := recompiles.summary()):
+        record["recompilations"] = again
+    return record
 
 
 # The signature that help() and editors show.
@@ -271,5 +314,5 @@ accelerate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
         for name in arguments.NAMES[1:]
     ],
-    return_annotation=tuple[Any, ...],
+    return_annotation=Any,
 )

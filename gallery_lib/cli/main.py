@@ -345,6 +345,36 @@ def pack(words: Words, operands: Operands) -> None:
     print(write(operands.task, Path(operands.out or f"gallery-{operands.task}.tar.gz")))
 
 
+_BUNDLE = {"file": {"metavar": "FILE", "help": "the bundle, a zip archive"}}
+
+
+@_command("cache save", "Write all compiled code into one file.", operands=_BUNDLE)
+def cache_save(words: Words, operands: Operands) -> None:
+    """Write a bundle of compiled code, and print what is in it."""
+    with importing():
+        from gallery_lib.compiler import bundle
+
+    count, size = bundle.save(Path(operands.file))
+    print(f"{operands.file}: {count} files of compiled code, {size / 1e6:.0f} MB unpacked")
+
+
+@_command(
+    "cache load",
+    "Take compiled code from a file of the same kind of machine. It is machine code: load what you "
+    "trust.",
+    operands=_BUNDLE,
+)
+def cache_load(words: Words, operands: Operands) -> None:
+    """Load a bundle of compiled code, and print what was new."""
+    with importing():
+        from gallery_lib.compiler import bundle
+
+    new, same_folder = bundle.load(Path(operands.file))
+    print(f"{new} files of compiled code are new here")
+    if not same_folder:
+        print("The cache lies in another folder than the bundle's: C++ is compiled once more.")
+
+
 # --------------------------------------------------------------------------------------------------
 # Entry points
 

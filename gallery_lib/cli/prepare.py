@@ -230,7 +230,8 @@ def make(environment: Path, extra: str) -> None:
         ]
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     install: list[str | Path] = [uv, "pip", "install", *quiet, "--python", python]
-    extras = ["--all-extras"] if extra == DEVELOPMENT else []
+    named_extras = [f"--extra={name}" for name in ("tasks", "notebooks", "cuda")]
+    extras = ["--all-extras"] if extra == DEVELOPMENT else named_extras
     packages = ["--compile-bytecode", "--require-hashes", "-r", "pyproject.toml", *extras]
     for command in (
         *making,

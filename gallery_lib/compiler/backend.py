@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gallery_lib.compiler import cache
+from gallery_lib.compiler import cache, recompiles
 from gallery_lib.compiler.calls import Call, set_compiled, wrap_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError
@@ -154,7 +154,9 @@ def _with_guards_on_hooks(compiled: Call, call: Call, /, *args: Any, **kwargs: A
 
     if dynamo_config.skip_nnmodule_hook_guards:  # newer releases have a setting for each thread
         dynamo_config.skip_nnmodule_hook_guards = False
-    return compiled(call, *args, **kwargs)
+    result = compiled(call, *args, **kwargs)
+    recompiles.look()
+    return result
 
 
 # --------------------------------------------------------------------------------------------------

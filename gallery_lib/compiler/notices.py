@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from gallery_lib.comm import process_group
+from gallery_lib.compiler import recompiles
 from gallery_lib.compiler.calls import compiled_call, set_compiled
 from gallery_lib.kernels.runtime import kept_code
 from gallery_lib.system.processes import tell
@@ -57,6 +58,14 @@ def _breaks() -> Counter[str]:
     return Counter({**counters["unimplemented"], **counters["graph_break"]})
 
 
+def _line_of_break() -> str:
+    """Return the user's line at which Dynamo broke a graph last, as ` (FILE:LINE)`."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    stack = graph_break_reasons[-1].user_stack if graph_break_reasons else ()
+    return f" ({stack[-1].filename}:{stack[-1].lineno})" if stack else ""
+
+
 def _graphs() -> int:
     """Return how many graphs Dynamo has made in this process so far."""
     from torch._dynamo.utils import counters
@@ -75,6 +84,7 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
     say = tell if process_group.rank() == 0 else (lambda message: None)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
+        recompiles.watch(lambda line: say(f"{name}: {line}"))
         before, graphs = _breaks(), _graphs()
         say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
@@ -86,7 +96,7 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
         if breaks := _breaks() - before:
             reason = next(iter(breaks)).strip().splitlines()[0]
             others = " and others" if len(breaks) > 1 else ""
-            done["graph breaks"] = f"{breaks.total()}: {reason}{others}"
+            done["graph breaks"] = f"{breaks.total()}: {reason}{_line_of_break()}{others}"
             say(
                 f"{name} is not one graph; the parts between the breaks are compiled: "
                 f"{done['graph breaks']}"

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gallery_lib.console.visible import VisibleStream
-from gallery_lib.errors import GalleryError, GoOnLater
+from gallery_lib.errors import GalleryError, GoOnLater, missing_package
 
 INTERRUPTED, READER_GONE, TERMINATED = (
     128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
@@ -103,6 +103,11 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
         prefix = "" if isinstance(error, GoOnLater) else f"{error_prefix}: "
         print(f"{prefix}{error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (missing := missing_package(error)) is None:
+            raise
+        print(f"{error_prefix}: {missing}", file=sys.stderr)
+        return missing.exit_code
     except OSError as error:
         return _refused(error, error_prefix)
     except (KeyboardInterrupt, Terminated) as end:

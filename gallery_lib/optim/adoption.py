@@ -74,6 +74,13 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
     return f"{name} {text}; what it cannot take is left to torch's own step."
 
 
+def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer its class of torch.optim back; torch's fused form, on CUDA, stays."""
+    if isinstance(optimizer, fused_cpu.OnePass | SyncFree):
+        kinds = type(optimizer).__mro__
+        _adopt(optimizer, next(k for k in kinds if getattr(torch.optim, k.__name__, None) is k))
+
+
 def _choose(
     optimizer: torch.optim.Optimizer, scaled: bool
 ) -> tuple[type[torch.optim.Optimizer] | None, str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gallery_lib import optim, stats
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
+from gallery_lib.compiler import recompiles
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware
 from gallery_lib.system.machine_load import MachineLoad
@@ -92,8 +93,10 @@ def techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict
     if not session.config.kernels:
         reason = "switched off (--no-kernels)"
     ran = operators.summary(since=calls_before)  # of this process, evaluation included
+    again = recompiles.summary()
     return {
         **session.techniques,
+        **({"recompilations": again} if again else {}),
         "optimizer": optim.kind(session.optimizer),
         "kernels": ran or f"not used, {reason or 'nothing in this run calls for one'}",
     }

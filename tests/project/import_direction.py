@@ -43,7 +43,11 @@ FLOORS: tuple[dict[str, str], ...] = (
         "tasks": "the eleven tasks, one file each, and what tasks of a domain share",
         "tune": "choice of layout and compiler by measurement on a real batch",
     },
-    {"acceleration": "`accelerate(model, loader, optimizer, scheduler, config)`"},
+    {
+        "acceleration": "`accelerate(model, loader, optimizer, scheduler, config)`",
+        "adapters": "callbacks for Trainer, Lightning and Fabric",
+        "plug": "`import gallery_lib.plug`: the same, for loops that another library drives",
+    },
     {"train": "one training run: loop, recipe, records and results"},
     {"launcher": "start, watch and end the processes of a run"},
     {"measure": "comparisons, benches, the variants in them, communication, replay"},

@@ -25,7 +25,8 @@ def test_conda_takes_from_pypi_what_the_package_declares_and_brings_the_rest(
 ) -> None:
     conda = yaml.safe_load((checkout / "environment.yml").read_text())
     from_pypi = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
-    assert from_pypi == [*project["dependencies"], "-e ."]
+    assert from_pypi == ["-e .[tasks,notebooks,cuda]"]
+    assert {"tasks", "notebooks", "cuda"} < set(project["optional-dependencies"])
     others = {entry for entry in conda["dependencies"] if isinstance(entry, str)}
     assert {f"python{project['requires-python']}", "pip", "cxx-compiler"} <= others
     assert (conda["name"], conda["channels"]) == ("gallery", ["conda-forge"])

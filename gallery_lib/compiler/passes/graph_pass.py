@@ -46,12 +46,14 @@ class Pass:
 class Passes(CustomGraphPass):
     """Graph passes in order, where Inductor accepts one."""
 
-    def __init__(self, passes: Iterable[Pass]) -> None:
-        """Run `passes` in this order."""
-        self.passes = tuple(passes)
+    def __init__(self, passes: Iterable[Pass], only_on: str = "") -> None:
+        """Run `passes` in this order; with `only_on`, in graphs of that type of device alone."""
+        self.passes, self.only_on = tuple(passes), only_on
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
+        if self.only_on and _device_types(graph) - {self.only_on}:
+            return
         for one in self.passes:
             one.rewrite(graph)
 
@@ -66,7 +68,13 @@ class Passes(CustomGraphPass):
         sources = tuple(str(path) for folder in folders for path in sorted(folder.glob("*.py")))
         named = [(one.rewrite.__module__, one.rewrite.__qualname__) for one in self.passes]
         flags = sorted(hardware.cpu_flags())
-        return named, flags, get_hash_for_files(sources), functorch_config.donated_buffer
+        kept = functorch_config.donated_buffer
+        return named, self.only_on, flags, get_hash_for_files(sources), kept
+
+
+def _device_types(graph: fx.Graph) -> set[str]:
+    values = (node.meta.get("val", node.meta.get("example_value")) for node in graph.nodes)
+    return {value.device.type for value in values if isinstance(value, Tensor)}
 
 
 def replace(node: fx.Node, target: Any, *args: Any) -> None:

@@ -17,7 +17,7 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
     notes = copy.notes()
     order = [
         "uv venv",
-        "--require-hashes -r pyproject.toml -c requirements.lock",
+        "-r pyproject.toml --extra=tasks --extra=notebooks --extra=cuda -c requirements.lock",
         "--no-deps -e .",
         "ipykernel install",
         "data_prep/mock_imagenet.py",

@@ -1,0 +1,92 @@
+"""Accelerate a loop that another library drives: `import gallery_lib.plug` before its first step.
+
+It is for code that names the compiler `"inductor"` itself and makes its own loop: Trainer,
+Accelerate, Lightning, a script with `torch.compile(model)`. From then on
+
+- Inductor runs our graph passes behind those that are set, and lays convolutions out as this CPU
+  computes them fastest. Only what is compiled has these passes;
+- an optimizer of torch.optim takes its fast form after its first step (`optim.adoption`);
+- the host allocator keeps large blocks.
+
+One line on standard error says so. `off()` undoes it. Without the import nothing is changed.
+
+Example:
+    >>> import torch
+    >>> import gallery_lib.plug
+    >>> model = torch.compile(torch.nn.Linear(4, 1))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from gallery_lib.comm import process_group
+from gallery_lib.compiler import torch_backend
+from gallery_lib.compiler.backend import allow_kept_graphs
+from gallery_lib.compiler.passes.graph_pass import Passes
+from gallery_lib.memory import allocator
+from gallery_lib.optim import adoption
+from gallery_lib.system.processes import tell
+
+_before: dict[str, Any] = {}
+"""Options of Inductor that were changed, as they were."""
+_seen: WeakSet[Optimizer] = WeakSet()
+"""Optimizers that have taken a step since `on`."""
+_hook: Any = None
+
+
+def on() -> str:
+    """Switch everything on; return the line that says what was done. The import does this."""
+    global _hook
+    if _hook is not None:
+        return "on already"
+    import torch._inductor.config as inductor
+
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    options = torch_backend.inductor_options(device_type)
+    for name, value in options.items():
+        _before[name] = getattr(inductor, name)
+        if isinstance(value, Passes):
+            value = torch_backend.after(_before[name], Passes(value.passes, device_type))
+        setattr(inductor, name, value)
+    _before["donated_buffer"] = torch._functorch.config.donated_buffer
+    allow_kept_graphs()
+    _hook = register_optimizer_step_post_hook(_adopt)
+    count = sum(len(value.passes) for value in options.values() if isinstance(value, Passes))
+    return (
+        f"{count} graph passes in Inductor, fast steps for optimizers of torch.optim, "
+        f"allocator: {allocator.apply()}"
+    )
+
+
+def off() -> None:
+    """Undo what `on` has done. Compiled code stays in models that have it; blocks stay kept."""
+    global _hook
+    if _hook is None:
+        return
+    import torch._inductor.config as inductor
+
+    _hook.remove()
+    _hook = None
+    torch._functorch.config.donated_buffer = _before.pop("donated_buffer")
+    for name, value in _before.items():
+        setattr(inductor, name, value)
+    _before.clear()
+    for optimizer in list(_seen):
+        adoption.release_optimizer(optimizer)
+    _seen.clear()
+
+
+def _adopt(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer not in _seen:
+        _seen.add(optimizer)
+        adoption.accelerate_optimizer(optimizer, scaled=False)
+
+
+_said = on()
+if process_group.rank() == 0:
+    tell(f"gallery_lib.plug: {_said}. gallery_lib.plug.off() undoes it")
