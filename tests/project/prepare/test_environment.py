@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import psutil
 import pytest
+from project.prepare.small_checkout import write_script
 
 TESTS = "python -m pytest -m not gpu and not thorough --durations=60 --durations-min=15"
 
@@ -121,3 +123,25 @@ def test_two_at_once_install_once(copy):
     assert "waiting for it" in second.stdout
     assert "already there" in second.stdout
     assert copy.notes().count("uv venv") == 1
+
+
+def test_a_python_without_its_optimisations_is_taken_only_where_no_other_is_there(copy):
+    def seems_built_with(name: str, flags: str) -> None:
+        folder = copy.bin.parent / f"disguise of {name}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "import sys, sysconfig\n"
+            f"sys.executable = sys._base_executable = {str(copy.bin / name)!r}\n"
+            f"sysconfig.get_config_vars()['CONFIG_ARGS'] = {flags!r}\n"
+            "sys.base_prefix = '/elsewhere'\n"
+        )
+        start = f'PYTHONPATH="{folder}" exec "{sys.executable}" "$@"'
+        write_script(copy.bin / name, f"#!/usr/bin/env bash\n{start}\n")
+
+    seems_built_with("python3", "")
+    assert copy.run().returncode == 0
+    assert f"uv venv --quiet --python {copy.bin}/python3 --prompt" in copy.notes()
+    seems_built_with("python3.12", "'--enable-optimizations'")
+    (copy.root / ".venv" / "gallery-stamp").unlink()
+    assert copy.run().returncode == 0
+    assert f"uv venv --quiet --python {copy.bin}/python3.12 --prompt" in copy.notes()
