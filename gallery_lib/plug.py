@@ -9,6 +9,7 @@ Accelerate, Lightning, a script with `torch.compile(model)`. From then on
 - the host allocator keeps large blocks.
 
 One line on standard error says so. `off()` undoes it. Without the import nothing is changed.
+Inductor keeps its options by thread (torch 2.15): import in the thread that trains.
 
 Example:
     >>> import torch
@@ -26,16 +27,16 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import torch_backend
-from gallery_lib.compiler.backend import allow_kept_graphs
+from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
 from gallery_lib.compiler.passes.graph_pass import Passes
 from gallery_lib.memory import allocator
 from gallery_lib.optim import adoption
 from gallery_lib.system.processes import tell
 
-_before: dict[str, Any] = {}
-"""Options of Inductor that were changed, as they were."""
+_changed: dict[str, tuple[Any, Any]] = {}
+"""Options of Inductor that were changed: what they were, and what they are."""
 _seen: WeakSet[Optimizer] = WeakSet()
-"""Optimizers that have taken a step since `on`."""
+"""Optimizers of torch.optim that have taken a step since `on`."""
 _hook: Any = None
 
 
@@ -49,12 +50,14 @@ def on() -> str:
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     options = torch_backend.inductor_options(device_type)
     for name, value in options.items():
-        _before[name] = getattr(inductor, name)
+        before = getattr(inductor, name)
         if isinstance(value, Passes):
-            value = torch_backend.after(_before[name], Passes(value.passes, device_type))
+            value = torch_backend.after(before, Passes(value.passes, device_type))
         setattr(inductor, name, value)
-    _before["donated_buffer"] = torch._functorch.config.donated_buffer
+        _changed[name] = before, value
+    _changed["donated_buffer"] = torch._functorch.config.donated_buffer, False
     allow_kept_graphs()
+    use_cache()
     _hook = register_optimizer_step_post_hook(_adopt)
     count = sum(len(value.passes) for value in options.values() if isinstance(value, Passes))
     return (
@@ -72,17 +75,19 @@ def off() -> None:
 
     _hook.remove()
     _hook = None
-    torch._functorch.config.donated_buffer = _before.pop("donated_buffer")
-    for name, value in _before.items():
-        setattr(inductor, name, value)
-    _before.clear()
+    torch._functorch.config.donated_buffer = _changed.pop("donated_buffer")[0]
+    for name, (before, ours) in _changed.items():
+        if getattr(inductor, name) is ours:  # otherwise somebody has changed it since
+            setattr(inductor, name, before)
+    _changed.clear()
     for optimizer in list(_seen):
         adoption.release_optimizer(optimizer)
     _seen.clear()
 
 
 def _adopt(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer not in _seen:
+    kind = type(optimizer)
+    if optimizer not in _seen and getattr(torch.optim, kind.__name__, None) is kind:
         _seen.add(optimizer)
         adoption.accelerate_optimizer(optimizer, scaled=False)
 

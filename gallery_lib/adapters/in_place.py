@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gallery_lib.comm import process_group
+from gallery_lib.compiler import recompiles
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import compiled_call
 from gallery_lib.config import Compiler
@@ -22,6 +23,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
         say(f"{type(model).__name__} is compiled already, and stays as it is; allocator: {kept}")
     else:
         how = compile_model(model, Compiler(), device)
+        recompiles.watch(say)
         say(f"{type(model).__name__}: {how}; allocator: {kept}")
 
 

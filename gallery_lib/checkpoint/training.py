@@ -13,6 +13,7 @@ copies the common one, and has a thread of low priority write the copy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -112,9 +113,11 @@ class Checkpoint:
     ) -> None:
         process_group.ensure_initialized()
         self._interval = None if every is None else interval_of(every, "every")
-        if keep < 1:
-            raise InputError(f"keep={keep} must be at least 1.", parameter="keep")
+        if not isinstance(keep, int) or keep < 1:
+            raise InputError(f"keep={keep!r} must be a whole number from 1.", parameter="keep")
         self.folder, self._keep = Path(folder).expanduser(), keep
+        if self._interval is not None and process_group.rank() == 0:
+            _check_folder(self.folder)
         self._parts = Parts(
             model, _listed(optimizer), _listed(scheduler), scaler, _followed(loader)
         )
@@ -164,7 +167,8 @@ class Checkpoint:
             said += [_SEVERAL_GRAPHS] if self._several_graphs else []
             for line in (f"going on from {saved.path}, step {self.steps}", *said):
                 self._say(line)
-        self._ends.enter_context(self._notice.listening())
+        if self._interval is not None:
+            self._ends.enter_context(self._notice.listening())
         _open = weakref.ref(self)
 
     @property
@@ -262,7 +266,9 @@ class Checkpoint:
 
     def _write(self, content: dict[str, Any]) -> None:
         """Write a checkpoint, and delete all but the newest; in the thread."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        with contextlib.suppress(OSError):
+            present = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICENESS, present))
         step, began, self.failure = content["step"], time.perf_counter(), ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -290,6 +296,18 @@ def say(line: str) -> None:
     """Print a line on rank 0's standard error."""
     if process_group.rank() == 0:
         tell(line)
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder of checkpoints; raise InputError where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except OSError as error:
+        raise InputError(
+            f"folder={folder} cannot be used. {refusal(error)}.", parameter="folder"
+        ) from None
 
 
 def _listed(parts: Any) -> list[Any]:

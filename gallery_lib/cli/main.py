@@ -124,8 +124,8 @@ _OF_COMPARE = (
     operands={
         "batches": {
             **{"nargs": "*", "metavar": "BATCH"},
-            "help": "none, or two folders of `gallery run` or `prepare.sh --run`, or two files in "
-            "benchmarks/results/; exit code 1: a regression",
+            "help": "none, or two folders of `gallery run` or `prepare.sh --run`; exit code 1: a "
+            "regression",
         }
     },
     without=_OF_COMPARE,
@@ -438,7 +438,7 @@ def help_page() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `gallery` command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    length = 2 if words[:1] == ["lab"] else 1
+    length = 2 if words[:1] in (["lab"], ["cache"]) else 1
     name, rest = " ".join(words[:length]), words[length:]
 
     def body() -> int | None:

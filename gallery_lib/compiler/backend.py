@@ -80,8 +80,7 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
     if options.backend != INDUCTOR:
         compile_calls(model, backend=options.backend)
         return options.backend
-    os.environ.update(cache.cache_variables())
-    cache.keep_headers()
+    use_cache()
     allow_kept_graphs()
     # Imported here, since the import takes a second of every start.
     from gallery_lib.compiler import passes
@@ -100,6 +99,12 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
         compile_options["triton.cudagraphs"] = False
     compile_calls(model, backend=INDUCTOR, options=compile_options)
     return description
+
+
+def use_cache() -> None:
+    """Have Inductor keep its code in this package's cache, or in the folder that the user named."""
+    os.environ.update(cache.cache_variables())
+    cache.keep_headers()
 
 
 def allow_kept_graphs() -> None:

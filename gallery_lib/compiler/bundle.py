@@ -108,9 +108,9 @@ def load(file: Path) -> tuple[int, bool]:
             target = folders[room] / inside
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                Path(unpacked, name).replace(target)
+                shutil.move(Path(unpacked, name), target)
                 new += 1
-        return new, contents["folder"] == str(folder)
+        return new, contents.get("folder") == str(folder)
 
 
 def _unpack(file: Path, folder: Path) -> dict[str, dict[str, str]]:
@@ -118,10 +118,11 @@ def _unpack(file: Path, folder: Path) -> dict[str, dict[str, str]]:
     try:
         with zipfile.ZipFile(file) as archive:
             contents: dict[str, dict[str, str]] = json.loads(archive.read(_CONTENTS))
-            contents["machine"], contents["folder"]
+            dict.items(contents["machine"])  # TypeError for another type
             for name, digest in contents["digests"].items():
                 room, *inside = PurePosixPath(name).parts
-                if room not in _folders() or not inside or ".." in inside:
+                plain = name == str(PurePosixPath(name))
+                if not plain or room not in _folders() or not inside or ".." in inside:
                     raise ValueError(f"{name} lies outside the cache")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)

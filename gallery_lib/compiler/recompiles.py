@@ -94,7 +94,14 @@ def watch(say: Callable[[str], None]) -> None:
 
 def look() -> None:
     """Count what the call before this one has compiled, if anything."""
-    if _watch is not None and _watch.began:
+    from torch._dynamo.callback import callback_handler
+
+    if _watch is None:
+        return
+    if _watch.begin not in callback_handler.start_callbacks:  # torch._dynamo.reset() removes it
+        callback_handler.register_start_callback(_watch.begin)
+        _watch.began = True
+    if _watch.began:
         _watch.look()
 
 

@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from gallery_lib.compiler import passes
-from gallery_lib.compiler.backend import allow_kept_graphs
+from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -56,9 +57,12 @@ def gallery(
     _check(given)
     if mode and mode != "default":
         patches |= torch._inductor.list_mode_options(mode)
-    for name, value in given.items():
-        ours = patches.get(name)
-        patches[name] = after(value, ours) if isinstance(ours, passes.Passes) else value
+    for name, ours in list(patches.items()):
+        if isinstance(ours, passes.Passes):
+            theirs = given.pop(name, getattr(torch._inductor.config, name))
+            patches[name] = after(theirs, ours)
+    patches |= given
+    use_cache()
     allow_kept_graphs()
     return cast(Callable[..., Any], compile_fx(graph, inputs, config_patches=patches))
 
@@ -102,20 +106,33 @@ def _device_type(inputs: list[Any]) -> str:
 
 
 def after(others: Any, ours: passes.Passes) -> CustomGraphPass:
-    """Return one pass that runs another's, or several of others, and then ours."""
+    """Return one pass that runs another's, or several of others, and then ours.
+
+    Those of ours that `plug` has set already are left out.
+    """
     given = others if isinstance(others, list | tuple) else [others]
+    if len(given) == 1 and isinstance(given[0], _Chain):
+        given = given[0].others
     return _Chain([one for one in given if one is not None], ours)
 
 
-class _Chain(CustomGraphPass):
+_Aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
+"""Passes that are told whether the graph is for inference; torch 2.11 has none."""
+
+
+class _Chain(_Aware):  # type: ignore[misc, valid-type]
     """Others' passes, and ours behind them, where torch 2.11 takes a single one."""
 
     def __init__(self, others: list[Any], ours: passes.Passes) -> None:
         self.others, self.ours = others, ours
+        self.passes = ours.passes
 
-    def __call__(self, graph: fx.Graph) -> None:
+    def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
         for one in (*self.others, self.ours):
-            one(graph)
+            if _Aware is not CustomGraphPass and isinstance(one, _Aware):
+                one(graph, is_inference)  # type: ignore[call-arg]
+            else:
+                one(graph)
 
     def uuid(self) -> Any:
         """Return a part of the cache's key; None, which is no caching, where another has none."""

@@ -79,7 +79,8 @@ class TrainConfig:
     keep: int = 2
     """Newest checkpoints to keep; older ones are deleted."""
     resume: str | None = None
-    """Go on from a checkpoint: auto is the newest whole one of run_dir, if any; else a folder."""
+    """Go on from a checkpoint: auto is the newest one of run_dir, if any; else a file, or the
+    folder of a run."""
 
 
 @dataclass(frozen=True)

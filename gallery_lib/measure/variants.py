@@ -35,7 +35,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache
 from gallery_lib.config import Config, Loader, Memory
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels import mixed_product
 from gallery_lib.memory import allocator
 from gallery_lib.memory.layout import memory_format, takes_any_layout
@@ -52,7 +52,7 @@ FOR_CPUS = (
     *(EMULATED, "short-attention", "whole-upsampling", "max-pooling", LARGE_BATCH_NORMS),
     *("vector-masks", SMALL_CONVOLUTIONS, MIXED_PRODUCTS),
 )
-"""Graph passes for CPUs, named after their options in `config.Compiler`."""
+"""Graph passes for CPUs, by their names in `config.compiler.without`, with dashes."""
 TECHNIQUES = ("layout", "allocator", "compiler", *FOR_CPUS, NICE_LOADING, FUSED)
 """All techniques, in the order in which a waterfall adds them."""
 _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS)
@@ -116,6 +116,12 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
 def reason_not_applied(technique: str, amp_level: str) -> str | None:
     """Return why a technique would do nothing on this machine, or None."""
     device_type = hardware.device_type()
+    if technique not in TECHNIQUES:
+        raise InputError(
+            f"`{technique}` is no technique of the backend.{did_you_mean(technique, TECHNIQUES)} "
+            f"Known: {', '.join(TECHNIQUES)}.",
+            parameter="techniques",
+        )
     if technique == "layout" and not hardware.prefers_channels_last(device_type):
         return "convolutions on a CPU without AVX-512 gain nothing from channels_last"
     if amp_level == "O0" and technique in _ONLY_IN_BF16:

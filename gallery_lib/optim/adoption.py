@@ -77,8 +77,9 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = Tru
 def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer its class of torch.optim back; torch's fused form, on CUDA, stays."""
     if isinstance(optimizer, fused_cpu.OnePass | SyncFree):
-        kinds = type(optimizer).__mro__
-        _adopt(optimizer, next(k for k in kinds if getattr(torch.optim, k.__name__, None) is k))
+        kinds = [k for k in type(optimizer).__mro__ if k in _ONE_PASS or k in _SYNC_FREE]
+        if kinds:
+            _adopt(optimizer, kinds[0])
 
 
 def _choose(
@@ -126,7 +127,22 @@ def _choice(group: dict[str, Any]) -> str | None:
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Have torch's class take fused steps, as its constructor does with `fused=True`."""
+    """Have torch's class take fused steps, as its constructor does with `fused=True`.
+
+    Its state dict stays that of an optimizer without: it may be loaded on a CPU, and there torch's
+    fused form is wrong for some layouts.
+    """
+    _set_fused(optimizer)
+    optimizer.register_load_state_dict_post_hook(_set_fused)
+    optimizer.register_state_dict_post_hook(
+        lambda _, state: {
+            **state,
+            "param_groups": [{**group, "fused": None} for group in state["param_groups"]],
+        }
+    )
+
+
+def _set_fused(optimizer: torch.optim.Optimizer) -> None:
     optimizer.defaults["fused"] = True
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     for group in optimizer.param_groups:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from gallery_lib.checkpoint import state
-from gallery_lib.checkpoint.folders import CHECKPOINTS
+from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Saved, graphs_made
 from gallery_lib.checkpoint.training import Checkpoint
 from gallery_lib.comm import process_group
-from gallery_lib.errors import GoOnLater, InputError
+from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import schedules
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.measurements import Trained
@@ -67,10 +67,7 @@ def choose(config: ResolvedConfig) -> Saved | None:
             f"{saved.path} is a checkpoint of a script, and not of a run.", parameter="resume"
         )
     before, present = saved.content["config"], dataclasses.asdict(config)
-    names: tuple[str, ...] = _OF_THE_TRAINING
-    if config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None:
-        names += ("max_steps", "epochs")
-    for name in names:
+    for name in _OF_THE_TRAINING:
         if before.get(name) != present[name]:
             what = "another model" if name == "model" else "another training"
             raise InputError(
@@ -115,6 +112,15 @@ class RunCheckpoints(Checkpoint):
             if config.resume:
                 session.log.say(f"resumed  {config.run_dir} has no checkpoint: a new start")
             return Trained()
+        if config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None:
+            then, here = saved.content["run"]["total_steps"], session.config.max_steps
+            if then != here:
+                raise InputError(
+                    f"{saved.path} is of a run of {then} steps, and this run has {here}: "
+                    f"lr_schedule={config.lr_schedule} would be another one. lr_schedule_steps="
+                    f"{then} keeps it, given from the start.",
+                    parameter="max_steps",
+                )
         step, lost = saved.step, max(0, logged_steps - saved.step)
         before, now = saved.world_size, process_group.world_size()
         session.log.say(
@@ -188,8 +194,9 @@ class RunCheckpoints(Checkpoint):
     def save_run(self, trained: Trained) -> None:
         """Save a checkpoint after the present step; all steps are logged."""
         session, clock = self._session, self._session.clock
-        run = {
+        run: dict[str, Any] = {
             "epoch": trained.epoch,
+            "total_steps": session.config.max_steps,
             "losses": _values([loss for _, loss in trained.curve]),
             "step_seconds": _values(clock.read()),
             "page_faults": torch.tensor(clock.page_faults, dtype=torch.int64),
@@ -198,14 +205,18 @@ class RunCheckpoints(Checkpoint):
             "interruptions": trained.interruptions,
         }
         if process_group.rank() == 0:
-            run["log"] = (Path(session.config.run_dir) / STEPS_FILE).read_text(encoding="utf-8")
+            run["log"] = ""
+            with contextlib.suppress(OSError):
+                run["log"] = (Path(session.config.run_dir) / STEPS_FILE).read_text(encoding="utf-8")
         common = {"config": dataclasses.asdict(self._config), "run": run}
         self._save(common, {_GRAPHS: self._positions})
 
-    def end_early(self) -> GoOnLater:
+    def end_early(self) -> GoOnLater | RunFailed:
         """Return the error with which a run ends that was told to."""
         reason = self._ended()
         self._session.log.say(reason)
+        if not newest_first(self.folder):
+            return RunFailed(f"{reason}, and there is none before it.")
         return GoOnLater(f"{reason}. Run it again with --resume=auto.")
 
 

@@ -251,7 +251,7 @@ def _schedule(
         problem = f"ends before the run, which has {total_steps} steps"
     elif warmup and name == "task" and own:
         parameter, problem = "lr_warmup_steps", f"needs another lr_schedule than {task.name}'s own"
-    elif has_length and warmup > steps - 2:
+    elif has_length and warmup and warmup > steps - 2:
         parameter, problem = "lr_warmup_steps", f"of {steps} steps leaves fewer than two"
     if problem:
         value = getattr(config, parameter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from gallery_lib.config import Compiler, Config
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.memory.layout import convert_images, memory_format
 from gallery_lib.models.dropout import without_dropout
+
+_WITHOUT_END = 1e9
+"""Deviation of a gradient that is no finite number, in a file that holds finite ones."""
 
 
 @dataclass(frozen=True)
@@ -137,5 +139,6 @@ def worst_deviation(
             continue
         deviation = abs(candidate.get(name, math.nan) / baseline[name] - 1.0)
         if not deviation <= worst:  # also true for NaN
-            worst, where = (deviation if deviation == deviation else sys.float_info.max), name
+            finite = deviation == deviation
+            worst, where = (min(deviation, _WITHOUT_END) if finite else _WITHOUT_END), name
     return worst, where

@@ -101,7 +101,7 @@ def test_values_and_strides_are_those_of_plain_pytorch(plain, compiled):
     expected = what_a_user_sees(copy.deepcopy(plain))
     config = Config()
     config.compiler.enabled = compiled
-    model, *_ = accelerate(copy.deepcopy(plain), config)
+    model = accelerate(copy.deepcopy(plain), config)
     found = what_a_user_sees(model)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -129,7 +129,7 @@ class Views(nn.Module):
 def test_views_have_the_strides_of_plain_pytorch_for_sizes_that_vary():
     torch.manual_seed(0)
     plain = Views()
-    ours, *_ = accelerate(copy.deepcopy(plain))
+    ours = accelerate(copy.deepcopy(plain))
     for samples, height in ((2, 8), (3, 10), (4, 12)):
         x = torch.randn(samples, 3, height, height)
         expected, found = plain(x), ours(x)
@@ -147,7 +147,7 @@ def test_an_uncompiled_model_computes_in_channels_last_where_it_is_asked_for_by_
     model[0].register_forward_hook(lambda module, args, result: seen.append(result))
     config = Config()
     config.compiler.enabled, config.memory.layout = False, "channels_last"
-    model, *_ = accelerate(model, config)
+    model = accelerate(model, config)
     assert model(images()).is_contiguous()
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert model[0].weight.is_contiguous()
@@ -156,7 +156,7 @@ def test_an_uncompiled_model_computes_in_channels_last_where_it_is_asked_for_by_
 def test_an_uncompiled_model_of_ones_own_stays_contiguous_and_says_so(plain, capsys):
     config = Config()
     config.compiler.enabled, config.memory.layout = False, "channels_last"
-    model, *_ = accelerate(copy.deepcopy(plain), config)
+    model = accelerate(copy.deepcopy(plain), config)
     assert techniques(model)["layout"].startswith("contiguous")
     assert "Net stays contiguous" in capsys.readouterr().err
     torch.testing.assert_close(model(images())[0], copy.deepcopy(plain)(images())[0])

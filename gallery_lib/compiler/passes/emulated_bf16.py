@@ -12,7 +12,7 @@ CPUs with bfloat16 units the pass is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,9 @@ def rewrite(graph: fx.Graph) -> None:
         values = value if isinstance(value, (tuple, list)) else (value,)
         if not any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in values):
             continue
-        results = write(node, _in_fp32(node.target), *node.args)
+        if any(isinstance(one, fx.Node) for one in node.kwargs.values()):
+            continue
+        results = write(node, _in_fp32(node.target, node.kwargs), *node.args)
         if isinstance(results, fx.Node):
             node.replace_all_uses_with(results)
         else:  # convolution_backward has one output per operand, None where it is not wanted
@@ -53,7 +55,7 @@ def rewrite(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _in_fp32(operator: Any) -> Callable[..., Any]:
+def _in_fp32(operator: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the operator on widened operands, with its results rounded to bfloat16."""
 
     def cast(value: Any, there: torch.dtype, dtype: torch.dtype) -> Any:
@@ -62,7 +64,8 @@ def _in_fp32(operator: Any) -> Callable[..., Any]:
 
     def widened(*arguments: Any) -> Any:
         wide = [cast(value, torch.bfloat16, torch.float32) for value in arguments]
-        return tree_map(lambda one: cast(one, torch.float32, torch.bfloat16), operator(*wide))
+        results = operator(*wide, **options)
+        return tree_map(lambda one: cast(one, torch.float32, torch.bfloat16), results)
 
     return widened
 

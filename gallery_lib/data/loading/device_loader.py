@@ -209,8 +209,19 @@ def _pinned_by_itself(batch: Any) -> Any:
 
 
 def _is_plain(batch: Any) -> bool:
-    """Return whether all tensors of a batch are strided and of torch's own class."""
-    return all(type(t) is Tensor and t.layout is torch.strided for t in tensors_in(batch))
+    """Return whether all tensors of a batch are strided, of torch's own class, and to be seen.
+
+    An object with a `to` of its own may have others inside.
+    """
+    objects: list[Any] = []
+
+    def seen(one: Any) -> Any:
+        objects.append(one)
+        return one
+
+    map_tensors(lambda tensor: tensor, batch, seen)
+    tensors = tensors_in(batch)
+    return not objects and all(type(t) is Tensor and t.layout is torch.strided for t in tensors)
 
 
 def _used_on_current_stream(tensor: Tensor) -> None:

@@ -28,12 +28,14 @@ class LengthBucketSampler(Sampler[int]):
     ) -> None:
         self.lengths = torch.as_tensor(lengths)
         self.batch_items, self.generator = batch_items, generator
+        self.next_batch_items: int | None = None
+        """Items of a batch in the next pass alone, which a resume goes on with."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        items = self.batch_items
+        items, self.next_batch_items = self.next_batch_items or self.batch_items, None
         order = torch.randperm(len(self.lengths), generator=self.generator)
         batches: list[torch.Tensor] = []
         for window in order.split(WINDOW_BATCHES * items):

@@ -127,7 +127,9 @@ def _states_of(loader: Any) -> dict[str, Any]:
         "generators": [generator.get_state() for generator in _generators(loader)],
         # A loader whose workers stay draws no seed for them in its later passes.
         "new_workers": getattr(loader, "_iterator", None) is None,
-        "batch_items": [sampler.batch_items for sampler in _bucket_samplers(loader)],
+        "batch_items": [
+            sampler.next_batch_items or sampler.batch_items for sampler in _bucket_samplers(loader)
+        ],
     }
 
 
@@ -143,7 +145,7 @@ def _go_to(loader: Any, start: dict[str, Any]) -> DrawnFrom:
     """Set the random states to the beginning of a pass; return those for its sampler."""
     generators = _generators(loader)
     for sampler, items in zip(_bucket_samplers(loader), start["batch_items"], strict=False):
-        sampler.batch_items = items  # of as many ranks as have begun the pass
+        sampler.next_batch_items = items  # of as many ranks as have begun the pass
 
     def go() -> None:
         random_states.restore(start["global"])

@@ -70,6 +70,8 @@ def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:
             calls.append(partial(value.manual_seed, seed))
         elif isinstance(value, random.Random):
             calls.append(partial(value.seed, seed))
+        elif isinstance(value, np.random.RandomState):
+            calls.append(partial(value.seed, seed % 2**32))
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
             calls.append(partial(setattr, bits, "state", type(bits)(seed).state))

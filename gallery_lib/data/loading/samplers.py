@@ -110,6 +110,11 @@ class ShardedSampler(Sampler[Any]):
         self.states: DrawnFrom | None = None
         """Random states at which `base` draws that pass, if it was begun on one process."""
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "base" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.base, name)  # a user's sampler keeps what it has
+
     def next_order(self) -> int | None:
         """Return the seed of a pass that begins now; None: the generators decide."""
         if self.from_generators:

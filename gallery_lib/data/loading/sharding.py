@@ -141,9 +141,9 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
                 parameter="loader",
             )
         return Share(loader, dealt=(rank, world_size))
-    if check:
-        views = process_group.all_ranks(_view_of_data(loader.dataset))
-        _refuse_unlike(views, f"the data set ({type(loader.dataset).__name__})")
+    data = loader.dataset
+    view = _view_of_data(data) if check else str(_length_of(data))
+    _refuse_unlike(process_group.all_ranks(view), f"the data set ({type(data).__name__})")
     part = ShardedSampler(
         getattr(*samplers.owner_of_order(loader)),
         rank,

@@ -129,8 +129,8 @@ def _row(measurement: Measurement, parity: Parity | None) -> Row:
 class _TaskMeasurement:
     """Measurement of a task: `run` fills `rows` and `ratios`."""
 
-    def __init__(self, plan: Plan, folder: Path, label: str) -> None:
-        self.plan, self.folder, self.label = plan, folder, label
+    def __init__(self, plan: Plan, folder: Path, label: str, at_pause: Callable[[], None]) -> None:
+        self.plan, self.folder, self.label, self.at_pause = plan, folder, label, at_pause
         self.rows: dict[str, Row] = {name: Row(reason) for name, reason in plan.absent.items()}
         # By variant, the group that it took turns in: variants of it by name.
         self.group_of: dict[str, dict[str, Measurement]] = {}
@@ -140,7 +140,7 @@ class _TaskMeasurement:
         """Run the reference and all variants, and make a row of each."""
         plan, baseline = self.plan, self.plan.baseline
         others = [name for name in plan.variants if name != baseline]
-        together = list(groups(others, alive_at_a_time(plan.config)))
+        together = list(groups(others, alive_at_a_time(plan.config))) or [[]]
         untimed = UntimedRuns(
             plan.variants, LaunchConfig(), plan.compare, self.folder, progress, self.label
         )
@@ -168,7 +168,9 @@ class _TaskMeasurement:
         turns = Turns.of(self.plan.config, self.plan.compare)
         failed: dict[str, GalleryError] = {}
         measured = interleaved.take_turns(
-            variants, LaunchConfig(), turns, folder, progress, self.label, dropped=failed
+            *(variants, LaunchConfig(), turns, folder, progress, self.label),
+            dropped=failed,
+            at_pause=self.at_pause,
         )
         for name, error in failed.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -190,13 +192,22 @@ class _TaskMeasurement:
         )
 
 
-def measure_task(plan: Plan, digest: str, folder: Path, *, label: str = "") -> Outcome:
+def measure_task(
+    plan: Plan,
+    digest: str,
+    folder: Path,
+    *,
+    label: str = "",
+    at_pause: Callable[[], None] = lambda: None,
+) -> Outcome:
     """Measure a task. Nothing that fails is raised: the reason is part of the outcome.
 
-    `label`, by default the task's name, is what progress calls the task.
+    `label`, by default the task's name, is what progress calls the task. `at_pause` is called
+    before the turns and after each round of them, while all variants wait.
     """
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    task = _TaskMeasurement(plan, folder, label or plan.config.model.rsplit(":", 1)[-1])
+    name = label or plan.config.model.rsplit(":", 1)[-1]
+    task = _TaskMeasurement(plan, folder, name, at_pause)
     sized, reason = tasks.with_sizes(plan.config), None
     try:
         with Progress() as shown:

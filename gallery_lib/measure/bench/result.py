@@ -70,6 +70,10 @@ class Outcome:
     # slower, faster, ratio, low, high: how many times as fast the second is, if it is
     ratios: list[tuple[str, str, float, float, float]]
 
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("rows must have an entry")
+
     @property
     def baseline(self) -> str:
         """Return the variant that the others are compared with."""
@@ -99,7 +103,7 @@ class Bench:
     @property
     def amp_level(self) -> AmpLevel:
         """Return the precision of the variants that are compared. There must be a task."""
-        return next(level for level, eager in EAGER.items() if eager == self.baseline)
+        return next((level for level, eager in EAGER.items() if eager == self.baseline), "O0")
 
 
 def best_of_others(outcome: Outcome) -> str | None:

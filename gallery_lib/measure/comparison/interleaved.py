@@ -29,6 +29,7 @@ from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import Job, RunView, start
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
 from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role, TurnServer
+from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
 from gallery_lib.train.results import Results
 from gallery_lib.train.run_log import each_step_seconds
@@ -122,10 +123,11 @@ def take_turns(
         RunFailed: when a run fails.
     """
     lineup = _Lineup(variants, launch, turns, folder, progress, label, dropped)
-    names = list(variants)
+    names, at_once = list(variants), hardware.cores()
     try:
-        for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
-            lineup.each(names, action)
+        for first in range(0, len(names), at_once):  # more would wait for cores in their start-up
+            for action in (lineup.begin, lineup.wait_imported, lineup.warm_up):
+                lineup.each(names[first : first + at_once], action)
         at_pause()
         for number in range(turns.rounds):
             lineup.each(stats.turn_order(lineup.jobs, number), lineup.take_turn)

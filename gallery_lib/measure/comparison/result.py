@@ -87,6 +87,10 @@ class Comparison:
     load: MachineLoad | None = None  # what else wanted the machine; None: not looked at
     folder: str = ""  # where it was read or written
 
+    def __post_init__(self) -> None:
+        if len(self.variants) != 2:
+            raise ValueError("variants must be two")
+
     @property
     def baseline(self) -> Results:
         """Return the first variant's results."""

@@ -119,7 +119,7 @@ class ScriptTurns:
         script = self.scripts[name]
         like = script.starts_like or self.baseline
         own, expected = self.first_losses[name], self.first_losses[like]
-        if not math.isfinite(own + expected):
+        if not math.isfinite(own + expected + self.first_losses[self.baseline]):
             return False, f"NO: a first loss is not finite ({own}; {like}: {expected})"
         if script.starts_like is None:
             return True, "not checked: no other script has its batches"

@@ -93,12 +93,7 @@ def measure(
         Interrupted: the measurement is stopped.
     """
     asked = options.checked(asked)
-    if hardware.gpu_count():
-        raise InputError(
-            "--roofline measures CPUs: it was not made for GPUs, nor tried on one. "
-            "With CUDA_VISIBLE_DEVICES= it measures this machine's CPU.",
-            parameter="roofline",
-        )
+    check_machine()
     resolved = resolve(config, local_processes=1, run_dir="")
     preflight.check(resolved, LaunchConfig())
     folder = paths.output_folder(asked.out, PART, resume=False, file=FILE, work=PART)

@@ -44,10 +44,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class NotebookFile:
-    """The cells of a notebook, its Jupyter kernel, and the name of its options class."""
+    """The cells of a notebook, and the name of its options class."""
 
     cells: list[Cell]
-    kernel: str
     options: str | None
 
     @property
@@ -109,8 +108,7 @@ def read_notebook(path: Path) -> NotebookFile:
             for cell in values["cells"]
         ]
         metadata = values["metadata"]
-        kernel = metadata.get("kernelspec", {}).get("name", "python3")
-        return NotebookFile(cells, kernel, metadata.get("gallery", {}).get("options"))
+        return NotebookFile(cells, metadata.get("gallery", {}).get("options"))
     except FileNotFoundError:
         raise InputError(f"the notebook {path} does not exist.", parameter=str(path)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -21,6 +21,7 @@ from gallery_lib.notebooks.cells.display import (
 from gallery_lib.notebooks.cells.task_settings import Settings
 from gallery_lib.report import tables
 from gallery_lib.system import hardware, paths
+from gallery_lib.system.machine_load import Watch
 
 if TYPE_CHECKING:
     from gallery_lib.measure.bench.result import Bench
@@ -181,7 +182,9 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         )
         return result
     allocator.trim()  # what follows trains in other processes
-    outcome = bench.measure_task(plan, digest, paths.new_run_dir(f"waterfall-{name}"))
+    watch = Watch()
+    folder = paths.new_run_dir(f"waterfall-{name}")
+    outcome = bench.measure_task(plan, digest, folder, at_pause=watch.at_pause)
     if outcome.reason is not None:
         raise RunFailed(f"the techniques could not be measured: {outcome.reason}")
     result = Bench(
@@ -192,7 +195,9 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         versions=bench.versions(),
         tasks={name: outcome},
     )
-    if all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
+    if busy := watch.seen().sentence():
+        display_markdown(f"{busy} These figures are not kept.")
+    elif all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_bench(kept, result)
     return result
