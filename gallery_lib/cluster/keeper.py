@@ -49,7 +49,10 @@ def makes_user_namespace(keeper: subprocess.Popen[str]) -> bool:
         LabUnavailable: where this user may make none.
     """
     assert keeper.stdout is not None
-    answer = json.loads(keeper.stdout.readline())
+    if not (line := keeper.stdout.readline()):
+        reason = keeper.stderr.read() if keeper.stderr else ""
+        raise RunFailed(f"the process that keeps the lab ended at its start:\n{reason}")
+    answer = json.loads(line)
     if "errno" in answer:
         raise network.no_namespaces(answer["errno"])
     return answer["user_namespace"]

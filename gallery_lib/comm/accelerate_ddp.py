@@ -86,9 +86,9 @@ def accelerate_ddp(
 def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
     """Context: the backward pass inside takes the optimizer's step, bucket by bucket.
 
-    A bucket's parameters are updated while other gradients are still being averaged. They have no
-    gradient after the block, so a GradScaler or clipping behind it comes too late.
-    `optimizer.step()` does what is left, for instance parameters of other models. Backward passes
+    A bucket's parameters are updated while other gradients are still being averaged, so a
+    GradScaler or clipping comes too late, and `optimizer.step()` refuses it. It has to follow each
+    block, and does what is left, for instance parameters of other models. Backward passes
     outside such blocks take no step, for instance those of other networks through this one.
 
     Raises:

@@ -34,7 +34,8 @@ from gallery_lib.errors import InputError
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
-_plain = _DDP.__init__
+# torch's own constructor, also where this module is imported anew
+_plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)
 _enabled = False
 
 
@@ -75,6 +76,9 @@ def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs
         )
     else:
         after_backward(self, _begin)
+
+
+_accelerated.gallery_plain = _plain  # type: ignore[attr-defined]
 
 
 def enable() -> None:

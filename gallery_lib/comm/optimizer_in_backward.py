@@ -2,8 +2,8 @@
 
 The user says which backward pass does that: `with step_in_backward(model): loss.backward()`. Any
 other backward pass through the model (another network's loss, accumulation) only makes gradients,
-as ever. A parameter that has had its step has no gradient afterwards, so `optimizer.step()` does
-what is left.
+as ever. `optimizer.step()` afterwards does what is left, and refuses gradients that were changed
+meanwhile: clipping and a GradScaler would come too late.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself.
 torch's own do, except L-BFGS. Without `fused=True`, torch's optimizers loop over parameters in
@@ -50,6 +50,9 @@ class EarlySteps:
         self._optimizer = optimizer
         self._lock = threading.Lock()
         self._armed = False
+        self._taken: list[tuple[Tensor, Tensor, int]] = []
+        """Parameters that have had their step, their gradients, and the versions of these."""
+        optimizer.register_step_pre_hook(self._confirm)
         self._stepped: dict[int, Tensor] = {}
         """Parameters that have had their step in the present block, by id."""
 
@@ -58,6 +61,8 @@ class EarlySteps:
         """Context: take steps in the backward pass; see `accelerate_ddp.step_in_backward`."""
         if self._armed:
             raise InputError("step_in_backward() cannot stand within another such block.")
+        if self._taken:
+            raise InputError("optimizer.step() has to follow each step_in_backward().")
         self._armed, self._stepped = True, {}
         try:
             yield
@@ -79,10 +84,23 @@ class EarlySteps:
             )
 
     def backward_done(self) -> None:
-        """Drop the gradients that have been used; DDP has put the means into them by now."""
+        """Note the gradients that have been used; DDP has put the means into them by now."""
         if self._armed:
-            for parameter in self._stepped.values():
-                parameter.grad = None
+            stepped = [p for p in self._stepped.values() if p.grad is not None]
+            self._taken = [(p, p.grad, p.grad._version) for p in stepped]  # type: ignore[misc, union-attr]
+
+    def _confirm(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Drop the gradients that have been used, before the optimizer's own step."""
+        taken, self._taken = self._taken, []
+        scaled = getattr(optimizer, "grad_scale", None) is not None
+        for parameter, gradient, version in taken:
+            if scaled or parameter.grad is not gradient or gradient._version != version:
+                raise RunFailed(
+                    "a gradient was changed after step_in_backward(), which had taken the step "
+                    "(clipping, a GradScaler). Run loss.backward() without it, and load a "
+                    "checkpoint: the weights have had that step."
+                )
+            parameter.grad = None
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients.

@@ -39,11 +39,14 @@ def loopback_interface() -> dict[str, str]:
     }
 
 
-def meeting_arguments(folder: Path | str) -> list[str]:
-    """Return the arguments of a torchrun on one host, which meets in a file of `folder`."""
+def meeting_arguments(folder: Path | str | None) -> list[str]:
+    """Return the arguments of a torchrun on one host, which meets in a file of `folder`.
+
+    None: in a new temporary file of torchrun's own.
+    """
     conf = f"--rdzv-conf=store_type=file,keep_alive_interval={_SIGN_OF_LIFE_SECONDS}"
-    endpoint = f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"
-    return ["--rdzv-backend=c10d", endpoint, conf, f"--local-addr={LOOPBACK}"]
+    endpoint = [f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"] if folder else []
+    return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
 
 
 def listening_on(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import socket
+import time
 from typing import NamedTuple
 
 from gallery_lib.config import LaunchConfig, options
@@ -73,20 +74,31 @@ def slurm_step() -> SlurmStep | None:
     )
 
 
-def check_host(host: str, *, own: bool) -> None:
+_POD_SECONDS = 120.0
+"""Time in which the name of a pod has to appear."""
+
+
+def check_host(host: str, *, own: bool, seconds: float = 0.0) -> None:
     """Refuse a name of host 0 that leads other hosts astray; `own`: this is host 0.
+
+    A pod's name appears after the pod, so it is waited for, `seconds` at most.
 
     Raises:
         InputError: the name is not known, or is that of the loopback interface.
     """
-    try:
-        address = str(socket.getaddrinfo(host, None)[0][4][0])
-    except OSError as error:
-        raise InputError(
-            f"the first host of the job, {host}, is not known here: {error.strerror}. "
-            "Give its address with --master_addr (or MASTER_ADDR).",
-            parameter="master_addr",
-        ) from None
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            address = str(socket.getaddrinfo(host, None)[0][4][0])
+            break
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise InputError(
+                    f"the first host of the job, {host}, is not known here: {error.strerror}. "
+                    "Give its address with --master_addr (or MASTER_ADDR).",
+                    parameter="master_addr",
+                ) from None
+            time.sleep(1.0)
     if own and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise InputError(
             f"{host} is {address} on that host itself, where no other host can reach it. "
@@ -137,6 +149,5 @@ def placed(launch: LaunchConfig) -> LaunchConfig:
     kept = dataclasses.asdict(launch)
     left = {n: str(v) for n, v in told.items() if kept[n] == dataclasses.asdict(default)[n]}
     launch = options.from_mapping(LaunchConfig, {**kept, **left})
-    if step is not None:
-        check_host(launch.master_addr, own=step.rank == 0)
+    check_host(launch.master_addr, own=launch.node_rank == 0, seconds=0.0 if step else _POD_SECONDS)
     return launch

@@ -15,7 +15,6 @@ import importlib.util
 import math
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -80,11 +79,13 @@ def command_of(
     """Return the torchrun command of a run whose processes execute `module` with `words`.
 
     On one host torchrun meets in a file of the folder `meeting`. It writes its logs to `folder`.
+    Restarts are those of `launcher.torchrun`.
     """
     command = [*PYTHON, "-m", "gallery_lib.launcher.torchrun", f"--nnodes={launch.nnodes}"]
-    command += [f"--nproc-per-node={launch.nproc_per_node}", f"--log-dir={folder}/torchrun"]
+    command.append(f"--nproc-per-node={launch.nproc_per_node}")
+    command += ["--max-restarts=0", *([f"--log-dir={folder}/torchrun"] if folder else [])]
     if launch.nnodes == 1:
-        command += meeting_arguments(meeting or folder)
+        command += meeting_arguments(meeting or folder or None)
     else:
         command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}"]
         command += [f"--master-port={launch.master_port or preflight.PORT}"]
@@ -129,7 +130,7 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
         f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
     ]
     words = command_line.words_of(config)
-    command = command_of(launch, config.run_dir or tempfile.gettempdir(), words=words)
+    command = command_of(launch, config.run_dir or "", words=words)
     return " ".join([*variables, shlex.join(command)])
 
 
@@ -220,8 +221,13 @@ class Job:
         return True
 
     def _check_folder(self) -> None:
-        there = self.run_dir.stat() if self.run_dir.is_dir() else None
-        if there is None or not os.path.samestat(self._there, there):
+        try:
+            gone = not os.path.samestat(self._there, self.run_dir.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            gone = True
+        except OSError:  # a network disk that does not answer
+            gone = False
+        if gone:
             raise RunFailed(
                 f"the folder {self.run_dir} was removed or renamed while a run was at work in it. "
                 "The run has been ended; a renamed folder holds what was written before."
@@ -406,4 +412,7 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> R
 def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
     """Return why a run has ended before its last step, with the command that goes on with it."""
     command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return f"the run in {config.run_dir} has ended with a checkpoint. Go on with: {command}"
+    return (
+        f"the run in {config.run_dir} has ended as it was told to; its log says whether a new "
+        f"checkpoint was saved. Go on with: {command}"
+    )

@@ -9,6 +9,7 @@ are forked from it, which has imported torch; CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from gallery_lib.system.processes import (
     shell_exit_code,
 )
 from gallery_lib.train.failure import ERROR_FILES
-from gallery_lib.train.resolved import this_run
+from gallery_lib.train.resolved import Run, this_run
 
 
 def _leave_sigterm_to_the_ranks() -> None:
@@ -81,6 +82,41 @@ def _prepare_forks() -> None:
     MultiprocessContext._start = started  # type: ignore[method-assign]
 
 
+def _report_the_killed(run: Run | None) -> None:
+    """Report a killed rank before torch ends the others, whose ends look the same."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    def patch(kind: Any, ranks: Callable[[Any], dict[int, Ending]]) -> None:
+        poll = kind._poll
+
+        def polled(context: Any) -> Any:
+            ends = ranks(context)
+            reported = report_killed(run, ends)
+            if any(one.exit_code for one in ends.values()):
+                for one in ends.values():  # a stopped rank does not hear torch's SIGTERM
+                    if one.exit_code is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(one.process, signal.SIGCONT)
+            result = poll(context)
+            if result is not None and result.failures and reported is None:
+                first = min(result.failures.values(), key=lambda one: one.timestamp)
+                report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
+            return result
+
+        kind._poll = polled
+
+    def forked(context: Any) -> dict[int, Ending]:
+        processes = context._pc.processes if context._pc else []
+        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
+
+    def started(context: Any) -> dict[int, Ending]:
+        handlers = {rank: one.proc for rank, one in context.subprocess_handlers.items()}
+        return {rank: Ending(one.pid, one.poll()) for rank, one in handlers.items()}
+
+    patch(api.MultiprocessContext, forked)
+    patch(api.SubprocessContext, started)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run torchrun; return the exit code of the rank to blame, or 0.
 
@@ -95,10 +131,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
         logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     run, code = this_run(), 0
+    _report_the_killed(run)
     for _ in range(1 + (run.restarts if run is not None else 0)):
         if folder := os.environ.get(SOCKETS_VARIABLE):  # of a run on one host
             for name in (rendezvous.MEETING_FILE, rendezvous.RENDEZVOUS_FILE):
                 Path(folder, name).unlink(missing_ok=True)
+            for left in Path(folder).glob(ERROR_FILES):  # of a full disk
+                left.unlink()
         for left in run.run_dir.glob(ERROR_FILES) if run is not None else ():
             left.unlink()
         code = _run(arguments)
@@ -119,9 +158,6 @@ def _run(arguments: Sequence[str]) -> int:
         failures = error.failures.values()
         if any(one.exitcode == GO_ON_LATER for one in failures):
             return GO_ON_LATER
-        report_killed(
-            this_run(), {one.local_rank: Ending(one.pid, one.exitcode) for one in failures}
-        )
         rank, first = error.get_first_failure()
         code = int(first.exitcode)
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name

@@ -6,14 +6,20 @@ memory comes first: a full disk does not cut a file there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 from multiprocessing import process, util
 from pathlib import Path
 
+from gallery_lib.system.files import LockHeld, locked
 from gallery_lib.system.processes import SOCKETS_VARIABLE
 
+_PREFIX = "gallery-sockets-"
+_NEW_SECONDS = 60
+"""A younger folder may not have its owner's lock yet."""
 _LONGEST_BASE = 60
 """Bytes: a socket may have 107, of which the folder's name and its own take 42."""
 
@@ -27,11 +33,20 @@ class PrivateFolder:
             for base in ("/dev/shm", tempfile.gettempdir(), "/tmp")
             if len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK)
         ]
-        self.path = Path(tempfile.mkdtemp(prefix="gallery-sockets-", dir=next(iter(bases), None)))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=next(iter(bases), None)))
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locked(self.path))
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder, and those whose owners were killed."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+        for folder in self.path.parent.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError, LockHeld):
+                there = folder.stat()
+                if there.st_uid == os.geteuid() and time.time() - there.st_mtime > _NEW_SECONDS:
+                    with locked(folder, wait=False):
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def shorten_loaders_paths() -> None:

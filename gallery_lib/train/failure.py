@@ -63,14 +63,11 @@ class ErrorReport:
                 return
 
 
-def end_of_run(run_dir: Path, rank: int, reason: str, processes: Iterable[int] = ()) -> NoReturn:
-    """End this process and others, which would not hear a request, and report why."""
+def end_of_run(run_dir: Path, rank: int, reason: str) -> NoReturn:
+    """End this process, and report why."""
     ErrorReport(rank, SilentRank.__name__, reason).write(run_dir)
     with contextlib.suppress(OSError):  # a full disk
         print(reason, file=sys.stderr, flush=True)
-    for number in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
     os._exit(SilentRank.exit_code)
 
 

@@ -217,7 +217,7 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
 @pytest.mark.several_cores
 def test_a_dry_run_prints_the_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
-    started = "gallery_lib.launcher.forked 2"
+    started = "gallery_lib.launcher.torchrun --nnodes=1 --nproc-per-node=2"
     for part in (started, "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
         assert part in line
     assert not runs_dir.exists()

@@ -167,6 +167,9 @@ def compare(
         Interrupted: the comparison is stopped.
     """
     watch = machine_load.Watch()
+    for script in scripts.values():
+        if not script.path.is_file():
+            raise InputError(f"script={script.path} does not exist.", parameter="script")
     alive: dict[str, _PausedScript] = {}
     first_losses: dict[str, float] = {}
     rates: dict[str, list[list[float]]] = {name: [] for name in scripts}
