@@ -23,11 +23,13 @@ import copy
 import itertools
 import re
 import types
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -35,6 +37,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
 )
 
 from gallery_lib.comm import process_group
@@ -142,8 +145,11 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
             )
         return Share(loader, dealt=(rank, world_size))
     data = loader.dataset
-    view = _view_of_data(data) if check else str(_length_of(data))
-    _refuse_unlike(process_group.all_ranks(view), f"the data set ({type(data).__name__})")
+    kind = f"the data set ({type(data).__name__})"
+    if not check or _drawn_at_random(data, kind):
+        _refuse_unlike(process_group.all_ranks(str(_length_of(data))), kind)
+    else:
+        _refuse_unlike(process_group.all_ranks(_view_of_data(data)), kind)
     part = ShardedSampler(
         getattr(*samplers.owner_of_order(loader)),
         rank,
@@ -177,6 +183,23 @@ def _refuse_unlike(views: list[str], what: str, hint: str = "give every rank the
             f"divided all the same, 'always'; otherwise {hint}.",
             parameter="loader",
         )
+
+
+def _drawn_at_random(data: Any, kind: str) -> bool:
+    """Return whether the ranks' tensors and seeds all differ, which a warning says. Collective."""
+    own = (type(data) is TensorDataset and _view_of_data(data), torch.initial_seed())
+    views, seeds = (set(values) for values in zip(*process_group.all_ranks(own), strict=True))
+    ranks = process_group.world_size()
+    if ranks == 1 or False in views or len(views) < ranks or len(seeds) < ranks:
+        return False
+    if process_group.rank() == 0:
+        warnings.warn(
+            f"accelerate(): {kind} differs from rank to rank, and so do the ranks' seeds, so it "
+            "counts as drawn at random: each rank takes its part of the indices. If the ranks hold "
+            "shares of one data set, set config.loader.shard = 'never'.",
+            stacklevel=2,
+        )
+    return True
 
 
 def _check_places(places: tuple[tuple[int, int], ...], rank: int, world_size: int) -> None:
