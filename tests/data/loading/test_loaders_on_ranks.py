@@ -193,7 +193,6 @@ REFUSED = {
     "other lengths": OTHER_DATA.format("list"),
     "rank 0 alone has other data": OTHER_DATA.format("list"),
     "Subset by rank": OTHER_DATA.format("Subset"),
-    "tensors by rank": OTHER_DATA.format("TensorDataset"),
     "other order of parts": OTHER_DATA.format("ConcatDataset"),
     "files by rank": OTHER_DATA.format("Files"),
     "list of each rank": OTHER_DATA.format("list"),
@@ -220,6 +219,15 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
         error = answer["error"]
         assert error.startswith("InputError: ") and "\n" not in error
         assert REFUSED[kind] in error and NEVER in error, error
+
+
+def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said(
+    two: Ranks,
+) -> None:
+    found = of_ranks(two, "noise")
+    assert [len(answer["passes"][0]) for answer in found] == [2, 2]
+    (said,) = found[0]["said"]
+    assert "counts as drawn at random" in said and NEVER in said
 
 
 @pytest.mark.parametrize("who", ["loader", "its sampler", "the sampler"])

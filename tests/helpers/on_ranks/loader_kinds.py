@@ -208,7 +208,7 @@ _DATA_SETS: dict[str, Callable[[], Any]] = {
     "no sample": lambda: [],
     "Subset by rank": lambda: Subset(DATA, list(_share(rank()))),
     "list of each rank": lambda: list(_share(rank())),
-    "tensors by rank": lambda: TensorDataset(torch.tensor(list(_share(rank())))),
+    "noise": lambda: TensorDataset(torch.rand(8)),
     "other order of parts": lambda: ConcatDataset([DATA[:2], DATA[2:4]][:: 1 - 2 * rank()]),
     "files of each host": lambda: Files(f"/host{rank()}", range(2)),
     "files by rank": lambda: Files("/data", _share(rank())),
