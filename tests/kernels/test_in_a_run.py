@@ -170,14 +170,15 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
 @pytest.mark.parametrize(
     "amp",
     [
-        {"amp_level": "O0"},
-        {"amp_level": "O1", "amp_dtype": "bf16"},
+        {"amp_level": "O0", "max_grad_norm": 0.5},
+        {"amp_level": "O1", "amp_dtype": "bf16", "max_grad_norm": 0.5},
+        {"amp_level": "O1", "amp_dtype": "fp16", "max_grad_norm": 0.5},
         {"amp_level": "O1", "amp_dtype": "fp16"},
     ],
 )
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "RAdam"])
 def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compiled):
-    config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5, **amp)
+    config = picture_task.config(name, compiler_opt=True, **amp)
     ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
     assert losses(ours) == pytest.approx(
         losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2
@@ -185,7 +186,10 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     operators = {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
     # Without a scaler torch's fused AdamW takes less of the host.
     if name != "AdamW" or amp.get("amp_dtype") == "fp16":
-        operators |= {"gradient_statistics", "optimizer_step_"}
+        operators.add("optimizer_step_")
+    # Before clipping, torch's `unscale_` looks for overflow.
+    if amp.get("amp_dtype") == "fp16" and "max_grad_norm" not in amp:
+        operators.add("gradient_statistics")
     assert set(ran(ours)) == operators and all("own kernel" in how for how in ran(ours).values())
     assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
     assert ours.skipped_steps == theirs.skipped_steps
