@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,18 @@ def check_script(words: list[str]) -> None:
 
 def check_gallery(words: list[str]) -> None:
     """Check the options of a `gallery` command as the command does before it starts anything."""
-    length = 2 if words[0] == "lab" else 1
+    length = 2 if words[0] in ("lab", "cache") else 1
     COMMANDS[" ".join(words[:length])].line.parse(words[length:])
+
+
+def check_pip(words: list[str]) -> None:
+    """Check that an installation is of this package, with extras that it has."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert words[0] == "install"
+    (package,) = (word for word in words[1:] if word != "-e")
+    place, _, extras = package.rstrip("]").partition("[")
+    assert place.split(" @ ")[0] in (".", project["name"])
+    assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])
 
 
 def check_papermill(words: list[str]) -> None:
@@ -92,6 +103,8 @@ def check(text: str) -> None:
             check_script(words)
         elif name == "papermill":
             check_papermill(words)
+        elif name == "pip":
+            check_pip(words)
         elif name == "torchrun":
             given = get_args_parser().parse_args(words)
             module = ["-m"] if given.module else []
@@ -114,6 +127,7 @@ def test_a_documented_command_is_one_that_exists(command: Command) -> None:
         ".venv/bin/gallery compare --model resnet18 --max_steps 4",
         "python3 data_prep/mock_imagenet.py --clases 4",
         "python3 benchmarks/none.py",
+        'pip install ".[notbooks]"',
         ".venv/bin/papermill notebooks/resnet50.ipynb out.ipynb -p batch_sise 4",
     ],
 )
