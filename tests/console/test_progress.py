@@ -39,6 +39,7 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, 100))
     environment = {**os.environ, "TERM": "xterm-256color", **variables}
+    environment.pop("COLUMNS", None)  # Python's readline sets it, also for workers of pytest
     with os.fdopen(terminal, "rb") as screen:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
