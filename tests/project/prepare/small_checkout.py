@@ -7,6 +7,7 @@ makes a .venv whose python records its arguments, too. Nothing is installed.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,12 @@ if [[ -e failing && "$*" == *"-m gallery_lib run "* ]]; then exit 3; fi
 """
 
 
+def hear_signals() -> None:
+    """Undo that signals are ignored, as they are below `nohup`, which prepare.sh leaves so."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def write_script(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
@@ -67,6 +74,7 @@ class Checkout:
             text=True,
             # A signal can go to the script and its children, as Ctrl-C does.
             start_new_session=True,
+            preexec_fn=hear_signals,
         )
 
     def run(self, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
