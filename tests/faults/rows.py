@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from gallery_lib.checkpoint import folders
+from gallery_lib.checkpoint import folders, state
+from gallery_lib.errors import InputError
 
 from .commands import EVERY, Words, batch, compare, data, half, on, python, train
 from .driver import Cause, Row, after, wait_for_steps
@@ -255,7 +256,7 @@ def _files() -> Iterator[Row]:
 # Checkpoints: what cannot be written, what is damaged, and a kill in a write
 
 
-_FIRST, _SECOND = "step-00000010", "step-00000020"
+_FIRST, _SECOND = "step-00000010.pt", "step-00000020.pt"
 
 
 def _saving(*more: str, steps: int = 30) -> Words:
@@ -272,8 +273,8 @@ def _whole(folder: Path, *names: str) -> str:
         return f"{left} is left"
     try:
         for name in names:
-            folders.read_whole(folder / name)
-    except folders.Unusable as error:
+            state.read(folder / name)
+    except InputError as error:
         return str(error)
     return ""
 
@@ -286,7 +287,7 @@ def _on_small_disk(words: Words) -> Words:
     """
     script = (
         "mkdir -p run/checkpoints && mount -t tmpfs -o size=4m faults run/checkpoints || exit 99\n"
-        f"(until [ -d run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
+        f"(until [ -f run/checkpoints/{_FIRST} ]; do sleep 0.02; done\n"
         " head -c 100M /dev/zero > run/checkpoints/filled 2> /dev/null) &\n"
         '"$@"; code=$?; wait; cp -a run/checkpoints seen; exit $code'
     )
@@ -300,7 +301,7 @@ def _damaged_newest(workspace: Workspace) -> None:
         command.ended_after(60)
     (workspace.folder / "run" / "results.json").unlink()
     path = _checkpoints(workspace) / _SECOND
-    shutil.copy(path / "rank-00000.pt", path / "training.pt")
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def _killed_in_a_write(workspace: Workspace) -> None:
@@ -349,9 +350,12 @@ def _checkpoint_rows() -> Iterator[Row]:
     yield Row(
         *(kind, "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
         prepare=_damaged_newest,
-        says="training.pt has",
-        there=(f"damaged-{_SECOND}", "results.json"),
-        check=_gone_on,
+        codes=(2,),
+        says=f"{_SECOND} cannot be read: ",
+        lines=1,
+        there=(_SECOND,),
+        absent=("results.json",),
+        check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST),
         quick=True,
     )
     yield Row(
