@@ -40,6 +40,22 @@ def graph(batch):
     return Graph(batch[0])
 
 
+class Hidden:
+    """Batch that moves itself, and whose tensor is in a slot, where nobody looks for it."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Hidden(self.x.to(device))
+
+
+def hidden(batch):
+    return {"labels": batch[0] + 1, "points": Hidden(batch[0])}
+
+
 def twice(batch):
     return [collections.UserDict(x=batch[0]), batch[0]]
 
@@ -50,7 +66,7 @@ def values_of(batch):
         assert batch[0]["x"] is batch[1]
         return batch[1]
     if isinstance(batch, dict):
-        return batch["b"][0] - 1
+        return batch["points"].x if "points" in batch else batch["b"][0] - 1
     return batch.x if isinstance(batch, Graph) else batch
 
 
@@ -67,7 +83,7 @@ def used(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
-@pytest.mark.parametrize("collate", [as_they_are, named, graph, twice])
+@pytest.mark.parametrize("collate", [as_they_are, named, graph, hidden, twice])
 def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, collate):
     results = []
     for batch in device_loader(prefetch, collate):

@@ -1,4 +1,7 @@
-"""On a GPU an update with our scaler, optimizer and schedule equals torch's, without a sync."""
+"""On a GPU an update with our scaler, optimizer and schedule equals torch's, without a sync.
+
+What is saved there goes on elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import torch
 from optim.training import OVERFLOW_AT, PAIRS, model, warmup
 from torch.optim.lr_scheduler import LambdaLR
 
+from gallery_lib.optim.adoption import accelerate_optimizer
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.updates import Updates
 
@@ -53,3 +57,39 @@ def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
     )
     assert chosen.scaler.state_dict() == other.scaler.state_dict()
     assert chosen.schedule.state_dict() == other.schedule.state_dict()
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_fused_optimizers_state_goes_on_wherever_it_is_loaded(name, where, cuda_kernels):
+    inputs = torch.randn(12, 16, 12, generator=torch.Generator().manual_seed(0))
+
+    def made(device):
+        net = model().to(device)
+        return net, getattr(torch.optim, name)(net.parameters(), lr=1e-2)
+
+    def trained(net, optimizer, steps) -> list[float]:
+        losses = []
+        for step in steps:
+            optimizer.zero_grad()
+            loss = net(inputs[step].to(net[0].weight.device)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    (plain, untouched), (net, optimizer) = made("cpu"), made(cuda_kernels)
+    said = accelerate_optimizer(optimizer, scaled=False)
+    assert said == f"{name} takes torch's fused form on {cuda_kernels}."
+    losses = trained(net, optimizer, range(4))
+    for device in (where, cuda_kernels):
+        assert optimizer.state_dict()["param_groups"][0]["fused"] is None
+        other, loaded = made(device)
+        accelerate_optimizer(loaded, scaled=False)
+        other.load_state_dict(net.state_dict())
+        loaded.load_state_dict(optimizer.state_dict())
+        assert loaded.param_groups[0]["fused"] is (None if device == "cpu" else True)
+        done = len(losses)
+        losses += trained(other, loaded, range(done, done + 4))
+        net, optimizer = other, loaded
+    assert losses == pytest.approx(trained(plain, untouched, range(12)), rel=1e-3)
