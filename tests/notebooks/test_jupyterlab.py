@@ -209,6 +209,20 @@ class Page:
         return bool(re.search(r"\[\d+\]", prompt))
 
 
+def ready(lab: Lab) -> set[str]:
+    """Return the notebooks whose kernels have started and are connected to the page.
+
+    The page shows a kernel as idle before that, and what is run then is lost.
+    """
+    with urllib.request.urlopen(f"{lab.url}api/sessions?token={lab.token}", timeout=30) as answer:
+        found = [(Path(session["path"]).stem, session["kernel"]) for session in json.load(answer)]
+    return {
+        name
+        for name, kernel in found
+        if kernel["connections"] and kernel["execution_state"] == "idle"
+    }
+
+
 @pytest.mark.browser
 @pytest.mark.several_cores
 @pytest.mark.timeout(300)
@@ -219,10 +233,12 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(60_000)
         page.goto(f"{lab.url}?token={lab.token}")
+        front = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+        front.filter(has_text="print(1)").wait_for()  # the index, which opens by itself
         page.locator(".jp-DirListing-item", has_text="one.ipynb").dblclick()
-        page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="made_comparison").wait_for()
-        idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
-        page.locator(f".jp-NotebookPanel:not(.lm-mod-hidden) {idle}").wait_for()
+        front.filter(has_text="made_comparison").wait_for()
+        wait_for(lambda: ready(lab) == {"index", "one"}, 60, "the kernels")
+        front.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
         shown, before, phases = Page(page), set(lab.own.left()), []
 
         def training() -> bool:
