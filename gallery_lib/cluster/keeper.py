@@ -22,7 +22,7 @@ import time
 from gallery_lib.cluster import cpu, network, state
 from gallery_lib.cluster.state import State
 from gallery_lib.errors import RunFailed
-from gallery_lib.system.processes import PYTHON, search_path
+from gallery_lib.system.processes import PYTHON, ends, search_path
 
 _KEEP = b"keep\n"
 _LOOK_SECONDS = 2.0
@@ -67,7 +67,9 @@ def detach(keeper: subprocess.Popen[str]) -> None:
 
 def alive(lab: State) -> bool:
     """Return whether the lab is complete and its keeper still holds it."""
-    return lab.complete and lab.keeper is not None and network.have_mark([lab.keeper], lab.mark)
+    if not lab.complete or lab.keeper is None:
+        return False
+    return network.have_mark([lab.keeper], lab.mark) and not ends(lab.keeper)
 
 
 def names_up() -> list[str]:

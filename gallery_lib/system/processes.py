@@ -56,6 +56,7 @@ OUTPUT: Mapping[str, Any] = {"stdout": subprocess.PIPE, "encoding": "utf-8", "er
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # of the kernel's flags of a process
 
 
 # --------------------------------------------------------------------------------------------------
@@ -130,6 +131,18 @@ def interruptible(what: str) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 # Exit codes
+
+
+def ends(pid: int) -> bool:
+    """Return whether a process is gone, or on its way: a busy machine ends a killed one later."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    except OSError:
+        return True
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    pending = int(lines["SigPnd"], 16) | int(lines["ShdPnd"], 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1 or flags & _PF_EXITING)
 
 
 def shell_exit_code(returncode: int) -> int:

@@ -56,6 +56,15 @@ def send_from_another_process(number: signal.Signals, pid: int) -> None:
     subprocess.run(["bash", "-c", f"kill -{int(number)} {pid}"], check=True)
 
 
+def test_a_killed_process_ends_from_the_signal_on() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    assert not processes.ends(process.pid)
+    process.kill()
+    assert processes.ends(process.pid)  # it may still be waiting for a core
+    process.wait()
+    assert processes.ends(process.pid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_notice_from_a_scheduler_reaches_the_command_and_does_not_end_the_supervisor(
     tmp_path: Path, number: signal.Signals
