@@ -87,9 +87,9 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
     """Context: the backward pass inside takes the optimizer's step, bucket by bucket.
 
     A bucket's parameters are updated while other gradients are still being averaged, so a
-    GradScaler or clipping comes too late, and `optimizer.step()` refuses it. It has to follow each
-    block, and does what is left, for instance parameters of other models. Backward passes
-    outside such blocks take no step, for instance those of other networks through this one.
+    GradScaler or clipping comes too late, and `optimizer.step()` refuses it. That call does what is
+    left, for instance parameters of other models. Backward passes outside such blocks take no step,
+    for instance those of other networks through this one.
 
     Raises:
         InputError: where `accelerate_ddp(model, …, optimizer=…)` was not called, and for a block

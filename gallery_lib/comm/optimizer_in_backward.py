@@ -61,12 +61,12 @@ class EarlySteps:
         """Context: take steps in the backward pass; see `accelerate_ddp.step_in_backward`."""
         if self._armed:
             raise InputError("step_in_backward() cannot stand within another such block.")
-        if self._taken:
-            raise InputError("optimizer.step() has to follow each step_in_backward().")
+        self._confirm(self._optimizer)
         self._armed, self._stepped = True, {}
         try:
             yield
         except BaseException as error:
+            self._taken = []
             if self._stepped:
                 raise RunFailed(
                     "a backward pass in step_in_backward() failed after some parameters had had "
@@ -90,7 +90,7 @@ class EarlySteps:
             self._taken = [(p, p.grad, p.grad._version) for p in stepped]  # type: ignore[misc, union-attr]
 
     def _confirm(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Drop the gradients that have been used, before the optimizer's own step."""
+        """Drop the gradients that have been used, before the optimizer's own step, or a new one."""
         taken, self._taken = self._taken, []
         scaled = getattr(optimizer, "grad_scale", None) is not None
         for parameter, gradient, version in taken:

@@ -46,6 +46,7 @@ def test_weights_move_within_the_block_and_no_longer_with_other_options(two: Ran
     [
         ("no optimizer", "InputError: step_in_backward() needs to know the optimizer"),
         ("other optimizer", "none of the optimizer's parameters is one of the model's"),
+        ("clipping", "RunFailed: a gradient was changed after step_in_backward()"),
         ("two backward passes", "two backward passes ran within step_in_backward()"),
         ("no backward pass", "InputError: no backward pass that averages this model's gradients"),
         ("no_sync", "InputError: no backward pass that averages this model's gradients"),

@@ -48,6 +48,11 @@ def refused(what: str) -> str:
         elif what == "nested":
             with step_in_backward(model), step_in_backward(model):
                 pass
+        elif what == "clipping":
+            with step_in_backward(model):
+                model(batch(0, 6)).pow(2).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
         elif what == "no_sync":
             with model.no_sync():
                 loss = model(batch(0, 6)).pow(2).sum()
