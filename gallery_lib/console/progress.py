@@ -22,17 +22,11 @@ from gallery_lib.console import exit_code
 from gallery_lib.console.phases import IMPORTS
 from gallery_lib.console.table import duration
 from gallery_lib.console.visible import unescaped, visible
-from gallery_lib.system.processes import now, tell
+from gallery_lib.system.processes import in_notebook, now, tell
 
 LINE_SECONDS = 10.0
 """Seconds between two plain lines of one phase."""
 _TICK_SECONDS = 1.0
-
-
-def in_notebook() -> bool:
-    """Return whether this process is a Jupyter kernel."""
-    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    return bool(shell and "IPKernelApp" in shell.config)
 
 
 def redraws(stream: TextIO) -> bool:

@@ -63,9 +63,18 @@ _PF_EXITING = 0x4  # of the kernel's flags of a process
 # This process
 
 
+def in_notebook() -> bool:
+    """Return whether this process is a Jupyter kernel."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return bool(shell and "IPKernelApp" in shell.config)
+
+
 def tell(line: object) -> None:
-    """Print a line that is no result, on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line that is no result, on standard error.
+
+    In a notebook it goes to standard output, since a notebook shows standard error as errors.
+    """
+    print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
 def now() -> float:

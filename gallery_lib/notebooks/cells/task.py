@@ -10,6 +10,8 @@ alternative text (display.py); details that not every reader needs are folded.
 
 from __future__ import annotations
 
+import warnings
+
 from gallery_lib.notebooks.cells.comparison import (
     compare,
     compare_on_several,
@@ -35,3 +37,7 @@ from gallery_lib.notebooks.cells.training import (
     show_training,
 )
 from gallery_lib.notebooks.cells.your_code import with_your_code, your_settings
+
+# Libraries of models import tqdm. It warns, as of an error, where ipywidgets is missing, which
+# nothing here needs.
+warnings.filterwarnings("ignore", "IProgress not found")
