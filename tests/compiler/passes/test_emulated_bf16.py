@@ -15,7 +15,7 @@ from gallery_lib.compiler.passes.emulated_bf16 import PASS
 
 def dtypes(graph: fx.Graph) -> list[torch.dtype]:
     """Return the dtypes of the results of convolutions and products."""
-    words = ("convolution", "aten.mm", "aten.addmm", "aten.bmm")
+    words = ("convolution", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
     found = []
     for node in graph.nodes:
         if node.op == "call_function" and any(word in str(node.target) for word in words):
@@ -49,3 +49,18 @@ def test_no_bf16_arithmetic_is_left_and_gradients_are_as_exact_as_the_emulation(
             for each in (ours, theirs)
         )
         assert error <= 2 * own + 1e-3
+
+
+@pytest.mark.slow
+def test_factors_of_a_product_are_kept():
+    added, left, right = (torch.randn(2, 8, 8, dtype=torch.bfloat16) for _ in range(3))
+
+    def product(added: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.baddbmm(added, left, right, beta=0.5, alpha=0.25)
+
+    count = Counting(PASS, dtypes)
+    compiled = torch.compile(product, options={"post_grad_custom_pre_pass": count})
+    ours = compiled(added, left, right).double()
+    true = 0.5 * added.double() + 0.25 * (left.double() @ right.double())
+    assert set(count.noted[0]) == {torch.float32}
+    torch.testing.assert_close(ours, true, rtol=2**-7, atol=2**-6)
