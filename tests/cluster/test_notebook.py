@@ -18,11 +18,10 @@ def test_the_notebook_measures_the_techniques_on_a_lab(
         checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, kernel
     )
     text, figures = executed.shown()
-    alternatives = [figure.metadata["image/png"]["alt"] for figure in figures]
-    assert len(figures) == 2
-    assert sum("emulated link" in alternative for alternative in alternatives) == 1
+    assert len(figures) == 1  # of the step times
+    assert "emulated link" in figures[0].metadata["image/png"]["alt"]
     assert "**Not measured**" not in text and "FAILED" not in text
     for row in ("DDP", "two streams", "int8", "no communication"):
         assert f"| {row} |" in text
     assert "| int8 | 0." in text
-    assert "Hierarchical averaging does not apply" in text
+    assert "hierarchical" not in text  # which takes several processes on each host
