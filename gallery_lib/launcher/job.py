@@ -412,7 +412,4 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> R
 def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
     """Return why a run has ended before its last step, with the command that goes on with it."""
     command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return (
-        f"the run in {config.run_dir} has ended as it was told to; its log says whether a new "
-        f"checkpoint was saved. Go on with: {command}"
-    )
+    return f"the run in {config.run_dir} has ended with a checkpoint. Go on with: {command}"

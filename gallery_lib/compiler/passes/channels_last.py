@@ -115,6 +115,8 @@ class _Rewriting:
             moved = {n: self._restored(n) for n in node.all_input_nodes if n in self._traced}
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
             return call(place, node.target, *args, **kwargs)
+        if traced.is_contiguous():  # without a view around it the compiler keeps views of it
+            return call(place, _CLONE, node, memory_format=torch.contiguous_format)
         order = sorted(range(traced.dim()), key=traced.stride, reverse=True)
         back = [order.index(one) for one in range(traced.dim())]
 
