@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,8 +110,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the digests of what has been measured so far; measuring takes no time here."""
     digests: list[str] = []
 
-    def measure(plan: Plan, digest: str, folder: Path) -> Outcome:
+    def measure(plan: Plan, digest: str, folder: Path, at_pause: Callable[[], None]) -> Outcome:
         digests.append(digest)
+        at_pause()
         rows = {name: Row(plan.absent.get(name), **FIGURES) for name in plan.order}
         return Outcome(digest, "2026-01-02T03:04:05+0000", 1.0, None, {}, rows, [])
 
@@ -139,7 +141,8 @@ def test_a_waterfall_is_measured_once_and_kept(measured: list[str], shown: list[
 def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    failed = Outcome("", "", 1.0, "no memory left", {}, {}, [])
+    rows = {"eager-fp32": Row("no memory left")}
+    failed = Outcome("", "", 1.0, "no memory left", {}, rows, [])
     monkeypatch.setattr(task_bench, "measure_task", lambda *_, **__: failed)
     with pytest.raises(RunFailed, match="no memory left"):
         waterfall_of({"amp_level": "O0", "processes": 1})

@@ -53,7 +53,7 @@ LIMITS = {
     "report": 1_890,
     "notebooks": 2_590,
     "gallery_lib": 36_000,
-    "tests": 36_750,
+    "tests": 36_800,
     "benchmarks": 2_800,
 }
 GOALS = {
