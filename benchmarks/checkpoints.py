@@ -23,7 +23,7 @@ import figures_file
 from one_option import open_training
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.console.table import seconds
+from gallery_lib.console.text import seconds
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians, turn_order
 

@@ -27,11 +27,11 @@ if Path(sys.argv[0]).resolve().parent == HERE:
     run_in_prepared_environment()
 
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.console.table import text_table
+from gallery_lib.console.text import text_table
 from gallery_lib.errors import InputError
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.files import write_json
 
 RESULTS = HERE / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]

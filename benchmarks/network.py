@@ -32,7 +32,7 @@ from gallery_lib import tasks
 from gallery_lib.cluster import Lab, link_rate
 from gallery_lib.cluster.run import run as run_on_hosts
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, TrainConfig
-from gallery_lib.config.command_line import CommandLine, words_of
+from gallery_lib.config.options import CommandLine, words_of
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay import Timeline, read_timeline, record, write_timeline
 from gallery_lib.system import hardware

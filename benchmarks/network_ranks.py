@@ -27,12 +27,12 @@ from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step
 from gallery_lib.comm.tuner import PLAIN, candidates
 from gallery_lib.config import Comm, TrainConfig
 from gallery_lib.config.options import check_value, option
-from gallery_lib.console.table import rate, seconds
+from gallery_lib.console.text import rate, seconds
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay import Replay, read_timeline
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.files import write_json
 from gallery_lib.train.loop import train
 from gallery_lib.train.results import busy_line
 from gallery_lib.train.session import Observer, Session

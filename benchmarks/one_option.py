@@ -51,7 +51,7 @@ def switches_of_config() -> list[str]:
 
 def open_training(config: TrainConfig) -> Any:
     """Return a run of `config` in progress; its folder is `config.run_dir`."""
-    from gallery_lib.console.phases import PhaseLog
+    from gallery_lib.console.progress import PhaseLog
     from gallery_lib.train.recipe import Recipe
     from gallery_lib.train.resolved import resolve
     from gallery_lib.train.session import Observer, open_session

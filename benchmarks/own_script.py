@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 import figures_file
 
-from gallery_lib.console.table import seconds
+from gallery_lib.console.text import seconds
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 from gallery_lib.stats import ratio_of_medians, turn_order

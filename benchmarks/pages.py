@@ -23,7 +23,7 @@ from typing import Any
 import figures_file
 import yaml
 
-from gallery_lib.console.table import Rows, markdown_table, seconds
+from gallery_lib.console.text import Rows, markdown_table, seconds
 from gallery_lib.errors import InputError
 from gallery_lib.measure.bench.result import OURS, Bench, read_bench
 from gallery_lib.report.bench import (

@@ -19,7 +19,8 @@ from typing import Any
 import figures_file
 
 from gallery_lib import tasks
-from gallery_lib.config import TrainConfig, command_line
+from gallery_lib.config import TrainConfig
+from gallery_lib.config.options import words_of
 from gallery_lib.train.results import read_results
 
 MOST_SECONDS = 10.0
@@ -37,7 +38,7 @@ def run(name: str, steps: int) -> dict[str, Any]:
             evaluate=False,
             run_dir=f"{folder}/run",
         )
-        words = command_line.words_of(tasks.with_sizes(config, "quick"))
+        words = words_of(tasks.with_sizes(config, "quick"))
         subprocess.run(
             [sys.executable, str(COMMAND), *words], check=True, stdout=subprocess.DEVNULL
         )

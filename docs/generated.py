@@ -54,7 +54,7 @@ def _ratios(bench: Any, name: str) -> list[str]:
 def _result_row(name: str, small: Any, large: Any) -> list[str]:
     """Return the row of a task: ratios with small and large inputs, rates with small ones."""
     from gallery_lib import tasks
-    from gallery_lib.console.table import number
+    from gallery_lib.console.text import number
     from gallery_lib.measure.bench.result import OURS
 
     outcome = small.tasks[name]
@@ -74,7 +74,7 @@ def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
     import notebook_tables
 
-    from gallery_lib.console.table import markdown_table
+    from gallery_lib.console.text import markdown_table
     from gallery_lib.report.bench import mean_over_best, mean_over_tasks
     from gallery_lib.system import hardware
 

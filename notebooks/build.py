@@ -30,7 +30,7 @@ import task_cells
 from parameters_cell import parameters_source
 
 from gallery_lib import config, tasks
-from gallery_lib.console.table import markdown_table
+from gallery_lib.console.text import markdown_table
 from gallery_lib.notebooks.cells.your_code import LOOP
 
 OPTIONS = {

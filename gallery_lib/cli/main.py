@@ -27,13 +27,13 @@ from gallery_lib.config import (
     RooflineConfig,
     TrainConfig,
 )
-from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of, importing
-from gallery_lib.console.table import text_columns
+from gallery_lib.console.text import text_columns
 from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.system import hardware
+from gallery_lib.system.hardware import version_text
 from gallery_lib.system.processes import began_at
-from gallery_lib.system.version import version_text
 
 if TYPE_CHECKING:
     from gallery_lib.measure.bench.result import Bench

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import CommandLine
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import paths

@@ -16,7 +16,7 @@ from typing import Any
 from gallery_lib.cluster import cpu, keeper, link_rate, network, state
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
-from gallery_lib.console.table import text_table
+from gallery_lib.console.text import text_table
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import end_supervised, start_supervised

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gallery_lib.errors import InputError
 from gallery_lib.system import files, paths
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from gallery_lib.comm.channel import SHARED_MEMORY
 from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.torch_ddp import DDP, after_backward, is_joined, own_averaging
 from gallery_lib.config import Comm
-from gallery_lib.console.table import seconds, text_table
+from gallery_lib.console.text import seconds, text_table
 
 PLAIN = "ddp"
 """Name of the candidate that is plain DDP."""

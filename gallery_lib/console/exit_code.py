@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from gallery_lib.console.visible import VisibleStream
+from gallery_lib.console.text import VisibleStream
 from gallery_lib.errors import GalleryError, GoOnLater, missing_package
 
 INTERRUPTED, READER_GONE, TERMINATED = (

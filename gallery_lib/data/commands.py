@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import CommandLine
 from gallery_lib.console import exit_code
 from gallery_lib.data import mock_folder
 from gallery_lib.system import paths

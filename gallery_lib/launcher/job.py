@@ -27,15 +27,15 @@ from gallery_lib.comm.rendezvous import (
     meeting_arguments,
 )
 from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options, switches
-from gallery_lib.console.phases import IMPORTS, Phase, read_phases
-from gallery_lib.console.progress import Progress, progress_display
-from gallery_lib.console.visible import visible
+from gallery_lib.config import LaunchConfig, TrainConfig, options, switches
+from gallery_lib.console.progress import IMPORTS, Phase, Progress, progress_display, read_phases
+from gallery_lib.console.text import visible
 from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.memory import allocator
-from gallery_lib.system import hardware, sockets
+from gallery_lib.system import hardware
+from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     LAUNCHED_AT_VARIABLE,
@@ -129,7 +129,7 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     variables = [
         f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
     ]
-    words = command_line.words_of(config)
+    words = options.words_of(config)
     command = command_of(launch, config.run_dir or "", words=words)
     return " ".join([*variables, shlex.join(command)])
 
@@ -137,7 +137,7 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
 def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
     """Return the command line of a run, as a person would type it."""
     model = f"--model={config.model}"  # named even where it is the default
-    words = [word for word in command_line.words_of(launch, config) if word != model]
+    words = [word for word in options.words_of(launch, config) if word != model]
     return shlex.join(["python3", "launch_single_task.py", model, *words])
 
 
@@ -317,7 +317,7 @@ def start(
     folders = contextlib.ExitStack()
     try:
         folders.enter_context(preflight.locked_for_host(Path(run_dir), launch.node_rank))
-        meeting = folders.enter_context(contextlib.closing(sockets.PrivateFolder())).path
+        meeting = folders.enter_context(contextlib.closing(PrivateFolder())).path
         preflight.clear_folder(Path(run_dir), launch.node_rank)
         variables[SOCKETS_VARIABLE] = str(meeting)
         variables |= Run(

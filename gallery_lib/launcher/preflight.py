@@ -14,7 +14,7 @@ from gallery_lib.checkpoint.notice import REQUEST_FILE
 from gallery_lib.comm.rendezvous import listening_on
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.console.exit_code import refusal
-from gallery_lib.console.phases import PHASES_FILE
+from gallery_lib.console.progress import PHASES_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.forked import HELD_FILE
 from gallery_lib.system import hardware, paths

@@ -22,7 +22,7 @@ from typing import Any
 
 from gallery_lib.checkpoint.folders import AUTO, CHECKPOINTS, newest_first
 from gallery_lib.config import TrainConfig
-from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import CommandLine
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, GoOnLater, InputError, OutOfMemory, RunFailed

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from gallery_lib import stats
-from gallery_lib.console.table import Rows, markdown_table, number, seconds, text_table
+from gallery_lib.console.text import Rows, markdown_table, number, seconds, text_table
 from gallery_lib.measure.bench.result import (
     BEST,
     EAGER,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gallery_lib.console.table import Rows, seconds
+from gallery_lib.console.text import Rows, seconds
 from gallery_lib.measure.communication.convergence import FP32, Scores
 from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import style

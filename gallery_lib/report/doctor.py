@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gallery_lib.compiler.passes import small_convolutions
-from gallery_lib.console.table import Rows, seconds, text_table
+from gallery_lib.console.text import Rows, seconds, text_table
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.comparison.pair import page_faults_part
 from gallery_lib.measure.comparison.result import read_comparison

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gallery_lib.console.table import Rows, number, rate, seconds
+from gallery_lib.console.text import Rows, number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.comparison.script_turns import ScriptTurns
 from gallery_lib.measure.step_profile import StepProfile

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.table import Rows, rate
+from gallery_lib.console.text import Rows, rate
 from gallery_lib.errors import InputError
 from gallery_lib.report.bench import task_title
 from gallery_lib.report.style import SHADES, Chart, one_panel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from gallery_lib.console.table import Rows, number, text_table
-from gallery_lib.console.table import seconds as seconds_text
+from gallery_lib.console.text import Rows, number, text_table
+from gallery_lib.console.text import seconds as seconds_text
 from gallery_lib.measure.roofline.result import (
     BETWEEN,
     PRODUCTS,

@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gallery_lib.console.table import Rows
+from gallery_lib.console.text import Rows
 from gallery_lib.stats import Ratio
 
 PLAIN, OURS, OTHERS = "#8C8C8C", "#0072B2", "#D55E00"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gallery_lib.console.table import Rows, markdown_table, number, rate, text_table
-from gallery_lib.console.table import seconds as _seconds
+from gallery_lib.console.text import Rows, markdown_table, number, rate, text_table
+from gallery_lib.console.text import seconds as _seconds
 from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
 from gallery_lib.train.results import (

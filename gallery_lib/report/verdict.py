@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gallery_lib.console.table import number, seconds
+from gallery_lib.console.text import number, seconds
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.system import hardware
 from gallery_lib.train.results import Results, hidden_wait

@@ -2,10 +2,8 @@
 
 - `paths`: the cache, the runs, the environment, and folders from which code may be loaded.
 - `prepared_python`: continue a script with the Python of the environment.
-- `hardware`: cores, memory, instruction sets, accelerators, and limits on them.
+- `hardware`: cores, memory, instruction sets, accelerators, limits on them; versions.
 - `machine_load`: what else wanted the machine while something was measured.
 - `processes`, `supervisor`: child processes of which none outlives its parent.
-- `files`: atomic writes, and locks that one process holds at a time.
-- `json_files`: JSON files, read against a declared shape.
-- `version`: versions of the gallery and of libraries.
+- `files`: atomic writes, locks, JSON read against a declared shape, private folders.
 """

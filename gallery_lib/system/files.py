@@ -1,4 +1,4 @@
-"""Files and locks that several processes share: atomic writes, and one holder at a time.
+"""Files that processes share: atomic writes, locks, JSON of a declared shape, private folders.
 
 with atomic_write(path) as file:
     file.write(text)
@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
+
+from gallery_lib.errors import InputError
+from gallery_lib.system.processes import SOCKETS_VARIABLE
 
 
 class LockHeld(Exception):
@@ -107,3 +114,118 @@ def locked(
         yield
     finally:
         os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON
+
+
+T = TypeVar("T")
+_LARGEST = 1e300
+"""Bound of numbers in a file: far above what is measured, and products of a few stay finite."""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON to `path`, which never holds half of it.
+
+    Raises:
+        ValueError: for NaN: a number is true or absent.
+    """
+    with atomic_write(path, sync=True) as file:
+        json.dump(value, file, indent=1, allow_nan=False)
+
+
+def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = None) -> T:
+    """Return the file's content as `shape`: a dataclass, a container, or a type with alternatives.
+
+    Args:
+        path: the file.
+        shape: the declared shape.
+        again: what to do about a file that cannot be used, as a sentence.
+        schema: the number that the file must have under `schema`; None: it has none.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: it cannot be read, is no JSON, of another schema, or does not have the shape.
+    """
+    import msgspec  # which a machine for kernels alone has not
+
+    place = str(path)
+    try:
+        text = path.read_bytes()
+        value = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
+        if schema is not None:
+            found = value.get("schema") if isinstance(value, dict) else None
+            if found != schema:
+                what = f"has schema {found!r}, and this version reads {schema}"
+                raise InputError(f"{path} {what}. {again}", parameter="schema")
+        return msgspec.convert(value, shape)
+    except (FileNotFoundError, InputError):
+        raise
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except msgspec.ValidationError as error:
+        words, _, where = str(error).partition(" - at `$")
+        place = where.rstrip("`").lstrip(".") or str(path)
+        problem = f"is damaged, or of another version: {where and place + ': '}{words}"
+    except (ValueError, RecursionError) as error:
+        problem = f"is damaged, or of another version: it is no JSON ({error})"
+    raise InputError(f"{path} {problem}. {again}", parameter=place)
+
+
+def _number(text: str) -> float:
+    if not abs(float(text)) < _LARGEST:
+        raise ValueError(f"{text[:20]} is no finite number")
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Private folders
+
+_FOLDERS_PREFIX = "gallery-sockets-"
+_NEW_SECONDS = 60
+"""A younger folder may not have its owner's lock yet."""
+_LONGEST_BASE = 60
+"""Bytes: a socket may have 107, of which the folder's name and its own take 42."""
+
+
+class PrivateFolder:
+    """A new folder, `path`, that nobody else may enter, until `close`."""
+
+    def __init__(self) -> None:
+        bases = [
+            base
+            for base in ("/dev/shm", tempfile.gettempdir(), "/tmp")
+            if len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK)
+        ]
+        self.path = Path(tempfile.mkdtemp(prefix=_FOLDERS_PREFIX, dir=next(iter(bases), None)))
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locked(self.path))
+
+    def close(self) -> None:
+        """Remove the folder, and those whose owners were killed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+        for folder in self.path.parent.glob(f"{_FOLDERS_PREFIX}*"):
+            with contextlib.suppress(OSError, LockHeld):
+                there = folder.stat()
+                if there.st_uid == os.geteuid() and time.time() - there.st_mtime > _NEW_SECONDS:
+                    with locked(folder, wait=False):
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def shorten_loaders_paths() -> None:
+    """Have this process and its loading processes hand over batches in a folder with a short path.
+
+    multiprocessing takes a folder in TMPDIR for each loading process, and leaves it there when that
+    is killed. This one is the run's, or else this process's own until its end.
+    """
+    from multiprocessing import process, util
+
+    config = process.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None:
+        if (folder := os.environ.get(SOCKETS_VARIABLE)) is None:
+            own = PrivateFolder()
+            util.Finalize(None, own.close, exitpriority=-100)  # when loading processes have ended
+            folder = str(own.path)
+        config["tempdir"] = folder

@@ -1,4 +1,4 @@
-"""Facts about this machine: cores, memory, instruction sets, accelerators, and limits on them.
+"""Facts about this machine: cores, memory, instruction sets, accelerators, limits; versions.
 
 They come from `/proc`, control groups, torch and the driver. Nothing here decides anything.
 """
@@ -9,17 +9,20 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shutil
 import socket
 import subprocess
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import RunFailed
+from gallery_lib.system.paths import checkout
 
 CPU_FACTS = Path("/proc/cpuinfo")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -211,8 +214,6 @@ def machine_facts() -> dict[str, Any]:
     """Return the conditions that a figure must be read with: hardware and versions."""
     import torch
 
-    from gallery_lib.system.paths import checkout
-
     root = checkout()
     devices = gpu_names()
     return {
@@ -242,3 +243,28 @@ def describe(environment: dict[str, Any]) -> str:
         f"{environment['cores']} cores of {environment['cpu']} ({sets}), {memory:.1f} GiB, {gpu}; "
         f"Python {environment['python']}, torch {environment['torch']}"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Versions
+
+
+def version() -> str:
+    """Return the version that pyproject.toml declares."""
+    if root := checkout():
+        declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+        return declared["project"]["version"]
+    return importlib.metadata.version("gallery_lib")
+
+
+def library_version(name: str) -> str | None:
+    """Return the installed version of a library, None if it is not installed. Imports nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def version_text() -> str:
+    """Return a line for bug reports: `gallery_lib 0.1.0, torch 2.15.0, Python 3.12.1`."""
+    torch, python = importlib.metadata.version("torch"), platform.python_version()
+    return f"gallery_lib {version()}, torch {torch}, Python {python}"

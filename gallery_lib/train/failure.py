@@ -21,7 +21,7 @@ from typing import NoReturn
 from gallery_lib import errors
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.errors import GalleryError, InputError, RunFailed, SilentRank
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 from gallery_lib.system.processes import SOCKETS_VARIABLE, signal_of_exit_code
 
 ERROR_FILES = "error-rank*.json"

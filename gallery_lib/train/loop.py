@@ -28,7 +28,7 @@ from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import notices
 from gallery_lib.config import TrainConfig, switches
 from gallery_lib.console.exit_code import refusal
-from gallery_lib.console.phases import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
+from gallery_lib.console.progress import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import Diverged, RunFailed

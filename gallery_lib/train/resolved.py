@@ -17,7 +17,7 @@ from gallery_lib.checkpoint.folders import AUTO, interval_of, named
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 from gallery_lib.system.machine_load import MachineLoad
 
 SCHEMA = 1

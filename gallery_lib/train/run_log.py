@@ -11,11 +11,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.table import rate
-from gallery_lib.console.visible import visible
+from gallery_lib.console.text import rate, visible
 from gallery_lib.errors import InputError
-from gallery_lib.system.files import written_if_possible
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.files import write_json, written_if_possible
 
 STEPS_FILE = "steps.jsonl"
 _TAIL_BYTES = 2**20

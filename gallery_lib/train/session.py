@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from gallery_lib import optim, tasks
 from gallery_lib.comm import process_group
-from gallery_lib.console.phases import DATA, MODEL, PhaseLog
+from gallery_lib.console.progress import DATA, MODEL, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
@@ -30,7 +30,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.memory import allocator
 from gallery_lib.optim import schedules
 from gallery_lib.optim.updates import Updates
-from gallery_lib.system.sockets import shorten_loaders_paths
+from gallery_lib.system.files import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.recipe import Plain, Recipe

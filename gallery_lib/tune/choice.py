@@ -25,13 +25,13 @@ from gallery_lib import stats
 from gallery_lib.comm import process_group
 from gallery_lib.compiler.calls import Call, compiled_call, set_compiled
 from gallery_lib.config import Config
-from gallery_lib.console.table import seconds, text_table
+from gallery_lib.console.text import seconds, text_table
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
+from gallery_lib.system.hardware import version
 from gallery_lib.system.processes import tell
-from gallery_lib.system.version import version
 from gallery_lib.tune.trial import BASELINE, Candidate, Inputs, Trial, candidates, worst_deviation
 
 ROUNDS, BLOCK_STEPS = 6, 3

@@ -16,8 +16,7 @@ from refusal import check_refused_command, refused
 
 from gallery_lib.cli.main import COMMANDS, LAUNCH, help_page, launch_single_task, main
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.config.command_line import CommandLine
-from gallery_lib.config.options import options_of
+from gallery_lib.config.options import CommandLine, options_of
 from gallery_lib.errors import GalleryError
 from gallery_lib.measure.comparison import compare as measure
 

@@ -14,8 +14,7 @@ from refusal import refused
 
 import gallery_lib.config
 from gallery_lib.config import BenchConfig, LaunchConfig, NotebookConfig, TrainConfig
-from gallery_lib.config.command_line import CommandLine, words_of
-from gallery_lib.config.options import checked, from_mapping, options_of
+from gallery_lib.config.options import CommandLine, checked, from_mapping, options_of, words_of
 
 LINE = CommandLine("test", "", (TrainConfig, LaunchConfig))
 
@@ -123,7 +122,7 @@ def test_options_are_declared_with_the_standard_library_alone_and_imports_change
 import os, sys
 sys.path.append({str(checkout)!r})
 before = dict(os.environ)
-import gallery_lib, gallery_lib.config.command_line, gallery_lib.system.paths, gallery_lib.errors
+import gallery_lib, gallery_lib.config.options, gallery_lib.system.paths, gallery_lib.errors
 assert dict(os.environ) == before
 """
     assert subprocess.run([sys.executable, "-I", "-S", "-c", code], timeout=60).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gallery_lib.compiler import notices
-from gallery_lib.console.phases import (
+from gallery_lib.console.progress import (
     DATA,
     IMPORTS,
     MODEL,
@@ -18,9 +18,9 @@ from gallery_lib.console.phases import (
     WARM_UP,
     Phase,
     PhaseLog,
+    Progress,
     read_phases,
 )
-from gallery_lib.console.progress import Progress
 from gallery_lib.kernels.runtime import kept_code
 from gallery_lib.launcher.job import RunView
 from gallery_lib.system.processes import now as clock_now

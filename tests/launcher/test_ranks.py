@@ -12,7 +12,7 @@ import pytest
 from tiny_task import config as tiny_config
 
 from gallery_lib.launcher.forked import Ending, report_killed
-from gallery_lib.system.json_files import read_json
+from gallery_lib.system.files import read_json
 from gallery_lib.train.failure import ErrorReport
 from gallery_lib.train.resolved import Run, resolve
 

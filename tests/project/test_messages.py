@@ -15,8 +15,7 @@ from torch import nn
 from gallery_lib import accelerate, tasks
 from gallery_lib.cluster import link_rate
 from gallery_lib.config import TrainConfig, switches
-from gallery_lib.config.command_line import CommandLine
-from gallery_lib.config.options import check_value
+from gallery_lib.config.options import CommandLine, check_value
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import preflight
 from gallery_lib.notebooks.batch.record import read_report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_comparison import FASTER, NO_DIFFERENCE, SLOWER, changed, comparison
 
-from gallery_lib.console.table import number, rate, seconds
+from gallery_lib.console.text import number, rate, seconds
 from gallery_lib.measure.comparison.result import Check, Comparison, Parity
 from gallery_lib.report import tables, verdict
 from gallery_lib.report.tables import folded, unfolded

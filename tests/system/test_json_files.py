@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from refusal import refused
 
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from gallery_lib.system import processes
+from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
     PYTHON,
     end_supervised,
     start_supervised,
 )
-from gallery_lib.system.sockets import PrivateFolder
 
 COMMAND = """
 import signal, sys, time

@@ -26,7 +26,7 @@ from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.samplers import chain
 from gallery_lib.data.loading.sharding import Share, may_refill, own_copy, sharded, share_of
 from gallery_lib.errors import InputError
-from gallery_lib.system.sockets import shorten_loaders_paths
+from gallery_lib.system.files import shorten_loaders_paths
 
 
 class DeviceLoader:

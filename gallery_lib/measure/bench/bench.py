@@ -25,7 +25,7 @@ from gallery_lib.measure.comparison.interleaved import Measurement, Turns
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns, measured_key
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.version import library_version
+from gallery_lib.system.hardware import library_version
 from gallery_lib.tasks import memory_estimate
 
 _PEERS_LIBRARIES = ("accelerate", "lightning-fabric", "gallery_lib")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.stats import Ratio
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 from gallery_lib.train.results import hidden_wait
 
 SCHEMA = 1

@@ -29,7 +29,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm, ConvergenceConfig
 from gallery_lib.measure.communication.launch import end_after, run_on_this_host
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.files import write_json
 
 FP32 = "fp32"
 FORMATS = {

@@ -22,7 +22,7 @@ from gallery_lib.cluster import Lab
 from gallery_lib.cluster.run import run
 from gallery_lib.comm import process_group
 from gallery_lib.config import LabRunConfig
-from gallery_lib.config.command_line import CommandLine, words_of
+from gallery_lib.config.options import CommandLine, words_of
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system import hardware

@@ -33,7 +33,7 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.measure.communication.launch import end_after
-from gallery_lib.system.json_files import write_json
+from gallery_lib.system.files import write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"

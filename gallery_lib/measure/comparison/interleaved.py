@@ -23,8 +23,7 @@ import torch
 
 from gallery_lib import stats
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.console.phases import ENDING, IMPORTS, TURNS, Phase
-from gallery_lib.console.progress import Progress
+from gallery_lib.console.progress import ENDING, IMPORTS, TURNS, Phase, Progress
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import Job, RunView, start
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES

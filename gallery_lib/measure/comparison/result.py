@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gallery_lib import stats
 from gallery_lib.errors import InputError
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.train.results import Results, check_folder
 

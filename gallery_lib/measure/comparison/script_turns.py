@@ -37,7 +37,7 @@ from pathlib import Path
 
 import psutil
 
-from gallery_lib.console.table import rate
+from gallery_lib.console.text import rate
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher.script import command_of, shown_command
 from gallery_lib.measure.comparison import pair

@@ -37,7 +37,7 @@ from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND,
 from gallery_lib.optim.schedules import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
-from gallery_lib.system.version import library_version
+from gallery_lib.system.hardware import library_version
 from gallery_lib.train.results import read_results
 
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")

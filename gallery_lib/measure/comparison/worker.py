@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
-from gallery_lib.console.phases import PROBE, TURNS
+from gallery_lib.console.progress import PROBE, TURNS
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
 from gallery_lib.measure import variants
 from gallery_lib.measure.comparison import first_pass, gradient_probe
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
 from gallery_lib.models.dropout import without_dropout
-from gallery_lib.system.sockets import PrivateFolder
+from gallery_lib.system.files import PrivateFolder
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 

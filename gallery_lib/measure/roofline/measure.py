@@ -22,8 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig, options
-from gallery_lib.console.phases import ROOFLINE
-from gallery_lib.console.progress import Progress, progress_display
+from gallery_lib.console.progress import ROOFLINE, Progress, progress_display
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher import preflight, worker
 from gallery_lib.measure.comparison.untimed import run_part

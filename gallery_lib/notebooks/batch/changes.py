@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from gallery_lib import stats
-from gallery_lib.console.table import duration, text_table
+from gallery_lib.console.text import duration, text_table
 from gallery_lib.notebooks.batch.record import Compared, Record, Report
 from gallery_lib.notebooks.batch.reports import speedup
 

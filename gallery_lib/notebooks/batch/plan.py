@@ -19,7 +19,7 @@ import yaml
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.notebooks.batch.notebook_file import check_names, read_notebook
 from gallery_lib.system import paths
-from gallery_lib.system.version import library_version, version
+from gallery_lib.system.hardware import library_version, version
 
 _LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy"),

@@ -18,7 +18,7 @@ from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.notebooks.batch.evidence import Status
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
-from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.files import read_json, write_json
 
 SCHEMA = 3
 REPORT_FILE = "report.json"

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 
 import jinja2
 
-from gallery_lib.console.table import duration, text_columns, text_table
-from gallery_lib.console.visible import visible
+from gallery_lib.console.text import duration, text_columns, text_table, visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER

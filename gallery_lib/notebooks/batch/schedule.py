@@ -22,8 +22,7 @@ import yaml
 
 from gallery_lib.config import BatchConfig
 from gallery_lib.console.progress import Progress, fit, redraws
-from gallery_lib.console.table import duration
-from gallery_lib.console.visible import visible
+from gallery_lib.console.text import duration, visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch import evidence, reports

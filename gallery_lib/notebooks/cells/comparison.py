@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.console.table import number
+from gallery_lib.console.text import number
 from gallery_lib.errors import RunFailed
 from gallery_lib.notebooks.cells.display import (
     NotMeasured,

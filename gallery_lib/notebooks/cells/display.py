@@ -9,7 +9,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gallery_lib.console.table import Rows, markdown_table
+from gallery_lib.console.text import Rows, markdown_table
 from gallery_lib.report.tables import folded, unfolded
 
 if TYPE_CHECKING:

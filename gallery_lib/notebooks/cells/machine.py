@@ -7,7 +7,7 @@ from typing import Any
 
 from gallery_lib.notebooks.cells.display import display_markdown
 from gallery_lib.system import hardware
-from gallery_lib.system.version import library_version
+from gallery_lib.system.hardware import library_version
 
 _LIBRARIES = ("torchvision", "timm", "transformers", "gallery_lib")
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.console.table import number
+from gallery_lib.console.text import number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown
 from gallery_lib.notebooks.cells.task_settings import Settings

@@ -60,7 +60,7 @@ def _open_port(module: Any) -> None:
 
 BREACHES = {
     "orphan": ("gallery_lib.system.processes", _orphan),
-    "half": ("gallery_lib.system.json_files", _half),
+    "half": ("gallery_lib.system.files", _half),
     "hang": ("gallery_lib.system.processes", _hang),
     "wrong rank": ("gallery_lib.train.failure", _wrong_rank),
     "open port": ("gallery_lib.comm.rendezvous", _open_port),
