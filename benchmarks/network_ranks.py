@@ -21,7 +21,7 @@ import figures_file
 import torch
 from torch import Tensor, nn
 
-from gallery_lib import stats, tasks
+from gallery_lib import memory, stats, tasks
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, candidates
@@ -30,7 +30,6 @@ from gallery_lib.config.options import check_value, option
 from gallery_lib.console.text import rate, seconds
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay import Replay, read_timeline
-from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.system.files import write_json
 from gallery_lib.train.loop import train
@@ -285,7 +284,7 @@ def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
     """Measure the timeline and return the exit code; rank 0 writes the figures."""
     timeline = read_timeline(words.timeline)
     torch.set_num_threads(1)
-    allocator.give_back()  # DDP makes its buckets anew at every turn
+    memory.give_back()  # DDP makes its buckets anew at every turn
     process_group.ensure_initialized()
     hosts = topology.find()
     replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank())

@@ -5,7 +5,7 @@
 
 It takes an hour of a machine that does nothing else. What is already in the file is not measured
 again. 20 comparisons of a small network with itself must nearly all say `no measurable difference`,
-with glibc's allocator as it comes, and with large blocks kept (memory/allocator.py). A variant
+with glibc's allocator as it comes, and with large blocks kept (memory.py). A variant
 slowed by 5 % must be called `slower`. ResNet-50 with one wrong gradient must be `not comparable`,
 at O0 and at O1, five times each (planted.py). Every comparison starts processes of its own.
 
@@ -27,10 +27,10 @@ from unittest import mock
 
 import figures_file
 
+from gallery_lib import memory
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.comparison import pair
 from gallery_lib.measure.comparison.compare import compare
-from gallery_lib.memory import allocator
 
 PLANTED = figures_file.HERE / "planted.py"
 COMMON: dict[str, Any] = {"evaluate": False, "workers": 0}
@@ -59,7 +59,7 @@ class Kind:
         baseline = dataclasses.replace(self.baseline, seed=seed)
         candidate = dataclasses.replace(baseline, model=self.model)
         turns = dataclasses.replace(self.turns, rounds=min(rounds, self.turns.rounds))
-        variables = allocator.allocator_variables() if self.keeps_large_blocks else {}
+        variables = memory.allocator_variables() if self.keeps_large_blocks else {}
         with mock.patch.dict(os.environ, variables):
             variants = {"baseline": baseline, "candidate": candidate}
             return compare(variants, LaunchConfig(), turns, folder=folder, progress=False)

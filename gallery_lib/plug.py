@@ -25,11 +25,11 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gallery_lib import memory
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import torch_backend
 from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
 from gallery_lib.compiler.passes.graph_pass import Passes
-from gallery_lib.memory import allocator
 from gallery_lib.optim import adoption
 from gallery_lib.system.processes import tell
 
@@ -62,7 +62,7 @@ def on() -> str:
     count = sum(len(value.passes) for value in options.values() if isinstance(value, Passes))
     return (
         f"{count} graph passes in Inductor, fast steps for optimizers of torch.optim, "
-        f"allocator: {allocator.apply()}"
+        f"allocator: {memory.keep_large_blocks()}"
     )
 
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from gallery_lib import memory
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import recompiles
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import compiled_call
 from gallery_lib.config import Compiler
-from gallery_lib.memory import allocator
 from gallery_lib.system.processes import tell
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
     """Compile `model` for `device` at its first call, unless it is compiled already; say so."""
-    kept = allocator.apply()
+    kept = memory.keep_large_blocks()
     if compiled_call(model) is not None:
         say(f"{type(model).__name__} is compiled already, and stays as it is; allocator: {kept}")
     else:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gallery_lib import memory
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
 from gallery_lib.comm.rendezvous import (
@@ -33,7 +34,6 @@ from gallery_lib.console.text import visible
 from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.forked import HELD_FILE
-from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
@@ -115,7 +115,7 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     if config.checkpoint_every is not None:
         variables[HEARS_NOTICE_VARIABLE] = str(launch.node_rank)
     if config.compiler_opt:
-        variables |= allocator.allocator_variables()
+        variables |= memory.allocator_variables()
     return variables
 
 

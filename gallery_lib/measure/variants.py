@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from gallery_lib import optim
+from gallery_lib import memory, optim
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache
@@ -37,8 +37,7 @@ from gallery_lib.config import Config, Loader, Memory
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels import mixed_product
-from gallery_lib.memory import allocator
-from gallery_lib.memory.layout import memory_format, takes_any_layout
+from gallery_lib.memory import memory_format, takes_any_layout
 from gallery_lib.system import hardware
 from gallery_lib.train.recipe import Plain, Prepared, Recipe, lay_out_batches
 
@@ -110,7 +109,7 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
     keeps = "allocator" in words or (
         any(word in MODULES for word in words) and hardware.device_type() == "cpu"
     )
-    return cache.cache_variables() | (allocator.allocator_variables() if keeps else {})
+    return cache.cache_variables() | (memory.allocator_variables() if keeps else {})
 
 
 def reason_not_applied(technique: str, amp_level: str) -> str | None:
@@ -132,7 +131,7 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
     if technique == EMULATED and hardware.computes_in_bf16("cpu"):
         return "the device has bfloat16 units"
     if technique == "allocator":
-        return allocator.reason_not_applied()
+        return memory.reason_not_applied()
     if technique == MIXED_PRODUCTS:
         return mixed_product.reason_not_available()
     if technique in (LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS):
@@ -159,10 +158,10 @@ def _allocator(device: torch.device) -> str:
     """Return what was done, in the words that `process_spread` looks for."""
     if device.type != "cpu":
         return "torch's caching allocator (CUDA)"
-    if reason := allocator.reason_not_applied():
+    if reason := memory.reason_not_applied():
         return f"not applied: {reason}"
-    kept = f"{allocator.KEEPS} (GLIBC_TUNABLES)"
-    return kept if allocator.active() else "not applied: started without GLIBC_TUNABLES"
+    kept = f"{memory.KEEPS} (GLIBC_TUNABLES)"
+    return kept if memory.has_tunables() else "not applied: started without GLIBC_TUNABLES"
 
 
 def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:

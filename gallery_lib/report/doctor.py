@@ -9,12 +9,12 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from gallery_lib import memory
 from gallery_lib.compiler.passes import small_convolutions
 from gallery_lib.console.text import Rows, seconds, text_table
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.comparison.pair import page_faults_part
 from gallery_lib.measure.comparison.result import read_comparison
-from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.train.results import Results, hidden_wait, read_results
 
@@ -140,7 +140,7 @@ def _weighted_findings(results: Results) -> Iterator[tuple[float, str]]:
 def technique_rows() -> Rows:
     """Return the table of techniques: whether each applies here, else what is missing."""
     compiler, gpus, cores = hardware.cpp_compiler(), hardware.gpu_count(), hardware.cores()
-    reason = allocator.reason_not_applied()
+    reason = memory.reason_not_applied()
     layout = "not used: convolutions on a CPU without AVX-512 gain nothing from it"
     if hardware.prefers_channels_last(hardware.device_type()):
         layout = "applies"

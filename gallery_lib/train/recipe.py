@@ -17,7 +17,7 @@ from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.config import TrainConfig, backend_config
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.memory.layout import takes_any_layout
+from gallery_lib.memory import takes_any_layout
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from gallery_lib import optim, tasks
+from gallery_lib import memory, optim, tasks
 from gallery_lib.comm import process_group
 from gallery_lib.console.progress import DATA, MODEL, PhaseLog
 from gallery_lib.data.loading import workers
@@ -27,7 +27,6 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.errors import InputError
-from gallery_lib.memory import allocator
 from gallery_lib.optim import schedules
 from gallery_lib.optim.updates import Updates
 from gallery_lib.system.files import shorten_loaders_paths
@@ -134,9 +133,9 @@ def open_session(
     # Several processes get loaders of their own; a resumed run's first batches are not known yet.
     if recipe.keeps_loader and process_group.world_size() == 1 and earlier is None:
         loader.begin()
-    if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
+    if config.compiler_opt and memory.has_tunables() and process_group.device().type == "cpu":
         # Prefault while one core imports, draws weights and traces.
-        allocator.touch_ahead(_training_state_bytes(task))
+        memory.touch_ahead(_training_state_bytes(task))
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler, Config
 from gallery_lib.data.loading.nesting import tensors_in
-from gallery_lib.memory.layout import convert_images, memory_format
+from gallery_lib.memory import convert_images, memory_format
 from gallery_lib.models.dropout import without_dropout
 
 _WITHOUT_END = 1e9

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from gallery_lib.acceleration import one_call
+from gallery_lib.acceleration import accelerate
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm, Compiler, Config, Loader, Memory
@@ -102,7 +102,7 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
-    model, loader = one_call.accelerate(model, loader, config=config_of(case))
+    model, loader = accelerate(model, loader, config=config_of(case))
     optimizer = before or optimizer_of(case.optimizer, model, ours=case.call == "one_pass")
     return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
@@ -118,7 +118,7 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     orders = list(itertools.permutations(parts))
     names = orders[case.order % len(orders)]
     # Nobody can tell two loaders apart, so their order is the names' order.
-    returned = one_call.accelerate(*(parts[name] for name in names), config=config_of(case))
+    returned = accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
     same = ["optimizer", "scheduler"]
     inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper is taken off
@@ -157,7 +157,7 @@ def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
         if by_user(case):
             return _in_ddp(case, model), optimizer
         if case.call == "parts":
-            return one_call.accelerate(model, optimizer, config=config_of(case))
-        return one_call.accelerate(model, None, config=config_of(case))[0], optimizer
+            return accelerate(model, optimizer, config=config_of(case))
+        return accelerate(model, None, config=config_of(case))[0], optimizer
 
     return more

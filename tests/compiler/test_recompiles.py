@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib import accelerate
-from gallery_lib.acceleration.one_call import techniques
+from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import recompiles
 from gallery_lib.config import Config
 

@@ -5,10 +5,10 @@ import os
 import pytest
 from refusal import refused
 
+from gallery_lib import memory
 from gallery_lib.compiler import compiler_enabled, kernels_enabled
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher.job import environment_of
-from gallery_lib.memory import allocator
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_the_baseline_gets_no_allocator_settings_and_threads_are_always_explicit
 
 
 def test_the_users_own_tunables_win_over_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := allocator.reason_not_applied():
+    if reason := memory.reason_not_applied():
         pytest.skip(f"{reason}; runs on Linux with glibc 2.35 or newer")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2")
     chosen = dict(
-        pair.split("=") for pair in allocator.allocator_variables()["GLIBC_TUNABLES"].split(":")
+        pair.split("=") for pair in memory.allocator_variables()["GLIBC_TUNABLES"].split(":")
     )
     assert chosen["glibc.malloc.hugetlb"] == "0"
     assert chosen["glibc.malloc.arena_max"] == "2"

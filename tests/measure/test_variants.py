@@ -112,16 +112,16 @@ def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_s
 def test_a_peer_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    allocator, name = variants.allocator, "GLIBC_TUNABLES"
-    monkeypatch.setattr(allocator, "reason_not_applied", lambda: None)
+    memory, name = variants.memory, "GLIBC_TUNABLES"
+    monkeypatch.setattr(memory, "reason_not_applied", lambda: None)
     monkeypatch.setattr(variants.hardware, "device_type", lambda: "cpu")
     monkeypatch.delenv(name, raising=False)
     for peer in variants.MODULES:
-        assert variants.variables_of([peer])[name] == allocator.allocator_variables()[name]
+        assert variants.variables_of([peer])[name] == memory.allocator_variables()[name]
     assert name not in variants.variables_of([])
     # In words that the interval goes by.
     for tunables, said in (
-        ("glibc.malloc.mmap_threshold=1", allocator.KEEPS),
+        ("glibc.malloc.mmap_threshold=1", memory.KEEPS),
         ("", "not applied: "),
     ):
         monkeypatch.setenv(name, tunables)

@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from gallery_lib import optim
-from gallery_lib.memory import allocator
+from gallery_lib import memory, optim
 
 FIRST_USE = """
 import resource, sys, torch
-from gallery_lib.memory import allocator
+from gallery_lib import memory
 
-assert allocator.apply().startswith(allocator.KEEPS)
+assert memory.keep_large_blocks().startswith(memory.KEEPS)
 torch.set_num_threads(1)
 torch.ones(1000)
 if ahead := int(sys.argv[1]):
-    allocator.touch_ahead(ahead).join()
+    memory.touch_ahead(ahead).join()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 tensors = [torch.ones(2**21) for _ in range(16)]  # 128 MiB
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -30,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    allocator.reason_not_applied() is not None,
+    memory.reason_not_applied() is not None,
     reason="needs glibc 2.35 or newer, without another allocator preloaded",
 )
 def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used():
@@ -47,9 +46,9 @@ def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used():
 
 
 def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept(monkeypatch):
-    assert allocator.touch_ahead(0) is None
-    monkeypatch.setattr(allocator, "reason_not_applied", lambda: "another allocator")
-    assert allocator.touch_ahead(1) is None
+    assert memory.touch_ahead(0) is None
+    monkeypatch.setattr(memory, "reason_not_applied", lambda: "another allocator")
+    assert memory.touch_ahead(1) is None
 
 
 @pytest.mark.parametrize(
@@ -81,9 +80,9 @@ def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(name, argum
 
 KEPT = """
 import psutil, torch
-from gallery_lib.memory import allocator
+from gallery_lib import memory
 
-assert allocator.apply().startswith(allocator.KEEPS)
+assert memory.keep_large_blocks().startswith(memory.KEEPS)
 resident = psutil.Process().memory_info
 before = resident().rss
 # Blocks of a model's size, and a small one above them that holds on to the heap's end.
@@ -91,13 +90,13 @@ blocks = [torch.ones(2**24) for _ in range(8)]  # 512 MiB
 above = torch.ones(2**10)
 del blocks
 kept = resident().rss - before
-allocator.trim()
+memory.trim()
 print(kept // 2**20, (resident().rss - before) // 2**20)
 """
 
 
 @pytest.mark.skipif(
-    allocator.reason_not_applied() is not None, reason="needs glibc 2.35, whose memory is kept"
+    memory.reason_not_applied() is not None, reason="needs glibc 2.35, whose memory is kept"
 )
 def test_memory_that_is_kept_is_given_back_on_demand():
     done = subprocess.run(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = [
-    ("gallery_lib.acceleration.one_call", "accelerate", pytest.mark.slow),  # compiles
+    ("gallery_lib.acceleration", "accelerate", pytest.mark.slow),  # compiles
     ("gallery_lib.checkpoint.training", "Checkpoint", None),
     ("gallery_lib.cluster.lab", "Lab", pytest.mark.cluster),
     ("gallery_lib.comm.accelerate_ddp", "accelerate_ddp", None),

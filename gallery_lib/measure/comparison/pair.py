@@ -7,13 +7,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gallery_lib import stats
+from gallery_lib import memory, stats
 from gallery_lib.measure.comparison import parity as checks
 from gallery_lib.measure.comparison.interleaved import Measurement
 from gallery_lib.measure.comparison.parity import ERROR_FACTOR, Deviation, check_of
 from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
-from gallery_lib.memory import allocator
 from gallery_lib.train.results import Results
 
 _LARGER = 4
@@ -114,7 +113,7 @@ def process_spread(baseline: Results, candidate: Results) -> float:
     faults_matter = max(page_faults_part(baseline), page_faults_part(candidate)) > _NOTICEABLE_PART
 
     def spread(results: Results) -> float:
-        keeps_memory = results.techniques.get("allocator", "").startswith(allocator.KEEPS)
+        keeps_memory = results.techniques.get("allocator", "").startswith(memory.KEEPS)
         return GIVES_MEMORY_BACK if faults_matter and not keeps_memory else KEEPS_MEMORY
 
     # Independent relative errors of a ratio add up as the root of the sum of squares.

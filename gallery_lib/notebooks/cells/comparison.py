@@ -158,11 +158,11 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
     Raises:
         RunFailed: when nothing could be measured.
     """
+    from gallery_lib import memory
     from gallery_lib.measure.bench import bench
     from gallery_lib.measure.bench.plan import waterfall_of
     from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
     from gallery_lib.measure.variants import TECHNIQUES
-    from gallery_lib.memory import allocator
 
     if not settings.waterfall:
         return None
@@ -181,7 +181,7 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
             f"code and these options. To measure anew, delete `{kept}`."
         )
         return result
-    allocator.trim()  # what follows trains in other processes
+    memory.trim()  # what follows trains in other processes
     watch = Watch()
     folder = paths.new_run_dir(f"waterfall-{name}")
     outcome = bench.measure_task(plan, digest, folder, at_pause=watch.at_pause)

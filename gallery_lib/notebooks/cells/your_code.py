@@ -136,11 +136,10 @@ def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Setti
     Raises:
         InputError: with the cell's line, for a mistake in the functions.
     """
-    from gallery_lib import tasks
+    from gallery_lib import memory, tasks
     from gallery_lib.measure.comparison import first_pass
-    from gallery_lib.memory import allocator
 
-    allocator.trim()  # what follows trains in other processes
+    memory.trim()  # what follows trains in other processes
     name = settings.name
     own = changed_names(tasks.get(name), functions)
     notes = []

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from gallery_lib import Config, accelerate
-from gallery_lib.acceleration.one_call import techniques
+from gallery_lib.acceleration import techniques
 
 
 def note(kind: str, batches: int, options: dict[str, Any]) -> str | None:

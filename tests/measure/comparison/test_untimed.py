@@ -17,6 +17,7 @@ from measure.comparison.test_compare import results
 from tiny_task import config
 
 import gallery_lib
+from gallery_lib import memory
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import RunFailed
@@ -25,7 +26,6 @@ from gallery_lib.measure.comparison import untimed
 from gallery_lib.measure.comparison.interleaved import Variant
 from gallery_lib.measure.comparison.untimed import Untimed, UntimedRuns
 from gallery_lib.measure.comparison.worker import TurnClient, TurnServer
-from gallery_lib.memory import allocator
 
 GIVES_BACK = """
 import torch
@@ -155,7 +155,7 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
     few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
     many = dataclasses.replace(few, page_faults=4400.0)
     longer = dataclasses.replace(many, step_seconds={"p50": 4.0})  # the same ones matter less there
-    keeps = dataclasses.replace(few, techniques={"allocator": allocator.KEEPS})
+    keeps = dataclasses.replace(few, techniques={"allocator": memory.KEEPS})
     alike, unlike = 0.004, 0.05
     for pair, parts in [
         ((few, few), (alike, alike)),
@@ -170,7 +170,7 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    allocator.reason_not_applied() is not None,
+    memory.reason_not_applied() is not None,
     reason="needs glibc 2.35 or newer, without another allocator preloaded",
 )
 def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> (
@@ -180,5 +180,5 @@ def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_
         words, variables = [sys.executable, "-c", GIVES_BACK], {**os.environ, **environment}
         return int(subprocess.run(words, env=variables, capture_output=True, check=True).stdout)
 
-    assert faults(allocator.allocator_variables()) < 100
+    assert faults(memory.allocator_variables()) < 100
     assert faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) >= 16_000
