@@ -33,7 +33,7 @@ from PIL import Image
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.console.text import duration, visible
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.batch.record import Record, Report, read_report
+from gallery_lib.notebooks.reports import Record, Report, read_report
 from gallery_lib.system import hardware
 
 GALLERY = ROOT / "docs" / "gallery"

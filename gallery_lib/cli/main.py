@@ -95,10 +95,10 @@ _GIVEN = {
 )
 def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     """Run notebooks, and print which of them passed."""
-    from gallery_lib.notebooks.batch import plan
+    from gallery_lib.notebooks import plan
 
     planned = plan.plan(operands.names, config.profile, dict(operands.given))
-    from gallery_lib.notebooks.batch import reports, schedule
+    from gallery_lib.notebooks import reports, schedule
 
     folder, report = schedule.run(planned, config, command=["gallery", "run", *words])
     print(reports.text(report, folder))
@@ -145,12 +145,12 @@ def compare(
                 f"got {' '.join(words)}.",
                 parameter="batches",
             )
-        from gallery_lib.notebooks.batch import changes, record
+        from gallery_lib.notebooks import reports
 
         with _reading(" or ".join(operands.batches)):
-            before, after = (record.read_report(Path(folder)) for folder in operands.batches)
-            print(changes.text(before, after))
-            return 1 if changes.regressions(changes.changes(before, after)) else 0
+            before, after = (reports.read_report(Path(folder)) for folder in operands.batches)
+            print(reports.text_of_changes(before, after))
+            return 1 if reports.regressions(reports.changes(before, after)) else 0
     from gallery_lib.console.progress import Progress
 
     with Progress() as progress:
@@ -259,7 +259,7 @@ def _text_of(folder: Path) -> str:
     """Return the tables of what a folder holds."""
     from gallery_lib.measure.roofline.result import FILE as ROOFLINE_FILE
     from gallery_lib.measure.roofline.result import read_roofline
-    from gallery_lib.notebooks.batch import record, reports
+    from gallery_lib.notebooks import reports
     from gallery_lib.report import tables
 
     if (folder / "bench.json").exists():
@@ -271,8 +271,8 @@ def _text_of(folder: Path) -> str:
         from gallery_lib.report import roofline
 
         return roofline.text(read_roofline(folder / ROOFLINE_FILE))
-    if (folder / record.REPORT_FILE).exists():
-        return reports.text(record.read_report(folder), folder)
+    if (folder / reports.REPORT_FILE).exists():
+        return reports.text(reports.read_report(folder), folder)
     return tables.folder_text(folder)
 
 

@@ -101,9 +101,9 @@ def prepare(start_folder: Path, options: argparse.Namespace) -> int:
     if options.run is not None:
         notebook = find_notebook(options.run, start_folder)
         if options.p:
-            from gallery_lib.notebooks.batch import notebook_file
+            from gallery_lib.notebooks import plan
 
-            notebook_file.check(notebook, dict(options.p))
+            plan.check(notebook, dict(options.p))
     total, numbers = 3 + (notebook is not None) + options.test, itertools.count(1)
 
     def begin(title: str) -> None:

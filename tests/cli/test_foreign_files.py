@@ -15,7 +15,7 @@ from made_roofline import made_roofline
 
 from gallery_lib.cli.main import launch_single_task, main
 from gallery_lib.measure.comparison.result import Comparison, Parity
-from gallery_lib.notebooks.batch.record import SCHEMA, Compared, Record, Report
+from gallery_lib.notebooks.reports import SCHEMA, Compared, Record, Report
 from gallery_lib.system.machine_load import MachineLoad
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "results"

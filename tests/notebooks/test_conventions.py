@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gallery_lib import tasks
-from gallery_lib.notebooks.batch.notebook_file import read_notebook
+from gallery_lib.notebooks.plan import read_notebook
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gallery_lib import tasks
-from gallery_lib.notebooks.batch.notebook_file import read_notebook
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.notebooks.cells import your_code
+from gallery_lib.notebooks.plan import read_notebook
 
 FUNCTIONS = ("build_model", "loss", "build_optimizer", "train")
 Kernel = dict[str, Any]

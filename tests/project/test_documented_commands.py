@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser
 
 from gallery_lib.cli import prepare
 from gallery_lib.cli.main import COMMANDS, LAUNCH
-from gallery_lib.notebooks.batch import notebook_file
+from gallery_lib.notebooks import plan
 from gallery_lib.notebooks.pack import README
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def check_papermill(words: list[str]) -> None:
     """Check a notebook and its parameters as `gallery run` does."""
     path = CHECKOUT / words[0].replace("${name}", "resnet50")
     if path.stem not in READERS_OWN:
-        notebook_file.check(path, dict(zip(words[3::3], words[4::3], strict=True)))
+        plan.check(path, dict(zip(words[3::3], words[4::3], strict=True)))
 
 
 def check(text: str) -> None:

@@ -18,7 +18,7 @@ from gallery_lib.config import TrainConfig, switches
 from gallery_lib.config.options import CommandLine, check_value
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import preflight
-from gallery_lib.notebooks.batch.record import read_report
+from gallery_lib.notebooks.reports import read_report
 
 
 def environment_variable(folder: Path) -> None:

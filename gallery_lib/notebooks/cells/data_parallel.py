@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gallery_lib.config import DataParallelNotebookConfig
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells.display import display_chart, display_markdown, display_table
-from gallery_lib.notebooks.cells.task_settings import checked
+from gallery_lib.notebooks.cells.task_settings import checked, process_count
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
@@ -39,12 +39,7 @@ def settings(parameters: dict[str, Any] | None = None) -> DataParallelNotebookCo
         InputError: for an impossible value.
     """
     config = checked(DataParallelNotebookConfig, parameters)
-    devices = hardware.gpu_count() or hardware.cores()
-    processes = config.processes or min(devices, 8)
-    if processes > devices:
-        raise InputError(
-            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
-        )
+    processes = process_count(config.processes)
     steps = config.images // (config.batch_size * processes)
     if steps < config.log_steps:
         raise InputError(

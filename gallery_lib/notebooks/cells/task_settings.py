@@ -50,6 +50,21 @@ def checked(cls: type[Parameters], parameters: dict[str, Any] | None) -> Paramet
     return options.from_mapping(cls, parameters)
 
 
+def process_count(asked: int | None) -> int:
+    """Return `asked`, by default one process for each device, 8 at most.
+
+    Raises:
+        InputError: for more processes than this host has devices.
+    """
+    devices = hardware.gpu_count() or hardware.cores()
+    count = asked or min(devices, 8)
+    if count > devices:
+        raise InputError(
+            f"processes={count}: this host has {devices} device(s).", parameter="processes"
+        )
+    return count
+
+
 @dataclass(frozen=True)
 class Settings:
     """The notebook's parameters with every value decided."""
@@ -97,18 +112,6 @@ class Settings:
         return result
 
 
-def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settings:
-    """Check the notebook's parameters, complete and show them, and return the settings.
-
-    Without `parameters`, those of this kernel are used.
-
-    Raises:
-        InputError: for an unknown parameter, a wrong type or an impossible value; it stops the
-            notebook.
-    """
-    return completed(task_name, checked(NotebookConfig, parameters))
-
-
 def completed(
     task_name: str,
     config: NotebookConfig | YourModelConfig,
@@ -121,29 +124,28 @@ def completed(
     # It warns of a CUDA toolkit without a GPU whenever something is compiled.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     task, device = tasks.get(task_name), hardware.device_type()
-    devices = hardware.gpu_count() or hardware.cores()
     profile = config.profile
     if profile == "auto":
         profile = "full" if device == "cuda" else "quick"
-    sizes = (*tasks.SIZES, *_LENGTHS)
     values = dict(task.full if profile == "full" else task.quick)
-    values |= {name: size for name in sizes if (size := getattr(config, name, None)) is not None}
+    for name in (*tasks.SIZES, *_LENGTHS):
+        if (size := getattr(config, name, None)) is not None:
+            values[name] = size
     compare_values = {
         f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
     }
-    same: dict[str, Any] = {
-        name: getattr(config, name, None) for name in ("amp_dtype", "data_dir", "seed")
-    }
-    same["amp_level"] = precision.chosen_level(config.amp_level, device)
-    train = TrainConfig(model=task_name, **values, **same)
-    compare = CompareConfig(**compare_values)
+    train = TrainConfig(
+        model=task_name,
+        amp_level=precision.chosen_level(config.amp_level, device),
+        amp_dtype=config.amp_dtype,
+        data_dir=getattr(config, "data_dir", None),
+        seed=config.seed,
+        **values,
+    )
     processes, waterfall = 1, False
     if isinstance(config, NotebookConfig):
-        processes, waterfall = config.processes or min(devices, 8), config.waterfall
-    if processes > devices:
-        raise InputError(
-            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
-        )
+        processes, waterfall = process_count(config.processes), config.waterfall
+    compare = CompareConfig(**compare_values)
     result = Settings(task, profile, train, compare, processes, waterfall)
     display_table([*_rows(result), *more_rows])
     return result

@@ -179,20 +179,6 @@ def with_your_code(settings: Settings, **functions: Callable[..., Any]) -> Setti
 # The cell of your_model
 
 
-def _checked_cell(build_model: Any) -> str:
-    """Return the source of the cell, which defines FUNCTIONS."""
-    _check_function(build_model, "build_model")
-    source = _cell_of(build_model)
-    symbols = symtable.symtable(source, "cell", "exec").get_symbols()
-    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-    if missing := [name for name in FUNCTIONS if name not in defined]:
-        raise InputError(
-            f"the cell that defines build_model must define {' and '.join(missing)} as well.",
-            parameter=missing[0],
-        )
-    return source
-
-
 def your_settings(
     build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None
 ) -> Settings:
@@ -204,7 +190,15 @@ def your_settings(
     Raises:
         InputError: with the cell's line, for a mistake in the functions; the file is removed then.
     """
-    source = _checked_cell(build_model)
+    _check_function(build_model, "build_model")
+    source = _cell_of(build_model)
+    symbols = symtable.symtable(source, "cell", "exec").get_symbols()
+    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+    if missing := [name for name in FUNCTIONS if name not in defined]:
+        raise InputError(
+            f"the cell that defines build_model must define {' and '.join(missing)} as well.",
+            parameter=missing[0],
+        )
     config = checked(YourModelConfig, parameters)
     config = dataclasses.replace(config, batch_size=config.batch_size or batch_size)
     file = _write(

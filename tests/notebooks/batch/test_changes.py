@@ -9,11 +9,26 @@ import pytest
 from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
-from gallery_lib.notebooks.batch.changes import Change, changes, text
-from gallery_lib.notebooks.batch.record import Compared, Record, Report, write_report
+from gallery_lib.notebooks.reports import (
+    Change,
+    Compared,
+    Record,
+    Report,
+    changes,
+    text_of_changes,
+    write,
+)
 from gallery_lib.stats import Ratio
 
 SMALLER, NO_PARITY = "regression: a smaller speed-up", "regression: no parity any more"
+MACHINE = {
+    "python": "3.11",
+    "torch": "2.15",
+    "cpu": "A CPU",
+    "cores": 2,
+    "isa": [],
+    "memory_bytes": 1,
+}
 
 
 def side(
@@ -33,7 +48,7 @@ def side(
 
 def batch(notebooks: dict[str, Record], **machine: Any) -> Report:
     when = ("2026-01-01", "2026-01-01", None, 9.0)
-    return Report("gallery run", *when, {}, {"cpu": "A CPU", "cores": 2, **machine}, notebooks)
+    return Report("gallery run", *when, {}, {**MACHINE, **machine}, notebooks)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +84,9 @@ def test_notebooks_of_one_side_only_are_shown_and_not_judged() -> None:
 
 
 def test_another_machine_is_said() -> None:
-    said = text(batch({}), batch({}, cores=8))
+    said = text_of_changes(batch({}), batch({}, cores=8))
     assert "Not measured under the same conditions (cores: 2 → 8)." in said
-    assert "same conditions" not in text(batch({}), batch({}))
+    assert "same conditions" not in text_of_changes(batch({}), batch({}))
 
 
 def test_of_two_batches_the_planted_regression_is_marked_and_the_noise_is_not(
@@ -80,7 +95,7 @@ def test_of_two_batches_the_planted_regression_is_marked_and_the_noise_is_not(
     for name, ratio in (("before", 1.5), ("after", 1.25)):
         notebooks = {"alexnet": side(2 + ratio / 100), "resnet50": side(ratio)}
         (tmp_path / name).mkdir()
-        write_report(tmp_path / name, batch(notebooks))
+        write(tmp_path / name, batch(notebooks))
     assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 1
     shown = capsys.readouterr().out
     assert "1 regression(s) beyond the intervals" in shown and "improvement" not in shown

@@ -11,9 +11,9 @@ import made_comparison
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.notebooks.batch import evidence
-from gallery_lib.notebooks.batch.evidence import Ended, judge, problem_of_runs
-from gallery_lib.notebooks.batch.schedule import where
+from gallery_lib.notebooks import evidence
+from gallery_lib.notebooks.evidence import Ended, judge, problem_of_runs
+from gallery_lib.notebooks.schedule import where
 from gallery_lib.train.results import write_results
 
 LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]

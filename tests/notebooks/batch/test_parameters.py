@@ -14,7 +14,7 @@ import pytest
 from refusal import check_refused_command, refused
 from tiny_notebooks import write_notebook
 
-from gallery_lib.notebooks.batch import plan
+from gallery_lib.notebooks import plan
 
 OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 
@@ -64,7 +64,7 @@ def test_a_wrong_parameter_is_refused_by_plan_and_first_cell_without_torch(
     code = (
         "import sys\n"
         "from gallery_lib import notebook\n"
-        "from gallery_lib.notebooks.batch import plan\n"
+        "from gallery_lib.notebooks import plan\n"
         "from gallery_lib.notebooks.cells import communication, data_parallel, "
         "performance_data\n"
         "try:\n"

@@ -11,8 +11,8 @@ import pytest
 from refusal import refused
 
 from gallery_lib.cli.main import main
-from gallery_lib.notebooks.batch import reports
-from gallery_lib.notebooks.batch.record import Compared, Record, Report, read_report
+from gallery_lib.notebooks import reports
+from gallery_lib.notebooks.reports import Compared, Record, Report, read_report
 from gallery_lib.stats import Ratio
 
 MEASURED = Compared(1, "O0", "cpu", "faster", Ratio(1.5, 1.4, 1.6), True, 30)

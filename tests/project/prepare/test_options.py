@@ -13,7 +13,7 @@ IMPORTS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import gallery_lib.cli.prepare
-import gallery_lib.notebooks.batch.notebook_file
+import gallery_lib.notebooks.plan
 rooms = {name.partition(".")[0] for name in sys.modules}
 rooms = {name for name in rooms if not name.startswith("_sysconfigdata")}
 print(*sorted(rooms - set(sys.stdlib_module_names) - {"__main__", "gallery_lib"}))

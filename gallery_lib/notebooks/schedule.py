@@ -25,11 +25,10 @@ from gallery_lib.console.progress import Progress, fit, redraws
 from gallery_lib.console.text import duration, visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
-from gallery_lib.notebooks.batch import evidence, reports
-from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended
-from gallery_lib.notebooks.batch.notebook_file import read_notebook
-from gallery_lib.notebooks.batch.plan import Planned, digest
-from gallery_lib.notebooks.batch.record import (
+from gallery_lib.notebooks import evidence, reports
+from gallery_lib.notebooks.evidence import LOG_FILE, RUNS_FOLDER, Ended
+from gallery_lib.notebooks.plan import Planned, digest, read_notebook
+from gallery_lib.notebooks.reports import (
     REPORT_FILE,
     Compared,
     Record,

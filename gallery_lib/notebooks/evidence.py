@@ -17,7 +17,7 @@ from typing import Any, Literal
 from gallery_lib.console.text import visible
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
-from gallery_lib.notebooks.batch.notebook_file import Cell, read_notebook
+from gallery_lib.notebooks.plan import Cell, read_notebook
 from gallery_lib.system.files import read_json
 from gallery_lib.system.processes import signal_of_exit_code
 from gallery_lib.train.results import read_results
