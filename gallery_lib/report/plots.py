@@ -250,4 +250,6 @@ def script_notes(turns: ScriptTurns) -> list[str]:
     ]
     if reasons := turns.load.reasons():
         lines.append(f"**The machine was busy**: {'; '.join(reasons)}.")
+    elif waits := turns.load.sentence():
+        lines.append(waits)
     return lines

@@ -2,8 +2,9 @@
 
 Who measures looks before the first measured step and between measured steps, so that a look takes
 no time from one. Compared are the first look and the last: how long the threads of the measured
-processes waited for a core, and CPU time that the hypervisor gave to other machines (steal). A busy
-machine widens a speed-up's interval and spoils every figure in seconds.
+processes waited for a core, whether other processes had one meanwhile, and CPU time that the
+hypervisor gave to other machines (steal). A busy machine widens a speed-up's interval and spoils
+every figure in seconds. Threads that wait for each other alone do so on a quiet machine as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ A loader costs some per cent.
 """
 STOLEN = 0.02
 """Part of the CPU time that the hypervisor gives to other machines, likewise."""
+OTHERS = 0.02
+"""Part of the CPU time that other processes take, up to which threads wait for each other alone."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,16 @@ class MachineLoad:
     stolen: float | None  # part of the CPU time
     # Part of the time with work to do that the measured threads waited for a core.
     waited: float | None = None
+    others: float | None = None  # part of the CPU time that processes beside the measured ones took
+
+    @property
+    def _long_waits(self) -> bool:
+        return self.waited is not None and self.waited > WAITED
 
     def reasons(self) -> list[str]:
         """Return what speaks against a quiet machine, a phrase each; nothing for a quiet one."""
         reasons = []
-        if self.waited is not None and self.waited > WAITED:
+        if self._long_waits and (self.others is None or self.others > OTHERS):
             reasons.append(
                 f"threads with work to do waited for a core {self.waited:.0%} of the time"
             )
@@ -45,13 +53,19 @@ class MachineLoad:
         return reasons
 
     def sentence(self) -> str:
-        """Return what speaks against a quiet machine, and what to do; '' for a quiet one."""
-        if not (reasons := self.reasons()):
-            return ""
-        return (
-            f"The machine was busy: {'; '.join(reasons)}; times are longer than the machine's own. "
-            "Repeat it when nothing else runs (`top`), or with fewer --workers or --threads."
-        )
+        """Return what made steps longer, and what to do; '' where nothing did."""
+        if reasons := self.reasons():
+            return (
+                f"The machine was busy: {'; '.join(reasons)}; times are longer than the machine's "
+                "own. Repeat it when nothing else runs (`top`), or with fewer --workers or "
+                "--threads."
+            )
+        if self._long_waits:
+            return (
+                f"Threads waited for each other's cores {self.waited:.0%} of the time: "
+                "fewer --workers or --threads leave a core to each."
+            )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Look:
 
     stolen: float
     total: float
+    busy: float  # of all processes of the machine
+    own: float  # of the measured ones
     # By thread of the measured processes: seconds on a core, and seconds of waiting for one.
     threads: dict[int, tuple[float, float]]
 
@@ -67,30 +83,39 @@ class Look:
 def look(root: int | None = None) -> Look:
     """Read the counters of the machine, and of `root` (None: this process) with all below it.
 
-    It takes some milliseconds. What cannot be read counts as none: a measurement does not fail.
+    The threads are those that compete for a core: a process of a lower priority than `root`'s, a
+    loader's say, waits on purpose. A look takes some milliseconds. What cannot be read counts as
+    none: a measurement does not fail.
     """
-    threads = {}
+    threads, own = {}, 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(root)
         for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(OSError, ValueError):  # ended, or the kernel does not count
+            with contextlib.suppress(psutil.Error, OSError, ValueError):  # ended, or not counted
+                own += sum(one.cpu_times()[:4])  # with children that have ended
+                if one.nice() > process.nice():
+                    continue
                 for task in Path(f"/proc/{one.pid}/task").iterdir():
                     ran, waited, _ = (task / "schedstat").read_text().split()
                     threads[int(task.name)] = int(ran) / 1e9, int(waited) / 1e9
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # no /proc/stat, or cut short
         times = psutil.cpu_times()
-        return Look(times.steal, sum(times) - times.guest - times.guest_nice, threads)
-    return Look(0.0, 0.0, threads)
+        busy = times.user + times.nice + times.system
+        total = sum(times) - times.guest - times.guest_nice
+        return Look(times.steal, total, busy, own, threads)
+    return Look(0.0, 0.0, 0.0, 0.0, threads)
 
 
 def load_between(before: Look, after: Look) -> MachineLoad:
     """Return the load from one look to the other, by the threads that were there all the time."""
     total = after.total - before.total
+    others = after.busy - before.busy - (after.own - before.own)
     both = before.threads.keys() & after.threads.keys()
     ran, waited = (sum(after.threads[n][k] - before.threads[n][k] for n in both) for k in (0, 1))
     return MachineLoad(
         (after.stolen - before.stolen) / total if total > 0 else None,
         waited / (ran + waited) if ran + waited > 0 else None,
+        others / total if total > 0 else None,
     )
 
 

@@ -13,15 +13,60 @@ import tiny_task
 
 from gallery_lib.launcher.job import launch
 from gallery_lib.report.tables import results_text
-from gallery_lib.system.machine_load import WAITED, Look, MachineLoad, Watch, load_between
+from gallery_lib.system.machine_load import (
+    WAITED,
+    Look,
+    MachineLoad,
+    Watch,
+    load_between,
+    look,
+)
 from gallery_lib.train.results import read_results
 
 
 def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_the_time() -> None:
-    before = Look(0.0, 1.0, {1: (1.0, 0.0), 2: (5.0, 1.0)})
-    after = Look(0.5, 11.0, {1: (4.0, 3.0), 3: (9.0, 9.0)})
-    assert load_between(before, after) == MachineLoad(pytest.approx(0.05), pytest.approx(0.5))
-    assert load_between(before, before) == MachineLoad(None, None)
+    before = Look(0.0, 1.0, 2.0, 1.0, {1: (1.0, 0.0), 2: (5.0, 1.0)})
+    after = Look(0.5, 11.0, 7.0, 3.0, {1: (4.0, 3.0), 3: (9.0, 9.0)})
+    assert load_between(before, after) == MachineLoad(*map(pytest.approx, (0.05, 0.5, 0.3)))
+    assert load_between(before, before) == MachineLoad(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("load", "begins", "reasons"),
+    [
+        (MachineLoad(0.0, 0.09, 0.9), "", 0),
+        (MachineLoad(0.0, 0.11, 0.9), "The machine was busy", 1),
+        (MachineLoad(0.0, 0.11), "The machine was busy", 1),  # a file that does not say
+        (MachineLoad(0.0, 0.11, 0.01), "Threads waited for each other's cores 11%", 0),
+        (MachineLoad(0.03, 0.11, 0.01), "The machine was busy: the hypervisor", 1),
+    ],
+)
+def test_threads_that_wait_for_each_other_alone_do_not_make_a_machine_busy(
+    load: MachineLoad, begins: str, reasons: int
+) -> None:
+    assert load.sentence().startswith(begins) and bool(load.sentence()) == bool(begins)
+    assert len(load.reasons()) == reasons
+    assert ("fewer --workers or --threads" in load.sentence()) == bool(begins)
+
+
+def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() -> None:
+    """A loader's processes, say, which are niced and share the cores of the steps."""
+    computes = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    before = look()
+    beside, niced = (
+        subprocess.Popen([*nice, sys.executable, "-c", computes], **pipes)
+        for nice in ([], ["nice", "-n", "5"])
+    )
+    with beside, niced:
+        assert (
+            beside.stdout and niced.stdout and beside.stdout.readline() and niced.stdout.readline()
+        )
+        after = look()
+        beside.kill()
+        niced.kill()
+    assert beside.pid in after.threads and niced.pid not in after.threads
+    assert after.own - before.own > 0.35
 
 
 @pytest.mark.slow
