@@ -53,8 +53,7 @@ from gallery_lib.system.processes import (
 )
 from gallery_lib.train import failure, precision
 from gallery_lib.train.resolved import Run, resolve, threads_of
-from gallery_lib.train.results import Results, read_results
-from gallery_lib.train.run_log import last_step
+from gallery_lib.train.results import Results, last_step, read_results
 
 WORKER = "gallery_lib.launcher.worker"
 """Module that each process of a training run executes."""

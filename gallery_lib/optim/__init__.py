@@ -1,27 +1,30 @@
-"""Optimizers: the one that a task uses, and its accelerated implementation.
+"""Optimizers: the one that a task uses, its schedule, and its accelerated implementation.
 
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
-  together.
-- `schedules`: torch's schedules by name.
-- `updates`: clip, step, scale and schedule, in the order of a training loop.
+  together. `Updates` clips, steps, scales and schedules, in the order of a training loop.
 - `torchs_step`: torch's own step, for groups that an accelerated form is not written for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from gallery_lib.optim import fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
 from gallery_lib.optim.sync_free import SyncFree
+
+WITH_LENGTH = ("linear", "cosine")
+"""Names of the schedules that go over a number of steps."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +110,46 @@ def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:
             p.numel() * p.element_size() for p in group["params"] if p.requires_grad
         )
     return total
+
+
+def noam(warmup_updates: int) -> Callable[[int], float]:
+    """Return the Noam schedule as a factor of its peak.
+
+    Vaswani et al., "Attention Is All You Need", 2017, equation 3. The factor at update n (from 0)
+    rises linearly to 1 at the `warmup_updates`-th update, then falls as 1/√n. So the learning rate
+    beside it is the peak, k / √(width × warmup_updates) in the paper's terms.
+    """
+
+    def factor(updates_done: int) -> float:
+        update = updates_done + 1
+        return min(update / warmup_updates, math.sqrt(warmup_updates / update))
+
+    return factor
+
+
+def scheduler(
+    name: str, optimizer: torch.optim.Optimizer, *, steps: int, warmup_steps: int = 0
+) -> lr_scheduler.LRScheduler | None:
+    """Return torch's scheduler of that name, to be stepped after each update; None for a constant.
+
+    Update number `warmup_steps` (from 0) is the first with the optimizer's learning rate. Before it
+    the rate rises in a line from its (warmup_steps + 1)-th part.
+
+    Args:
+        name: one of WITH_LENGTH; others are constant.
+        optimizer: the optimizer, with the highest learning rate.
+        steps: updates that the schedule goes over, the warm-up included.
+        warmup_steps: updates of the warm-up, at most `steps` − 2.
+    """
+    length = steps - warmup_steps
+    after: lr_scheduler.LRScheduler | None = None
+    if name == "linear":
+        after = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=length)
+    elif name == "cosine":
+        after = lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+    if not warmup_steps:
+        return after
+    warmup = lr_scheduler.LinearLR(optimizer, 1 / (warmup_steps + 1), total_iters=warmup_steps)
+    if after is None:
+        return warmup
+    return lr_scheduler.SequentialLR(optimizer, [warmup, after], milestones=[warmup_steps])

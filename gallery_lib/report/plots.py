@@ -15,8 +15,7 @@ from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.comparison.script_turns import ScriptTurns
 from gallery_lib.measure.step_profile import StepProfile
 from gallery_lib.report.style import COLOURS, LOOKS, Bar, Chart, one_panel, ratio_bars
-from gallery_lib.train.results import Results
-from gallery_lib.train.run_log import each_step_seconds
+from gallery_lib.train.results import Results, each_step_seconds
 
 _TABLE_STEPS = 8
 """Number of evenly spread steps that the table of a loss curve has."""

@@ -12,8 +12,7 @@ from functools import partial
 
 from torch import nn
 
-from gallery_lib.optim import OptimizerSpec
-from gallery_lib.optim.schedules import noam
+from gallery_lib.optim import OptimizerSpec, noam
 from gallery_lib.tasks.domains import speech_recognition
 from gallery_lib.tasks.task import FULL, QUICK, Task
 

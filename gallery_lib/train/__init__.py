@@ -2,10 +2,9 @@
 
 - `resolved`: the options of a run, checked and completed once, and the file that carries them.
 - `session`: data, model, optimizer, log and the clock of steps; `recipe` makes the model ready.
-- `loop`: the one loop for baseline and backend, and held-out metrics after it.
+- `loop`: the one loop for baseline and backend; held-out metrics and figures after it.
 - `precision`: fp32 or autocast, and gradient scaling.
-- `measurements`: the figures of a run. `results`: `results.json`, written last.
-- `run_log`: `config.json`, `steps.jsonl`, a log per rank.
+- `results`: `config.json`, `steps.jsonl`, a log per rank, and `results.json`, written last.
 - `pretrained`: weights that a run starts from, and those that it leaves.
 - `checkpoints`: what a run goes on from, and what is saved of it at the end of steps.
 - `failure`: why a run failed, and who first.

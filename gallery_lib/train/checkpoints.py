@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,10 @@ from gallery_lib.checkpoint.state import Saved, graphs_made
 from gallery_lib.checkpoint.training import Checkpoint
 from gallery_lib.comm import process_group
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
-from gallery_lib.optim import schedules
+from gallery_lib.optim import WITH_LENGTH
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
-from gallery_lib.train.measurements import Trained
 from gallery_lib.train.resolved import ResolvedConfig
-from gallery_lib.train.run_log import STEPS_FILE
+from gallery_lib.train.results import STEPS_FILE
 from gallery_lib.train.session import Session
 
 _OF_THE_TRAINING = (
@@ -78,6 +78,19 @@ def choose(config: ResolvedConfig) -> Saved | None:
     return saved
 
 
+@dataclass
+class Trained:
+    """What the training loop leaves."""
+
+    # [[step, loss], …] with every step from 1; the loss is the mean over ranks.
+    curve: list[list[float]] = field(default_factory=list)
+    diverged: dict[str, int] | None = None  # step, rank
+    broken_off: bool = False  # whether training ended where it diverged
+    step_seconds: list[float] = field(default_factory=list)
+    epoch: int = 0  # number of the pass under way
+    interruptions: list[dict[str, Any]] = field(default_factory=list)  # oldest first
+
+
 class RunCheckpoints(Checkpoint):
     """Checkpoints of one run. Without `checkpoint_every` none is saved."""
 
@@ -112,7 +125,7 @@ class RunCheckpoints(Checkpoint):
             if config.resume:
                 session.log.say(f"resumed  {config.run_dir} has no checkpoint: a new start")
             return Trained()
-        if config.lr_schedule in schedules.WITH_LENGTH and config.lr_schedule_steps is None:
+        if config.lr_schedule in WITH_LENGTH and config.lr_schedule_steps is None:
             then, here = saved.content["run"]["total_steps"], session.config.max_steps
             if then != here:
                 raise InputError(

@@ -27,14 +27,13 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.errors import InputError
-from gallery_lib.optim import schedules
-from gallery_lib.optim.updates import Updates
+from gallery_lib.optim.grad_scaler import Updates
 from gallery_lib.system.files import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
-from gallery_lib.train.run_log import RunLog
+from gallery_lib.train.results import RunLog
 
 
 @dataclass
@@ -242,10 +241,10 @@ def _schedule(
     """
     name, warmup, given = config.lr_schedule, config.lr_warmup_steps, config.lr_schedule_steps
     own, steps = task.optimizer.schedule, given or total_steps
-    has_length = name in schedules.WITH_LENGTH
+    has_length = name in optim.WITH_LENGTH
     parameter, problem = "lr_schedule_steps", ""
     if given and not has_length:
-        problem = f"is for lr_schedule={', '.join(schedules.WITH_LENGTH)}, and it is {name}"
+        problem = f"is for lr_schedule={', '.join(optim.WITH_LENGTH)}, and it is {name}"
     elif steps < total_steps:
         problem = f"ends before the run, which has {total_steps} steps"
     elif warmup and name == "task" and own:
@@ -257,7 +256,7 @@ def _schedule(
         raise InputError(f"{parameter}={value} {problem}.", parameter=parameter)
     if name == "task" and own:
         return LambdaLR(optimizer, own)
-    return schedules.scheduler(name, optimizer, steps=steps, warmup_steps=warmup)
+    return optim.scheduler(name, optimizer, steps=steps, warmup_steps=warmup)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ from worker_processes import workers_of
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.job import Job, start
-from gallery_lib.train.results import Results
-from gallery_lib.train.run_log import last_step
+from gallery_lib.train.results import Results, last_step
 
 LONGEST_LIFE_SECONDS = 1.5
 

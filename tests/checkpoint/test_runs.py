@@ -26,8 +26,7 @@ from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.train import checkpoints
 from gallery_lib.train.resolved import resolve
-from gallery_lib.train.results import Results, read_results
-from gallery_lib.train.run_log import last_step, read_steps
+from gallery_lib.train.results import Results, last_step, read_results, read_steps
 
 TWO = LaunchConfig(nproc_per_node=2)
 

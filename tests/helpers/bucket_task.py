@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.seeded_items import of_item
-from gallery_lib.optim import OptimizerSpec, schedules
+from gallery_lib.optim import OptimizerSpec, noam
 from gallery_lib.tasks.task import Splits, Task
 
 CLASSES, WIDTH, ITEMS = 4, 8, 96
@@ -101,7 +101,7 @@ TASK = Task(
     loss=loss,
     metrics=metrics,
     chance=lambda splits: {"top1": 1 / CLASSES},
-    optimizer=OptimizerSpec("AdamW", lr=1e-2, weight_decay=0.01, schedule=schedules.noam(20)),
+    optimizer=OptimizerSpec("AdamW", lr=1e-2, weight_decay=0.01, schedule=noam(20)),
     flops_per_sample=1e4,
 )
 SLOW = dataclasses.replace(TASK, name="slow buckets", loss=slow_loss)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
-from gallery_lib.optim import OptimizerSpec
-from gallery_lib.optim.schedules import noam
+from gallery_lib.optim import OptimizerSpec, noam
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.task import Splits, Task
 

@@ -11,8 +11,7 @@ from optim.training import OVERFLOW_AT, PAIRS, model, warmup
 from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.optim.adoption import accelerate_optimizer
-from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.updates import Updates
+from gallery_lib.optim.grad_scaler import GradScaler, Updates
 
 pytestmark = pytest.mark.gpu
 STEPS = 60

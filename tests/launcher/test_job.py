@@ -18,8 +18,7 @@ from gallery_lib.cli.main import launch_single_task
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher.job import dry_run, launch, start
-from gallery_lib.train.results import read_results
-from gallery_lib.train.run_log import read_steps
+from gallery_lib.train.results import read_results, read_steps
 
 TWO = LaunchConfig(nproc_per_node=2)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_task
 
-from gallery_lib.train.run_log import read_steps
+from gallery_lib.train.results import read_steps
 
 
 @pytest.mark.slow

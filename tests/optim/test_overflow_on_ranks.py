@@ -13,7 +13,7 @@ from optim.training import BY_NAME, OVERFLOW_AT, SCALING, STEPS, losses, model, 
 from ranks import Ranks
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery_lib.optim.updates import Updates
+from gallery_lib.optim.grad_scaler import Updates
 
 RUNS = [*((name, True) for name in BY_NAME if name != "Adam"), ("AdamW", False), ("SGD", False)]
 

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from gallery_lib.optim import schedules
-from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.updates import Updates
+from gallery_lib import optim
+from gallery_lib.optim.grad_scaler import GradScaler, Updates
 
 STEPS = 12
 
 
 def training(name: str, warmup: int, kind: type[torch.amp.GradScaler]) -> Updates:
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.5, momentum=0.9)
-    schedule = schedules.scheduler(name, optimizer, steps=STEPS, warmup_steps=warmup)
+    schedule = optim.scheduler(name, optimizer, steps=STEPS, warmup_steps=warmup)
     return Updates(optimizer, kind("cpu", init_scale=4.0), schedule)
 
 
@@ -35,7 +34,7 @@ def rates_of(updates: Updates, steps: range, overflow_at: tuple[int, ...]) -> li
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", schedules.WITH_LENGTH)
+@pytest.mark.parametrize("name", optim.WITH_LENGTH)
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, GradScaler])
 def test_every_step_counts_and_a_file_of_the_state_goes_on(

@@ -31,8 +31,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.optim import sync_free
-from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.updates import Updates
+from gallery_lib.optim.grad_scaler import GradScaler, Updates
 
 EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 WITH_ADAM = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pair.name)

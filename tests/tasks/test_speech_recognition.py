@@ -18,7 +18,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 from gallery_lib.data.speech.utterances import IGNORED, SpeechBatch
-from gallery_lib.optim.schedules import noam
+from gallery_lib.optim import noam
 from gallery_lib.tasks.domains import speech_recognition as domain
 from gallery_lib.tasks.task import Splits
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.errors import Diverged
-from gallery_lib.train.loop import train
-from gallery_lib.train.measurements import divergence
+from gallery_lib.train.loop import divergence, train
 from gallery_lib.train.results import read_results
 
 

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.train.loop import train
-from gallery_lib.train.run_log import read_steps
+from gallery_lib.train.results import read_steps
 from gallery_lib.train.session import Observer, Session
 
 STEPS, LR = 12, 0.02

@@ -7,8 +7,7 @@ import made_comparison
 import pytest
 from refusal import refused
 
-from gallery_lib.train.results import Results, read_results, write_results
-from gallery_lib.train.run_log import RunLog, read_steps
+from gallery_lib.train.results import Results, RunLog, read_results, read_steps, write_results
 
 
 def results() -> Results:

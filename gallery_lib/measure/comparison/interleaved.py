@@ -30,8 +30,7 @@ from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
 from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role, TurnServer
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
-from gallery_lib.train.results import Results
-from gallery_lib.train.run_log import each_step_seconds
+from gallery_lib.train.results import Results, each_step_seconds
 
 _LOOK_SECONDS = 0.1
 

@@ -34,7 +34,7 @@ from gallery_lib.launcher.job import start
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES, differences_of_start
 from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
 from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND, WORKER, Role
-from gallery_lib.optim.schedules import WITH_LENGTH
+from gallery_lib.optim import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
 from gallery_lib.system.hardware import library_version

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.comm import process_group
-from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.updates import Updates
+from gallery_lib.optim.grad_scaler import GradScaler, Updates
 
 
 def run(name: str, before: bool) -> dict[str, list[Any]]:

@@ -19,8 +19,7 @@ from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.measure.comparison.interleaved import Turns, rounds_of
 from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
 from gallery_lib.report.tables import comparison_text, folder_text
-from gallery_lib.train.results import Results
-from gallery_lib.train.run_log import read_steps
+from gallery_lib.train.results import Results, read_steps
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
 
