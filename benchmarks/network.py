@@ -29,8 +29,8 @@ import figures_file
 import network_ranks as ranks
 
 from gallery_lib import tasks
-from gallery_lib.cluster import Lab, link_rate
-from gallery_lib.cluster.run import run as run_on_hosts
+from gallery_lib.cluster import Lab, network
+from gallery_lib.cluster.lab import run_on_hosts
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, TrainConfig
 from gallery_lib.config.options import CommandLine, words_of
 from gallery_lib.errors import InputError
@@ -67,7 +67,7 @@ def stretched(config: LabConfig, stretch: float) -> LabConfig:
 
     Each host gets all cores, since its computation is waiting.
     """
-    rate = f"{link_rate.bits_per_second(config.rate) / stretch / 1000:f}kbit"
+    rate = f"{network.bits_per_second(config.rate) / stretch / 1000:f}kbit"
     return dataclasses.replace(config, rate=rate, cpus=config.cpus or hardware.cores())
 
 

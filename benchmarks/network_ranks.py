@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib import memory, stats, tasks
-from gallery_lib.comm import process_group, topology
+from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, candidates
 from gallery_lib.config import Comm, TrainConfig
@@ -156,7 +156,7 @@ def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[
     return stepping
 
 
-def _ways_of_training(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
+def _ways_of_training(options: Comm, hosts: process_group.Topology) -> dict[str, Comm]:
     if process_group.world_size() == 1:
         return {PLAIN: Comm()}
     if options.tune:
@@ -174,7 +174,7 @@ def train_in_turns(config: NetworkConfig, options: Comm, words: argparse.Namespa
     if process_group.place().launcher is None:
         raise InputError("start it with torchrun: see the first lines of network.py.")
     process_group.ensure_initialized()
-    hosts = topology.find()
+    hosts = process_group.find_topology()
     observer = Turns(_ways_of_training(options, hosts), config)
     steps = observer.length * len(observer.order)
     with TemporaryDirectory() as folder:
@@ -227,7 +227,7 @@ class ReplayConfig:
     """Counted steps in a turn."""
 
 
-def ways_of_replay(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
+def ways_of_replay(config: ReplayConfig, hosts: process_group.Topology) -> dict[str, Comm]:
     """Return DDP's own strategy, and those that `config.wires` and `config.only` ask for.
 
     Raises:
@@ -286,7 +286,7 @@ def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     memory.give_back()  # DDP makes its buckets anew at every turn
     process_group.ensure_initialized()
-    hosts = topology.find()
+    hosts = process_group.find_topology()
     replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank())
     model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1

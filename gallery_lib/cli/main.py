@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gallery_lib.comm import scheduler
+from gallery_lib.comm import rendezvous
 from gallery_lib.config import (
     BatchConfig,
     BenchConfig,
@@ -214,10 +214,9 @@ def lab_up(words: Words, config: LabConfig) -> None:
 )
 def lab_run(words: Words, config: LabRunConfig, command: Words) -> None:
     """Run a command on every host; where it fails on one, the others are ended."""
-    from gallery_lib.cluster import Lab
-    from gallery_lib.cluster import run as on_hosts
+    from gallery_lib.cluster.lab import Lab, run_on_hosts
 
-    on_hosts.run(Lab.named(config.name), command, config)
+    run_on_hosts(Lab.named(config.name), command, config)
 
 
 @_command("lab status", "Show the labs that are up.")
@@ -408,7 +407,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             print(version_text())
             return
         config, launch_config = LAUNCH.parse(arguments)
-        launch_config = scheduler.placed(launch_config)
+        launch_config = rendezvous.placed(launch_config)
         if launch_config.dry_run:
             from gallery_lib.launcher.job import dry_run
 

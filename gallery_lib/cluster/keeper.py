@@ -67,9 +67,12 @@ def detach(keeper: subprocess.Popen[str]) -> None:
 
 def alive(lab: State) -> bool:
     """Return whether the lab is complete and its keeper still holds it."""
-    if not lab.complete or lab.keeper is None:
-        return False
-    return network.have_mark([lab.keeper], lab.mark) and not ends(lab.keeper)
+    return (
+        lab.complete
+        and lab.keeper is not None
+        and network.have_mark([lab.keeper], lab.mark)
+        and not ends(lab.keeper)
+    )
 
 
 def names_up() -> list[str]:

@@ -1,4 +1,4 @@
-"""Make, use and take down a lab from Python.
+"""Make, use and take down a lab from Python, and run one command on every host of it.
 
 Such a lab ends with the `with` block, and with this process however that ends. `Lab.named("lab")`
 opens one that `gallery lab up` made.
@@ -7,32 +7,28 @@ opens one that `gallery lab up` made.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from gallery_lib.cluster import cpu, keeper, link_rate, network, state
+from gallery_lib.cluster import cpu, keeper, network, state
 from gallery_lib.cluster.state import Host, State
-from gallery_lib.config import LabConfig, options
+from gallery_lib.config import LabConfig, LabRunConfig, options
 from gallery_lib.console.text import text_table
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import InputError, RunFailed, did_you_mean
 from gallery_lib.system import hardware
-from gallery_lib.system.processes import end_supervised, start_supervised
-
-
-def _planned(config: LabConfig, lab_id: str) -> State:
-    state.file_of(config.name)
-    bits_per_second = link_rate.bits_per_second(config.rate)
-    if config.cpus is not None and config.cpus > hardware.cores():
-        raise InputError(
-            f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s).",
-            parameter="cpus",
-        )
-    cpus = config.cpus or hardware.cores() / config.hosts
-    hosts = tuple(Host(n, network.address(n), bits_per_second, cpus) for n in range(config.hosts))
-    return State(config.name, lab_id, time.time(), hosts, cpu.choose(lab_id, config.hosts, cpus))
+from gallery_lib.system.processes import (
+    OUTPUT,
+    PYTHON,
+    Relay,
+    end_supervised,
+    start_supervised,
+)
 
 
 class Lab:
@@ -67,7 +63,21 @@ class Lab:
     ) -> None:
         lab_id = secrets.token_hex(4)
         values = {"hosts": hosts, "rate": rate, "cpus": cpus, "name": name or f"lab-{lab_id}"}
-        self._state = _planned(options.from_mapping(LabConfig, values), lab_id)
+        config = options.from_mapping(LabConfig, values)
+        state.file_of(config.name)  # which refuses what is no name of a file
+        bits_per_second, cores = network.bits_per_second(config.rate), hardware.cores()
+        if config.cpus is not None and config.cpus > cores:
+            raise InputError(
+                f"cpus={config.cpus:g} for each host: this machine has {cores} core(s).",
+                parameter="cpus",
+            )
+        own = config.cpus or cores / config.hosts
+        lab_hosts = tuple(
+            Host(number, network.address(number), bits_per_second, own)
+            for number in range(config.hosts)
+        )
+        share = cpu.choose(lab_id, config.hosts, own)
+        self._state = State(config.name, lab_id, time.time(), lab_hosts, share)
         self._keeper: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[Any]] = []
 
@@ -175,7 +185,7 @@ class Lab:
         rows = [["host", "address", "rate of the emulated link", "cores", "processes"]]
         for host in self.hosts:
             cpus, inside = f"{host.cpus:.2f}", str(len(self.processes(host.number)))
-            rows.append([host.name, host.address, link_rate.shown(host.rate), cpus, inside])
+            rows.append([host.name, host.address, network.rate_text(host.rate), cpus, inside])
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._state.began))
         rights = "in a user namespace" if self._state.user_namespace else "as root"
         head = f"lab `{self.name}`, made {since} {rights}\nCPU share: {self.cpu_share}"
@@ -213,3 +223,89 @@ class Lab:
     def mend(self, host: int) -> None:
         """Mend the host's cable."""
         network.set_cut(self._state, host, False)
+
+
+# --------------------------------------------------------------------------------------------------
+# One command on every host of a lab at once
+
+
+_PORT = 29400
+"""Port on host 0, where the processes meet. Each lab has a network of its own."""
+_LOOK_SECONDS = 0.05
+_READ_SECONDS = 10
+
+
+def _start(
+    lab: Lab, host: Host, command: Sequence[str], config: LabRunConfig, logs: str
+) -> subprocess.Popen[Any]:
+    processes = config.nproc_per_node if config.torchrun else 1
+    threads, first = max(1, int(host.cpus // processes)), lab.hosts[0].address
+    variables = {
+        "NODE_RANK": str(host.number),
+        "NNODES": str(len(lab.hosts)),
+        "MASTER_ADDR": first,
+        "MASTER_PORT": str(_PORT),
+        "GLOO_SOCKET_IFNAME": network.INTERFACE,
+        "TP_SOCKET_IFNAME": network.INTERFACE,
+        "NCCL_SOCKET_IFNAME": network.INTERFACE,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
+        # hosts have no name server, and torch warns of that at each connection
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    torchrun = [
+        *(*PYTHON, "-m", "gallery_lib.launcher.torchrun"),
+        *(f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}"),
+        *(f"--nproc-per-node={processes}", f"--master-addr={first}"),
+        *(f"--master-port={_PORT}", f"--log-dir={logs}/{host.name}"),
+    ]
+    return lab.popen(
+        host.number,
+        [*(torchrun if config.torchrun else ()), *command],
+        environment=variables,
+        stderr=subprocess.STDOUT,
+        **OUTPUT,
+    )
+
+
+def _say(name: str, line: str) -> None:
+    print(f"{name} | {line.rstrip()}\n", end="", flush=True)  # one write, so that lines stay whole
+
+
+def run_on_hosts(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
+    """Run `command` on every host of the lab to its end; show each line behind its host's name.
+
+    Raises:
+        InputError: without a command.
+        RunFailed: when it fails on a host; the commands on the other hosts have been ended then.
+    """
+    if not command:
+        raise InputError(
+            "gallery lab run needs what it is to run, behind two dashes: "
+            "gallery lab run -- train.py --lr 0.1",
+            parameter="command",
+        )
+    processes: list[subprocess.Popen[Any]] = []
+    readers: list[Relay] = []
+
+    def failed() -> int | None:
+        return next((n for n, process in enumerate(processes) if process.poll()), None)
+
+    with TemporaryDirectory(prefix="gallery-lab-") as logs:
+        try:
+            for host in lab.hosts:
+                processes.append(process := _start(lab, host, command, config, logs))
+                assert process.stdout is not None
+                readers.append(Relay(process.stdout, functools.partial(_say, host.name)))
+            while failed() is None and any(one.poll() is None for one in processes):
+                time.sleep(_LOOK_SECONDS)
+            first = failed()
+        finally:
+            for process in processes:
+                end_supervised(process)
+            for reader in readers:
+                reader.close(_READ_SECONDS)
+    if first is not None:
+        others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
+        code = processes[first].returncode
+        raise RunFailed(f"{lab.hosts[first].name} ended with exit code {code}.{others}")

@@ -12,13 +12,13 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from gallery_lib.cluster import link_rate
 from gallery_lib.cluster.state import State
 from gallery_lib.errors import InputError
 
@@ -148,6 +148,65 @@ def have_mark(pids: Iterable[int], mark: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# Rates of links
+#
+# Shaping is a token bucket (tc's tbf). Its *burst* is the bytes that pass at once after a pause. It
+# must hold what the rate brings between two runs of the kernel's timer, or the rate is not reached
+# on a busy machine; beyond that it makes short messages too fast. We take a millisecond of the
+# rate, and at least ten packets. The kernel hands packets of up to 64 KiB to a card, and tbf cuts
+# those that the burst does not hold, which costs a part of the rate. So such packets are made
+# smaller on slow links. Its *latency* is the longest wait of a packet in the queue before it is
+# dropped: 50 ms, the buffer of a generous switch.
+
+_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_SLOWEST, _FASTEST = 10**5, 10**11
+_LATENCY_MILLISECONDS = 50
+_BURST_SECONDS = 1e-3
+_SMALLEST_BURST_BYTES = 16384
+_LARGEST_PACKET_BYTES = 65536
+
+
+def bits_per_second(text: str) -> int:
+    """Return the rate that a text like `1gbit` or `2.5mbit` stands for, in bits per second.
+
+    Raises:
+        InputError: for anything else, and for rates outside 100kbit to 100gbit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).lower(), re.ASCII)
+    if not match:
+        raise InputError(
+            f"rate={text!r} must be a number with kbit, mbit or gbit behind it, "
+            "in bits per second: 100mbit, say.",
+            parameter="rate",
+        )
+    rate = round(float(match[1]) * _UNITS[match[2]])
+    if not _SLOWEST <= rate <= _FASTEST:
+        raise InputError(f"rate={text!r} must be between 100kbit and 100gbit.", parameter="rate")
+    return rate
+
+
+def rate_text(rate: int) -> str:
+    """Return a rate in bits per second as text, for instance `1 Gbit/s`."""
+    unit = max((unit for unit in _UNITS if _UNITS[unit] <= rate), key=_UNITS.__getitem__)
+    return f"{rate / _UNITS[unit]:g} {unit.capitalize()}/s"
+
+
+def burst_bytes(rate: int) -> int:
+    """Return the token bucket's size for a link of `rate` bits per second."""
+    return max(round(rate / 8 * _BURST_SECONDS), _SMALLEST_BURST_BYTES)
+
+
+def largest_packet_bytes(rate: int) -> int:
+    """Return the largest packet that the kernel may hand to a card of `rate` bits per second."""
+    return min(_LARGEST_PACKET_BYTES, burst_bytes(rate) * 9 // 10)
+
+
+def tbf(rate: int) -> str:
+    """Return tc's words for a queue of `rate` bits per second."""
+    return f"tbf rate {rate}bit burst {burst_bytes(rate)}b latency {_LATENCY_MILLISECONDS}ms"
+
+
+# --------------------------------------------------------------------------------------------------
 # Wires
 
 
@@ -195,10 +254,10 @@ def make(state: State) -> None:
         ]
         _run(state, host.number, "ip", *card)
         # A card shapes what its host sends, the bridge's end of the cable what the host receives.
-        tbf, largest = link_rate.tbf(host.rate), link_rate.largest_packet_bytes(host.rate)
+        queue, largest = tbf(host.rate), largest_packet_bytes(host.rate)
         _run(state, host.number, "ip", f"link set {INTERFACE} gso_max_size {largest}")
-        _run(state, host.number, "tc", f"qdisc replace dev {INTERFACE} root {tbf}")
-        _run(state, _SWITCH, "tc", f"qdisc replace dev port{host.number} root {tbf}")
+        _run(state, host.number, "tc", f"qdisc replace dev {INTERFACE} root {queue}")
+        _run(state, _SWITCH, "tc", f"qdisc replace dev port{host.number} root {queue}")
 
 
 def set_cut(state: State, host: int, cut: bool) -> None:

@@ -85,9 +85,10 @@ def locked() -> contextlib.AbstractContextManager[None]:
 
 def read(name: str) -> State | None:
     """Return the state of a lab, None when there is none; InputError for a damaged file."""
-    again = "Delete it: its lab, if there is one, then ends by itself."
     try:
-        return read_json(file_of(name), State, again=again)
+        return read_json(
+            file_of(name), State, again="Delete it: its lab, if there is one, then ends by itself."
+        )
     except FileNotFoundError:
         return None
 

@@ -22,7 +22,6 @@ from gallery_lib.comm.torch_ddp import DDP, DISTRIBUTION, inside
 from gallery_lib.config import Comm
 from gallery_lib.config.options import checked
 from gallery_lib.errors import InputError
-from gallery_lib.system.processes import tell
 
 M = TypeVar("M", bound=nn.Module)
 SETTLING_STEPS = 2
@@ -247,9 +246,3 @@ def gradient_reducer(model: nn.Module) -> GradientReducer | None:
     """Return our communication hook of `model`; None where DDP averages by itself."""
     ddp = inside(model)
     return None if ddp is None else _reducers.get(ddp)
-
-
-def say(text: str) -> None:
-    """Print `text` to standard error on rank 0."""
-    if dist.get_rank() == 0:
-        tell(text)

@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gallery_lib.comm import process_group, topology, torch_ddp
+from gallery_lib.comm import process_group, torch_ddp
 from gallery_lib.comm.accelerate_ddp import gradient_reducer, use_strategy
 from gallery_lib.comm.torch_ddp import DDP, DISTRIBUTION, OneGraphDDP
 from gallery_lib.comm.tuner import apply
@@ -65,10 +65,7 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
         DISTRIBUTION: distribution,
     }
-    own: dict[str, Any] = {
-        "no_sync": distribution.no_sync,
-        "module": model,
-    }
+    own: dict[str, Any] = {"no_sync": distribution.no_sync, "module": model}
     namespace |= {name: value for name, value in own.items() if not hasattr(model, name)}
     metaclass: Any = type(kind)
     try:
@@ -103,9 +100,7 @@ def exposed_communication(model: nn.Module) -> dict[str, float]:
     itself. It is empty for a model that is not distributed, or before any sample.
     """
     ddp = distributed(model)
-    if ddp is None:
-        return {}
-    seen = torch_ddp.logged(ddp)
+    seen = {} if ddp is None else torch_ddp.logged(ddp)
     communication = seen.get("avg_backward_comm_time")
     hidden = seen.get("avg_backward_compute_comm_overlap_time")
     if not communication or hidden is None:
@@ -207,7 +202,9 @@ class _Distribution:
             find_unused_parameters=self.options.find_unused_parameters,
             init_sync=bool(new),
         )
-        self.ddp.one_graph = self.device.type == "cpu" and len(topology.find().hosts) == 1
+        self.ddp.one_graph = (
+            self.device.type == "cpu" and len(process_group.find_topology().hosts) == 1
+        )
         if self.options != Comm(find_unused_parameters=self.options.find_unused_parameters):
             apply(self.ddp, self.options)
         arrived = functools.partial(_call, weakref.WeakMethod(self._gradient_arrived))

@@ -50,11 +50,11 @@ class EarlySteps:
         self._optimizer = optimizer
         self._lock = threading.Lock()
         self._armed = False
+        # Parameters that have had their step, their gradients, and the versions of these.
         self._taken: list[tuple[Tensor, Tensor, int]] = []
-        """Parameters that have had their step, their gradients, and the versions of these."""
-        optimizer.register_step_pre_hook(self._confirm)
+        # Parameters that have had their step in the present block, by id.
         self._stepped: dict[int, Tensor] = {}
-        """Parameters that have had their step in the present block, by id."""
+        optimizer.register_step_pre_hook(self._confirm)
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:

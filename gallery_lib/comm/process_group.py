@@ -9,15 +9,17 @@ the first host of their step where MASTER_ADDR and MASTER_PORT name no place.
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gallery_lib.comm import rendezvous, scheduler
+from gallery_lib.comm import rendezvous, torch_ddp
 from gallery_lib.errors import InputError
 from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
@@ -56,10 +58,10 @@ def place() -> Place:
     """
     launcher = next((name for name, names in LAUNCHERS.items() if names[1] in os.environ), None)
     own, size, local = LAUNCHERS[launcher or TORCHRUN]
-    local_rank = scheduler.number(local) if launcher and os.environ.get(local) else None
+    local_rank = rendezvous.number(local) if launcher and os.environ.get(local) else None
     if dist.is_initialized():
         return Place(dist.get_rank(), dist.get_world_size(), local_rank, launcher)
-    processes = scheduler.number(size) if launcher else 1
+    processes = rendezvous.number(size) if launcher else 1
     if processes <= 1:
         return Place(0, 1, local_rank, launcher)
     if own not in os.environ:
@@ -68,7 +70,7 @@ def place() -> Place:
             "set. Start the script with torchrun, or unset it to train in one process.",
             parameter=own,
         )
-    rank = scheduler.number(own)
+    rank = rendezvous.number(own)
     if rank >= processes:
         raise InputError(f"{own}={rank} must be below {size}={processes}.", parameter=own)
     return Place(rank, processes, local_rank, launcher)
@@ -116,9 +118,8 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     """
     global _made_here
     here = place()
-    if here.launcher is None or dist.is_initialized():
-        return
-    if here.launcher != TORCHRUN and here.world_size == 1:
+    alone = here.launcher != TORCHRUN and here.world_size == 1
+    if here.launcher is None or alone or dist.is_initialized():
         return
     limit = timedelta(seconds=timeout_seconds)
     store: dist.Store | None = None
@@ -127,7 +128,7 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     elif not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
         if here.world_size == 1:
             return
-        step = scheduler.slurm_step() if here.launcher == SRUN else None
+        step = rendezvous.slurm_step() if here.launcher == SRUN else None
         if step is None:
             raise InputError(
                 f"{here.launcher} started {here.world_size} processes, and MASTER_ADDR and "
@@ -150,12 +151,12 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     _made_here = True
 
 
-def _store_of(step: scheduler.SlurmStep, limit: timedelta) -> dist.Store:
+def _store_of(step: rendezvous.SlurmStep, limit: timedelta) -> dist.Store:
     """Return the store at which the tasks of a step of srun meet; rank 0 listens for the others."""
     host = os.environ.get("MASTER_ADDR") or step.host
     port = int(os.environ.get("MASTER_PORT") or step.port)
     own = step.rank == 0
-    scheduler.check_host(host, own=own and step.nodes > 1)
+    rendezvous.check_host(host, own=own and step.nodes > 1)
     listening = rendezvous.listening_on(host, port).detach() if own else None
     return dist.TCPStore(host, port, step.tasks, own, timeout=limit, master_listen_fd=listening)
 
@@ -200,6 +201,67 @@ def copy_from_rank_0(value: torch.Tensor) -> None:
     sent = value.detach().to(device()).contiguous()
     dist.broadcast(sent, src=0)
     value.detach().copy_(sent)
+
+
+# --------------------------------------------------------------------------------------------------
+# Topology: which ranks share a host, and process groups by it
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks by host, in the order of the hosts and of the local ranks on each."""
+
+    hosts: tuple[tuple[int, ...], ...]
+
+    @property
+    def uniform(self) -> bool:
+        """Return whether every host has the same number of processes."""
+        return len({len(ranks) for ranks in self.hosts}) == 1
+
+    def __str__(self) -> str:
+        sizes = [len(ranks) for ranks in self.hosts]
+        return (
+            f"{len(sizes)} hosts × {sizes[0]} processes"
+            if self.uniform
+            else f"hosts of {', '.join(map(str, sizes))} processes"
+        )
+
+
+def find_topology() -> Topology:
+    """Return the topology of the default process group. A collective call: every rank makes it."""
+    everyone: list[str] = [""] * dist.get_world_size()
+    # GROUP_RANK is torchrun's number of the host; hosts of a lab share their name.
+    here = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}"
+    dist.all_gather_object(everyone, here)
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(everyone):
+        hosts.setdefault(host, []).append(rank)
+    return Topology(tuple(tuple(ranks) for ranks in hosts.values()))
+
+
+def averaging_groups(topology: Topology, hierarchical: bool) -> list[dist.ProcessGroup | None]:
+    """Return new process groups: of this rank's host, and of its peers on other hosts.
+
+    A group of one is None. Unless `hierarchical`, all ranks are peers. A collective call.
+
+    Raises:
+        InputError: when hosts have different numbers of processes.
+    """
+    timeout = torch_ddp.default_timeout(device())
+    if not hierarchical:
+        return [None, cast(dist.ProcessGroup, dist.new_group(timeout=timeout))]
+    if not topology.uniform:
+        raise InputError(
+            "hierarchical communication needs as many processes on every host; "
+            f"there are {topology}.",
+            parameter="hierarchical",
+        )
+    own: list[Any] = []
+    for family in (topology.hosts, tuple(zip(*topology.hosts, strict=True))):
+        every = [list(ranks) for ranks in family]
+        several = len(every[0]) > 1
+        own.append(dist.new_subgroups_by_enumeration(every, timeout)[0] if several else None)
+    return own
 
 
 # --------------------------------------------------------------------------------------------------

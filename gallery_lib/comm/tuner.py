@@ -20,19 +20,19 @@ import torch
 import torch.distributed as dist
 
 from gallery_lib import stats
-from gallery_lib.comm import process_group, topology
+from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import (
     SETTLING_STEPS,
     accelerate_ddp,
     check_possible,
-    say,
     use_strategy,
 )
-from gallery_lib.comm.channel import SHARED_MEMORY
-from gallery_lib.comm.topology import Topology
+from gallery_lib.comm.process_group import Topology
+from gallery_lib.comm.reducer import SHARED_MEMORY
 from gallery_lib.comm.torch_ddp import DDP, after_backward, is_joined, own_averaging
 from gallery_lib.config import Comm
 from gallery_lib.console.text import seconds, text_table
+from gallery_lib.system.processes import tell
 
 PLAIN = "ddp"
 """Name of the candidate that is plain DDP."""
@@ -68,7 +68,7 @@ class Tuner:
             [name for turn in range(rounds) for name in stats.turn_order(self.strategies, turn)]
         )
         self._current, self._step, self._began = "", 0, 0.0
-        say(
+        _say(
             f"{self._name}: {len(self.strategies)} ways of averaging gradients take turns over the "
             f"first {len(self.strategies) * rounds * (SETTLING_STEPS + block_steps)} steps. "
             "Gradients may lie in DDP's buckets: one that is kept over a step is overwritten."
@@ -91,7 +91,7 @@ class Tuner:
     def _change(self, model: DDP) -> None:
         if own_averaging(model):
             self.choice = PLAIN
-            say(f"{self._name}: gradients are averaged by the model's own communication hook.")
+            _say(f"{self._name}: gradients are averaged by the model's own communication hook.")
             return
         name = next(self._order, None)
         if name is None:
@@ -124,8 +124,13 @@ class Tuner:
                 best_ratio, fastest = ratio.ratio, name
         self.choice = process_group.from_rank_0(fastest)
         use_strategy(model, self.strategies[self.choice])
-        say(text_table(table))
-        say(f"{self._name}: gradients are averaged by `{self.choice}`.")
+        _say(text_table(table))
+        _say(f"{self._name}: gradients are averaged by `{self.choice}`.")
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        tell(text)
 
 
 def apply(model: DDP, options: Comm) -> Tuner | None:
@@ -137,7 +142,7 @@ def apply(model: DDP, options: Comm) -> Tuner | None:
         accelerate_ddp(model, options)
         return None
     check_possible(model, options)
-    hosts = topology.find()
+    hosts = process_group.find_topology()
     strategies = candidates(options, hosts)
     if not all(process_group.all_ranks(_has_room(model, options, hosts))):
         strategies = {name: way for name, way in strategies.items() if not way.hierarchical}

@@ -69,12 +69,12 @@ class _Narrow(Exact):
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """Sum in 16 bits; a buffer that has no more bits is summed in its own dtype."""
         if buffer.dtype.itemsize <= self.dtype.itemsize:
-            return super().sum_(buffer, key, divisor)
-        rounded = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
-        torch.div(buffer, divisor, out=rounded)  # divided in the buffer's dtype, then rounded
-        dist.all_reduce(rounded, group=self.group)
-        buffer.copy_(rounded)
-        return None
+            super().sum_(buffer, key, divisor)
+        else:
+            rounded = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
+            torch.div(buffer, divisor, out=rounded)  # divided in the buffer's dtype, then rounded
+            dist.all_reduce(rounded, group=self.group)
+            buffer.copy_(rounded)
 
 
 class _Int8(Exact):
@@ -106,17 +106,16 @@ class _Int8(Exact):
         return self.residuals[key]
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        if buffer.dtype != torch.float64:
-            return self._sum(buffer, key, divisor)
-        single = buffer.float()
-        self._sum(single, key, divisor)
-        buffer.copy_(single)
-        return None
+        single = buffer.float() if buffer.dtype == torch.float64 else buffer
+        if dist.get_world_size(self.group) == 2:
+            self._sum_of_two(single, key, divisor)
+        else:
+            self._sum_by_chunks(single, key, divisor)
+        if single is not buffer:
+            buffer.copy_(single)
 
-    def _sum(self, buffer: Tensor, key: Key, divisor: int) -> None:
+    def _sum_by_chunks(self, buffer: Tensor, key: Key, divisor: int) -> None:
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        if ranks == 2:
-            return self._sum_of_two(buffer, key, divisor)
         chunk = -(-buffer.numel() // (ranks * GROUP)) * GROUP
         # the last chunks may be shorter, or empty
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]
@@ -136,7 +135,6 @@ class _Int8(Exact):
         dist.all_gather_into_tensor(received.view(-1), sent[rank], group=self.group)
         for part, row, size in zip(parts, received, sizes, strict=True):
             compression.accumulate_(part, row[:size], factor=1 / divisor, add=False)
-        return None
 
     def _sum_of_two(self, buffer: Tensor, key: Key, divisor: int) -> None:
         """Add up both ranks' packed values; both ranks add the same bytes in the same order."""

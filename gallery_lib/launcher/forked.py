@@ -3,16 +3,15 @@
     -m gallery_lib.launcher.forked N FOLDER MODULE ARGUMENTS…
 
 The libraries are imported once, and the run's processes are forked from the one that has them.
-Where there is a GPU each process starts anew, since CUDA does not survive a fork. Each process gets
-torchrun's variables, and a file as rendezvous instead of a port: in the folder of the run's
-sockets, or else in FOLDER. The processes of a training run find its description in GALLERY_RUN
-instead of in ARGUMENTS.
+Where there is a GPU each process starts anew, since CUDA does not survive a fork. Each gets
+torchrun's variables, and a file as rendezvous: in the folder of the run's sockets, or else in
+FOLDER. Those of a training run find its description in GALLERY_RUN instead of in ARGUMENTS.
 
 When one process fails the others are ended. If several have failed meanwhile, the exit code is that
 of one that was killed: the others fail because it is gone.
 
-A run that is held (`Run.held`) stops after its imports, with the file HELD_FILE in its
-folder. It goes on when the file is removed. The time in between is not part of its start-up.
+A run that is held (`Run.held`) stops after its imports, and goes on when HELD_FILE in its folder is
+removed. The time in between is not part of its start-up.
 """
 
 from __future__ import annotations
@@ -94,17 +93,13 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             time.sleep(_HELD_LOOK_SECONDS)
         launched_at = float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began
         os.environ[LAUNCHED_AT_VARIABLE] = repr(launched_at)
-    return _start_all(count, folder, module, arguments, run)
-
-
-def _start_all(
-    count: int, folder: Path, module: str, arguments: Sequence[str], run: Run | None
-) -> int:
-    """Start all processes and wait until one has failed or all have ended; return the exit code."""
     rendezvous = Path(os.environ.get(SOCKETS_VARIABLE, folder)) / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
-    several = {RENDEZVOUS_VARIABLE: str(rendezvous.absolute())}
-    several |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    several = {
+        RENDEZVOUS_VARIABLE: str(rendezvous.absolute()),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")
     processes: list[BaseProcess] = []
     try:

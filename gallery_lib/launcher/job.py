@@ -4,29 +4,26 @@
 alive). Both raise InputError before anything is started when the request makes no sense. Both raise
 RunFailed when a process fails, with the failing rank's traceback and the last log lines. The
 processes live in a session of their own under a supervisor. An interrupt, a killed kernel or a
-killed worker ends every one of them within seconds.
+killed worker ends every one of them within seconds. So do those of `run_script`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gallery_lib import memory
 from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
-from gallery_lib.comm.rendezvous import (
-    RENDEZVOUS_FILE,
-    loopback_interface,
-    meeting_arguments,
-)
+from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE, loopback_interface, meeting_arguments
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options, switches
 from gallery_lib.console.progress import IMPORTS, Phase, Progress, progress_display, read_phases
@@ -34,7 +31,7 @@ from gallery_lib.console.text import visible
 from gallery_lib.errors import GoOnLater, RunFailed
 from gallery_lib.launcher import preflight
 from gallery_lib.launcher.forked import HELD_FILE
-from gallery_lib.system import hardware
+from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
     HEARS_NOTICE_VARIABLE,
@@ -48,6 +45,7 @@ from gallery_lib.system.processes import (
     end_supervised,
     interruptible,
     now,
+    run_supervised,
     shell_exit_code,
     start_supervised,
 )
@@ -57,56 +55,41 @@ from gallery_lib.train.results import Results, last_step, read_results
 
 WORKER = "gallery_lib.launcher.worker"
 """Module that each process of a training run executes."""
-
-
+TORCHRUN = ("-m", "gallery_lib.launcher.torchrun")
 _LOOK_SECONDS = 0.2
 _SHORTEST_PHASE_SECONDS = 0.05
-
-
-# --------------------------------------------------------------------------------------------------
-# Command lines and variables with which the processes of a run are started
+_LAST_LINES = 20
 
 
 def command_of(
-    launch: LaunchConfig,
-    folder: str,
-    module: str = WORKER,
-    words: Sequence[str] = (),
-    *,
-    meeting: str | Path = "",
+    launch: LaunchConfig, folder: str, words: Sequence[str] = (), *, meeting: str | Path = ""
 ) -> list[str]:
-    """Return the torchrun command of a run whose processes execute `module` with `words`.
+    """Return the torchrun command of a run whose processes get `words`.
 
     On one host torchrun meets in a file of the folder `meeting`. It writes its logs to `folder`.
     Restarts are those of `launcher.torchrun`.
     """
-    command = [*PYTHON, "-m", "gallery_lib.launcher.torchrun", f"--nnodes={launch.nnodes}"]
-    command.append(f"--nproc-per-node={launch.nproc_per_node}")
-    command += ["--max-restarts=0", *([f"--log-dir={folder}/torchrun"] if folder else [])]
+    command = [*PYTHON, *TORCHRUN, f"--nnodes={launch.nnodes}"]
+    command += [f"--nproc-per-node={launch.nproc_per_node}", "--max-restarts=0"]
+    if folder:
+        command.append(f"--log-dir={folder}/torchrun")
     if launch.nnodes == 1:
         command += meeting_arguments(meeting or folder or None)
     else:
         command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}"]
         command += [f"--master-port={launch.master_port or preflight.PORT}"]
-    spec = importlib.util.find_spec(module) if can_fork() and launch.nnodes == 1 else None
-    if spec is None or spec.origin is None:
-        return [*command, "--no-python", *PYTHON, "-u", "-m", module, *words]
-    return [*command, "--start-method=fork", "--run-path", spec.origin, *words]
-
-
-def held_command_of(launch: LaunchConfig, folder: str, module: str = WORKER) -> list[str]:
-    """Return the command of a run on one host that waits after its imports, without torchrun."""
-    forked = [*PYTHON, "-m", "gallery_lib.launcher.forked", str(launch.nproc_per_node)]
-    return [*forked, folder, module]
+    if can_fork() and launch.nnodes == 1:
+        worker = str(Path(__file__).with_name("worker.py"))
+        return [*command, "--start-method=fork", "--run-path", worker, *words]
+    return [*command, "--no-python", *PYTHON, "-u", "-m", WORKER, *words]
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
-    threads = threads_of(config, launch.nproc_per_node)
-    # Every rank imports torch's compiler, which would make a folder of its own.
     variables = {
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads_of(config, launch.nproc_per_node)),
         **switches.variables_of(config),
+        # Every rank imports torch's compiler, which would make a folder of its own.
         **cache.cache_variables(),
     }
     if launch.nnodes == 1:
@@ -125,11 +108,9 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     """
     run_dir = config.run_dir or ""
     preflight.check(resolve(config, local_processes=launch.nproc_per_node, run_dir=run_dir), launch)
-    variables = [
-        f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
-    ]
-    words = options.words_of(config)
-    command = command_of(launch, config.run_dir or "", words=words)
+    environment = environment_of(config, launch)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    command = command_of(launch, run_dir, options.words_of(config))
     return " ".join([*variables, shlex.join(command)])
 
 
@@ -138,10 +119,6 @@ def shown_command(config: TrainConfig, launch: LaunchConfig) -> str:
     model = f"--model={config.model}"  # named even where it is the default
     words = [word for word in options.words_of(launch, config) if word != model]
     return shlex.join(["python3", "launch_single_task.py", model, *words])
-
-
-# --------------------------------------------------------------------------------------------------
-# A run while it lasts
 
 
 class RunView:
@@ -164,8 +141,8 @@ class RunView:
 
         Phases that were over at once are left out.
         """
-        phases = read_phases(self._run_dir)
-        new = [phase for phase in phases if phase.began > self._last.began] or [self._last]
+        later = [one for one in read_phases(self._run_dir) if one.began > self._last.began]
+        new = later or [self._last]
         ends = [*(phase.began for phase in new[1:]), math.inf]
         for phase, end in zip(new, ends, strict=True):
             if end - phase.began >= _SHORTEST_PHASE_SECONDS:
@@ -197,7 +174,7 @@ class Job:
         folders: contextlib.ExitStack,
     ) -> None:
         assert config.run_dir is not None
-        self.config, self.launch, self.command = config, launch, command
+        self.config, self.launch = config, launch
         self.run_dir = Path(config.run_dir)
         self.began = float(environment[LAUNCHED_AT_VARIABLE])
         self._folders, self._there = folders, self.run_dir.stat()
@@ -222,10 +199,8 @@ class Job:
     def _check_folder(self) -> None:
         try:
             gone = not os.path.samestat(self._there, self.run_dir.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            gone = True
-        except OSError:  # a network disk that does not answer
-            gone = False
+        except OSError as error:  # a network disk may only not answer
+            gone = isinstance(error, FileNotFoundError | NotADirectoryError)
         if gone:
             raise RunFailed(
                 f"the folder {self.run_dir} was removed or renamed while a run was at work in it. "
@@ -248,8 +223,7 @@ class Job:
         """Return a view of this run's phases on a display, see RunView."""
         host = self.launch.node_rank
         first = f"running on host {host}, phases are shown on host 0" if host else IMPORTS
-        before = Phase(first, self.began)
-        return RunView(progress, self.run_dir, before, name)
+        return RunView(progress, self.run_dir, Phase(first, self.began), name)
 
     def stop(self) -> None:
         """End every process of the run; return when they are gone."""
@@ -271,7 +245,11 @@ class Job:
             if code == 0:
                 return read_results(self.run_dir) if self.launch.node_rank == 0 else None
             if code == GoOnLater.exit_code:
-                raise GoOnLater(_ended_early(self.config, self.launch))
+                go_on = dataclasses.replace(self.config, resume=AUTO)
+                raise GoOnLater(
+                    f"the run in {self.run_dir} has ended with a checkpoint. "
+                    f"Go on with: {shown_command(go_on, self.launch)}"
+                )
             raise failure.of_run(
                 self.run_dir,
                 code,
@@ -298,7 +276,7 @@ def start(
 
     Args:
         config: the training options.
-        launch: the launch options.
+        launch: the launch options; None: the defaults.
         module: what each process runs with `python -m`; it trains as the run's file says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
@@ -310,7 +288,9 @@ def start(
     preflight.check(resolved, launch)
     preflight.check_address(launch)
     variables = {**environment_of(resolved, launch), **(environment or {})}
-    run_dir = config.run_dir or preflight.new_folder(resolved)
+    variant = "compiler-opt" if config.compiler_opt else "baseline"
+    new_run = f"{config.model.rsplit(':', 1)[-1]}-{variant}"
+    run_dir = config.run_dir or str(paths.new_run_dir(new_run))
     run_dir = str(preflight.checked_folder(run_dir, resume=resolved.resume is not None))
     resolved = dataclasses.replace(resolved, run_dir=run_dir)
     folders = contextlib.ExitStack()
@@ -333,9 +313,10 @@ def start(
             # torchrun has no TCP store to share with the ranks.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if held or module != WORKER:  # part of a comparison, whose start-up is measured
-            command = held_command_of(launch, run_dir, module)
+            count = str(launch.nproc_per_node)
+            command = [*PYTHON, "-m", "gallery_lib.launcher.forked", count, run_dir, module]
         else:
-            command = command_of(launch, run_dir, module, meeting=meeting)
+            command = command_of(launch, run_dir, meeting=meeting)
         own = dataclasses.replace(config, run_dir=run_dir)
         return Job(own, launch, command, variables, say=say, folders=folders)
     except BaseException:
@@ -390,8 +371,8 @@ def launch(
 def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> Results | None:
     """Show a run until it ends; return its results. Forward one notice to end to it."""
     try:
-        line = shown_command(job.config, job.launch)
-        shown.say(visible(f"$ {line}"))  # a folder's name may be any bytes
+        # A folder's name may be any bytes.
+        shown.say(visible(f"$ {shown_command(job.config, job.launch)}"))
         shown.say(f"precision: {precision.described(job.config, hardware.device_type())}")
         view = job.view(shown)
         forwarded = ""
@@ -408,7 +389,57 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> R
         job.stop()
 
 
-def _ended_early(config: TrainConfig, launch: LaunchConfig) -> str:
-    """Return why a run has ended before its last step, with the command that goes on with it."""
-    command = shown_command(dataclasses.replace(config, resume=AUTO), launch)
-    return f"the run in {config.run_dir} has ended with a checkpoint. Go on with: {command}"
+# --------------------------------------------------------------------------------------------------
+# A script of the reader's own, alone or with torchrun; its output is shown as it comes
+
+
+def script_command(
+    path: Path, arguments: Sequence[str], *, processes: int | None, logs: Path | str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a script, and the variables that it needs.
+
+    `processes` of torchrun, None for plain python, share the cores. `logs` is an empty folder for
+    torchrun's files, which has to stay until the script ends.
+    """
+    start = [sys.executable]
+    if processes is not None:
+        # PYTHON's -P is for torchrun alone: the script finds modules beside it.
+        start = [*PYTHON, *TORCHRUN, f"--log-dir={logs}", f"--nproc-per-node={processes}"]
+        start += meeting_arguments(logs)
+    environment = {
+        **cache.cache_variables(),
+        **loopback_interface(),
+        "OMP_NUM_THREADS": str(max(1, hardware.cores() // (processes or 1))),
+    }
+    return [*start, str(path), *arguments], environment
+
+
+def shown_script_command(path: Path, arguments: Sequence[str], *, processes: int | None) -> str:
+    """Return the command line that a reader would type for the script, in the checkout."""
+    root = paths.checkout()
+    file = str(path.relative_to(root)) if root and path.is_relative_to(root) else path.name
+    start = ["python3"] if processes is None else ["torchrun", f"--nproc_per_node={processes}"]
+    return shlex.join([*start, file, *arguments])
+
+
+@interruptible("the script")
+def run_script(
+    path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None
+) -> list[str]:
+    """Run a script with plain python, or with so many torchrun processes; return what it printed.
+
+    Raises:
+        RunFailed: the script fails; the message has the last lines.
+        Interrupted: the script is stopped.
+    """
+    path = Path(path).resolve()
+    with TemporaryDirectory() as logs:
+        command, environment = script_command(path, arguments, processes=processes, logs=logs)
+        print("$ " + shown_script_command(path, arguments, processes=processes), flush=True)
+        code, lines = run_supervised(command, environment)
+    if code:
+        raise RunFailed(
+            f"{path.name} ended with exit code {code}. Its last lines:\n"
+            + "\n".join(lines[-_LAST_LINES:])
+        )
+    return lines

@@ -12,12 +12,12 @@ from gallery_lib import tasks
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
 from gallery_lib.checkpoint.notice import REQUEST_FILE
 from gallery_lib.comm.rendezvous import listening_on
-from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config import LaunchConfig
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.progress import PHASES_FILE
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.forked import HELD_FILE
-from gallery_lib.system import hardware, paths
+from gallery_lib.system import hardware
 from gallery_lib.system.files import LockHeld, locked
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import pretrained
@@ -45,8 +45,30 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
             f"{gpus or cores}.",
             parameter="nproc_per_node",
         )
-    _check_hosts(launch)
-    _check_restarts(config, launch)
+    if launch.node_rank >= launch.nnodes:
+        raise InputError(
+            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
+            "hosts are counted from 0.",
+            parameter="node_rank",
+        )
+    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
+        raise InputError(
+            f"nnodes={launch.nnodes} needs master_addr: "
+            "the address of host 0, as the other hosts see it.",
+            parameter="master_addr",
+        )
+    if launch.max_restarts and launch.nnodes > 1:
+        raise InputError(
+            f"max_restarts={launch.max_restarts} is for one host. Over several, have "
+            "the job queued again, as docs/examples/slurm.sh does.",
+            parameter="max_restarts",
+        )
+    if launch.max_restarts and config.checkpoint_every is None:
+        raise InputError(
+            f"max_restarts={launch.max_restarts} starts the run's processes again from the last "
+            "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
+            parameter="max_restarts",
+        )
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir:
         checked_folder(config.run_dir, make=False, resume=config.resume is not None)
@@ -71,41 +93,10 @@ def check_address(launch: LaunchConfig) -> None:
         ) from None
 
 
-def _check_hosts(launch: LaunchConfig) -> None:
-    if launch.node_rank >= launch.nnodes:
-        raise InputError(
-            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
-            "hosts are counted from 0.",
-            parameter="node_rank",
-        )
-    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
-        raise InputError(
-            f"nnodes={launch.nnodes} needs master_addr: "
-            "the address of host 0, as the other hosts see it.",
-            parameter="master_addr",
-        )
-
-
-def _check_restarts(config: ResolvedConfig, launch: LaunchConfig) -> None:
-    if launch.max_restarts and launch.nnodes > 1:
-        raise InputError(
-            f"max_restarts={launch.max_restarts} is for one host. Over several, have "
-            "the job queued again, as docs/examples/slurm.sh does.",
-            parameter="max_restarts",
-        )
-    if launch.max_restarts and config.checkpoint_every is None:
-        raise InputError(
-            f"max_restarts={launch.max_restarts} starts the run's processes again from the last "
-            "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
-            parameter="max_restarts",
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # The folder of a run: checked before anything is trained, and locked against a second run
 
 
-_LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = re.compile(
     r"(config|phases|results|losses|traffic)\.json|steps\.jsonl"
     r"|failure\.txt|held|checkpoints|\..*\.tmp"
@@ -122,8 +113,8 @@ def checked_folder(run_dir: str, *, make: bool = True, resume: bool = False) -> 
     Only with `resume` may it hold checkpoints of a run that has not finished.
 
     Raises:
-        InputError: for a name that is no folder's, and for a folder that cannot be made or written
-            to. Also for a folder that holds a finished run or files of something else.
+        InputError: for a folder that cannot be made or written to, or holds a finished run or files
+            of something else.
     """
     try:
         folder = Path(run_dir).expanduser()
@@ -162,12 +153,6 @@ def _fault(run_dir: str, folder: Path, resume: bool) -> str:
     return ""
 
 
-def new_folder(config: TrainConfig) -> str:
-    """Return the name of a new folder for a run that names none."""
-    variant = "compiler-opt" if config.compiler_opt else "baseline"
-    return str(paths.new_run_dir(f"{config.model.rsplit(':', 1)[-1]}-{variant}"))
-
-
 def clear_folder(folder: Path, host: int) -> None:
     """Remove what would be taken for this run's from a folder in which a run has broken off.
 
@@ -185,7 +170,7 @@ def locked_for_host(folder: Path, host: int) -> Iterator[None]:
     Raises:
         InputError: where another run is at work in it.
     """
-    file = folder / _LOCK_FILE.format(host)
+    file = folder / f".lock-host{host}"
     try:
         with locked(file, wait=False):
             yield

@@ -57,11 +57,9 @@ class _Finished:
         self._flag = mmap.mmap(-1, 1)  # shared with processes that are forked later
 
     def set(self) -> None:
-        """Let all processes go on that wait."""
         self._flag[0] = 1
 
     def wait(self) -> None:
-        """Wait until another process has called `set`."""
         while not self._flag[0]:
             time.sleep(0.005)
 
@@ -110,8 +108,8 @@ def _report_the_killed(run: Run | None) -> None:
         return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
 
     def started(context: Any) -> dict[int, Ending]:
-        handlers = {rank: one.proc for rank, one in context.subprocess_handlers.items()}
-        return {rank: Ending(one.pid, one.poll()) for rank, one in handlers.items()}
+        handlers = context.subprocess_handlers.items()
+        return {rank: Ending(one.proc.pid, one.proc.poll()) for rank, one in handlers}
 
     patch(api.MultiprocessContext, forked)
     patch(api.SubprocessContext, started)
@@ -155,8 +153,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         run.main(list(arguments))
     except ChildFailedError as error:
-        failures = error.failures.values()
-        if any(one.exitcode == GO_ON_LATER for one in failures):
+        if any(one.exitcode == GO_ON_LATER for one in error.failures.values()):
             return GO_ON_LATER
         rank, first = error.get_first_failure()
         code = int(first.exitcode)

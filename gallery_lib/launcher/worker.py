@@ -1,9 +1,8 @@
 """Training process of a run: `-m gallery_lib.launcher.worker [OPTIONS]`.
 
 Without options it finds the run that the launcher has written (train/resolved.py). It dies with
-the process that started it. Whatever goes wrong is
-written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
-native messages go to the rank's log file.
+the process that started it. Whatever goes wrong is written to `error-rank<n>.json` in the run
+directory, for the launcher to tell. Warnings and native messages go to the rank's log file.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
         if run.restarts and newest_first(run.run_dir / CHECKPOINTS):
             return dataclasses.replace(run.config, resume=AUTO)
         return run.config
-    (config,) = CommandLine("worker", "One training process.", (TrainConfig,)).parse(arguments)
-    return config
+    return CommandLine("worker", "One training process.", (TrainConfig,)).parse(arguments)[0]
 
 
-def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
-    """Call `body` with the options of the run, and return the process's exit code."""
+def _run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     die_with_parent()
     sys.path.append("")  # last: a task's file may import what lies in the working folder
     rank = os.environ.get("RANK", "0")
@@ -73,7 +70,6 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
 
 
 def _report(error: BaseException, rank: int) -> ErrorReport:
-    """Return the report of an error that has ended this rank."""
     own_line = user_errors.line_of(error)
     kind = type(error).__name__
     if not isinstance(error, GalleryError) and (lack := what_ran_out(error)):
@@ -117,12 +113,12 @@ def preload() -> None:
 
 
 def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
-    """Call `run` and end the process, without waiting for threads of native libraries.
+    """Call `body` with the options of the run, and end the process.
 
-    Return only where all went well in a process that was forked: torchrun waits for what its
-    processes return.
+    It does not wait for threads of native libraries. It returns only where all went well in a
+    process that was forked: torchrun waits for what its processes return.
     """
-    code = run(body, arguments)
+    code = _run(body, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     if code or multiprocessing.parent_process() is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from refusal import refused
 
-from gallery_lib.cluster import cpu, keeper, link_rate, state
+from gallery_lib.cluster import cpu, keeper, network, state
 from gallery_lib.cluster.state import CpuShare, Host, State
 
 HOSTS = tuple(Host(number, f"10.77.0.{number + 1}", 10**9, 0.5) for number in range(2))
@@ -50,8 +50,8 @@ def test_a_name_that_is_no_name_of_a_file_is_refused(name: str) -> None:
     ],
 )
 def test_a_rate_is_a_number_with_its_unit(text: str, rate: int, shown: str) -> None:
-    assert link_rate.bits_per_second(text) == rate
-    assert link_rate.shown(rate) == shown
+    assert network.bits_per_second(text) == rate
+    assert network.rate_text(rate) == shown
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_a_rate_is_a_number_with_its_unit(text: str, rate: int, shown: str) -> N
 )
 def test_anything_else_is_refused_with_an_example(text: str, hint: str) -> None:
     with refused("rate", repr(text), hint):
-        link_rate.bits_per_second(text)
+        network.bits_per_second(text)
 
 
 @pytest.mark.parametrize("rate", [10**5, 10**7, 10**8, 5 * 10**8, 10**9, 10**10])
 def test_no_packet_is_larger_than_the_burst_of_a_millisecond_or_ten_packets(rate: int) -> None:
-    assert link_rate.burst_bytes(rate) >= max(rate / 8000, 10 * 1514)
-    assert 10_000 < link_rate.largest_packet_bytes(rate) < link_rate.burst_bytes(rate)
-    assert link_rate.largest_packet_bytes(rate) <= 2**16
+    assert network.burst_bytes(rate) >= max(rate / 8000, 10 * 1514)
+    assert 10_000 < network.largest_packet_bytes(rate) < network.burst_bytes(rate)
+    assert network.largest_packet_bytes(rate) <= 2**16
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from against_torch.run import SAME, run
 from refusal import refused
 
 from gallery_lib.comm import process_group
-from gallery_lib.comm.topology import Topology
+from gallery_lib.comm.process_group import Topology
 
 VARIABLES = {name for names in process_group.LAUNCHERS.values() for name in names} | {
     "MASTER_ADDR",

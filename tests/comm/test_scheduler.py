@@ -7,7 +7,7 @@ import os
 import pytest
 from refusal import refused
 
-from gallery_lib.comm import scheduler
+from gallery_lib.comm import rendezvous
 from gallery_lib.config import LaunchConfig
 
 STEP = {
@@ -39,7 +39,7 @@ def placed(
 ) -> LaunchConfig:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return scheduler.placed(LaunchConfig(**given))  # type: ignore[arg-type]
+    return rendezvous.placed(LaunchConfig(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def placed(
     ],
 )
 def test_the_first_host_of_a_list(nodelist: str, first: str) -> None:
-    assert scheduler.first_host(nodelist) == first
+    assert rendezvous.first_host(nodelist) == first
 
 
 def test_the_only_task_of_a_node_starts_the_processes_of_its_node(

@@ -39,7 +39,7 @@ class Fault:
 
 
 LOADING = "data/loading/device_loader.py"
-LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/channel.py"
+LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/reducer.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
 CAPTURED = "compiler/backend.py"
 FAULTS = [

@@ -56,7 +56,7 @@ def batch(source: str = "import time; time.sleep(30)") -> Words:
 _RUN_SCRIPT = """
 import sys
 from gallery_lib.console.exit_code import exit_code_of
-from gallery_lib.launcher.script import run_script
+from gallery_lib.launcher.job import run_script
 processes = int(sys.argv[2]) if sys.argv[2:] else None
 body = lambda: [run_script(sys.argv[1], processes=processes)] and None
 sys.exit(exit_code_of(body, error_prefix="error", interrupted="interrupted: the script is ended"))

@@ -14,7 +14,7 @@ from refusal import refused
 
 from gallery_lib.config import DataParallelNotebookConfig
 from gallery_lib.errors import RunFailed
-from gallery_lib.launcher.script import run_script, shown_command
+from gallery_lib.launcher.job import run_script, shown_script_command
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 from gallery_lib.notebooks.cells import data_parallel
 from gallery_lib.system import hardware
@@ -48,8 +48,8 @@ def test_a_scripts_lines_come_back(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_command_is_shown_as_one_would_type_it_in_the_checkout(checkout: Path) -> None:
     script = checkout / "notebooks" / "data_parallel" / "several.py"
     shown = "notebooks/data_parallel/several.py --epochs=2"
-    assert shown_command(script, ["--epochs=2"], processes=None) == f"python3 {shown}"
-    assert shown_command(script, ["--epochs=2"], processes=4) == (
+    assert shown_script_command(script, ["--epochs=2"], processes=None) == f"python3 {shown}"
+    assert shown_script_command(script, ["--epochs=2"], processes=4) == (
         f"torchrun --nproc_per_node=4 {shown}"
     )
 

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from gallery_lib import accelerate, tasks
-from gallery_lib.cluster import link_rate
+from gallery_lib.cluster import network
 from gallery_lib.config import TrainConfig, switches
 from gallery_lib.config.options import CommandLine, check_value
 from gallery_lib.errors import InputError
@@ -50,7 +50,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "finished_run": finished_run,
     "damaged_file": damaged_file,
     "argument_of_accelerate": lambda folder: accelerate(nn.Linear(2, 2), optimiser=None),
-    "rate_of_a_lab": lambda folder: link_rate.bits_per_second("fast"),
+    "rate_of_a_lab": lambda folder: network.bits_per_second("fast"),
 }
 MESSAGES = {
     "option_out_of_range": "batch_size=0 must be a whole number between 1 and 1000000000.",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.comm.scheduler import FIRST_PORT, PORTS
+from gallery_lib.comm.rendezvous import FIRST_PORT, PORTS
 
 STUBS = {
     "scontrol": 'echo "$*" >> "$NOTES"; [ "$1" != show ] || printf "n1\\nn2\\n"',

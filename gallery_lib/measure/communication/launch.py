@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from gallery_lib.cluster import Lab
-from gallery_lib.cluster.run import run
+from gallery_lib.cluster.lab import run_on_hosts
 from gallery_lib.comm import process_group
 from gallery_lib.config import LabRunConfig
 from gallery_lib.config.options import CommandLine, words_of
@@ -59,7 +59,7 @@ def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, 
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         words = words_of(dataclasses.replace(config, out=str(out)))
-        run(lab, ["-m", module, *words], LabRunConfig(nproc_per_node=processes))
+        run_on_hosts(lab, ["-m", module, *words], LabRunConfig(nproc_per_node=processes))
         return json.loads(out.read_text())
 
 

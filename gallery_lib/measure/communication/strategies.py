@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gallery_lib import stats
-from gallery_lib.comm import process_group, topology
+from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import SETTLING_STEPS, accelerate_ddp
 from gallery_lib.config import Comm, StrategiesConfig
 from gallery_lib.measure.communication.launch import end_after
@@ -47,7 +47,7 @@ on.
 LAYERS, BATCH_SIZE = 4, 64
 
 
-def ways(hosts: topology.Topology) -> dict[str, Comm]:
+def ways(hosts: process_group.Topology) -> dict[str, Comm]:
     """Return the strategies by name, DDP's own first; each has what the one before has."""
     strategies = {PLAIN: Comm()}
     small = Comm(bucket_mb=1, bucket_views=True)
@@ -195,7 +195,7 @@ def measure(config: StrategiesConfig) -> int:
     """Run all turns on the ranks of this run; rank 0 prints a line per way and writes the file."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
-    hosts, first = topology.find(), process_group.rank() == 0
+    hosts, first = process_group.find_topology(), process_group.rank() == 0
     training = _Training(config.width)
     candidates: dict[str, Comm | None] = {**ways(hosts), ALONE: None}
     parity = {name: training.parity(way) for name, way in candidates.items() if way is not None}

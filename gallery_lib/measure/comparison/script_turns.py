@@ -39,7 +39,7 @@ import psutil
 
 from gallery_lib.console.text import rate
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.launcher.script import command_of, shown_command
+from gallery_lib.launcher.job import script_command, shown_script_command
 from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
@@ -177,7 +177,7 @@ def compare(
         try:
             for name, script in scripts.items():
                 path, processes = script.path, script.processes
-                say(f"$ {shown_command(path, script.arguments, processes=processes)}")
+                say(f"$ {shown_script_command(path, script.arguments, processes=processes)}")
                 begun, logs = time.monotonic(), Path(folder) / f"logs-{len(alive)}"
                 logs.mkdir()
                 alive[name] = _PausedScript(script, logs, patience_seconds)
@@ -206,7 +206,7 @@ class _PausedScript:
     """
 
     def __init__(self, script: Script, logs: Path, patience_seconds: float) -> None:
-        words, environment = command_of(
+        words, environment = script_command(
             script.path, script.arguments, processes=script.processes, logs=logs
         )
         self._name, self._patience = script.path.name, patience_seconds

@@ -33,9 +33,9 @@ def settings(parameters: dict[str, Any] | None = None) -> CommunicationNotebookC
         InputError: for an impossible value.
     """
     config = checked(CommunicationNotebookConfig, parameters)
-    from gallery_lib.cluster import link_rate
+    from gallery_lib.cluster import network
 
-    link_rate.bits_per_second(config.rate)
+    network.bits_per_second(config.rate)
     display_table([["setting", "value"], *([name, f"{v}"] for name, v in vars(config).items())])
     return config
 

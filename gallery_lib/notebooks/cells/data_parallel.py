@@ -81,7 +81,7 @@ def run(name: str, settings: DataParallelNotebookConfig, processes: int | None =
     Raises:
         RunFailed: when the script fails.
     """
-    from gallery_lib.launcher.script import run_script  # imports torch
+    from gallery_lib.launcher.job import run_script  # imports torch
 
     names = ("images", "image_size", "batch_size", "epochs", "log_steps")
     arguments = [f"--{name}={getattr(settings, name)}" for name in names]

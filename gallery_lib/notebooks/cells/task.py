@@ -110,7 +110,7 @@ def make_data(settings: Settings) -> None:
         InputError: without a checkout, which has the command.
         RunFailed: when the command fails.
     """
-    from gallery_lib.launcher.script import run_script
+    from gallery_lib.launcher.job import run_script
 
     if settings.train.data_dir:
         display_markdown(f"The data are yours, in `{settings.train.data_dir}`.")

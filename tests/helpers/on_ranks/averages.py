@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from gallery_lib.comm import topology
+from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import (
     accelerate_ddp,
     comm_state_dict,
     load_comm_state_dict,
     step_in_backward,
 )
-from gallery_lib.comm.channel import SharedSlots
 from gallery_lib.comm.ddp import distribute
+from gallery_lib.comm.reducer import SharedSlots
 from gallery_lib.config import Comm
 from on_ranks.models import (
     DDP,
@@ -161,7 +161,7 @@ def shared_memory(failing_rank: int | None) -> dict[str, Any]:
             raise RuntimeError("made to fail")
         return open_file(path, **options)
 
-    local, _ = topology.groups(topology.find())
+    local, _ = process_group.averaging_groups(process_group.find_topology(), True)
     assert local is not None
     slots, seen = SharedSlots(local), []
     try:

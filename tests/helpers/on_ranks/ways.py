@@ -18,8 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import auto, reducer
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
-from gallery_lib.comm.channel import Channel
-from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.reducer import Channel, GradientReducer
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import (
