@@ -27,6 +27,7 @@ _BEATS = 8
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
+_TELLING_SECONDS = 2.0
 _ENDED = "ended"
 """Value in place of the clock, written by a rank that has done its part."""
 _NO_STORE = (
@@ -57,6 +58,7 @@ class Heartbeat:
         if limit_seconds is not None:
             self._interval = min(_LONGEST_BEAT_SECONDS, limit_seconds / _BEATS)
         self._stopped = threading.Event()
+        self._left, self._writing = False, threading.Lock()
         self._answer = ""
         own = self._key(dist.get_rank())
         self._store.set(own, "0")
@@ -81,14 +83,14 @@ class Heartbeat:
     def _beat(self, key: str) -> None:
         with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
             while not self._stopped.wait(self._interval):
-                self._store.set(key, str(time.monotonic_ns()))
+                with self._writing:
+                    if not self._left:
+                        self._store.set(key, str(time.monotonic_ns()))
                 if self._store.check([self._key("found")]):
                     self._answer = self._store.get(self._key("found")).decode()
                 if self._limit is not None:
                     self._look_after_others(self._limit)
                 self._answered = time.monotonic()
-            if self._limit is not None:
-                self._store.set(key, _ENDED)
 
     def _look_after_others(self, limit: float) -> None:
         now = time.monotonic()
@@ -144,6 +146,17 @@ class Heartbeat:
                 # Time for the others to hear of it: the store may end with this rank.
                 time.sleep(2 * _BEAT_SECONDS)
 
+    def leave(self) -> None:
+        """Say that this rank has done its part, and go on looking after the others."""
+        telling = threading.Thread(target=self._tell_end, daemon=True)
+        telling.start()
+        telling.join(_TELLING_SECONDS)
+
+    def _tell_end(self) -> None:
+        with self._writing, contextlib.suppress(RuntimeError):  # the store has gone
+            self._left = True
+            self._store.set(self._key(dist.get_rank()), _ENDED)
+
     def end(self) -> None:
         """Have the thread end, without waiting for it."""
         self._stopped.set()
@@ -151,7 +164,7 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread and wait for it, for two seconds at most."""
         self.end()
-        self._beating.join(2.0)
+        self._beating.join(_TELLING_SECONDS)
         atexit.unregister(self.stop)
 
 

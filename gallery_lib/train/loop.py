@@ -90,7 +90,8 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             watch = Watch(os.getppid() if process_group.world_size() > 1 else None)
         if process_group.world_size() > 1:
             silence = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
-            ends.callback(Heartbeat("run", config.rank_timeout, silence).stop)
+            # It goes on to the end of the process: another rank may still have results to write.
+            ends.callback(Heartbeat("run", config.rank_timeout, silence).leave)
         notice = ends.enter_context(notice_of_run(config))
         saved, logged_steps = choose(config), last_step(config.run_dir)
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "helpers"))
 from tiny_task import TASK, loss
 
 from gallery_lib.compiler import compiler_enabled
+from gallery_lib.train import measurements
 
 DIVERGES_AT = 5
 _steps = 0
@@ -44,9 +46,19 @@ def _printing(model: nn.Module, batch: Any) -> Tensor:
     return loss(model, batch)
 
 
+def _stopped_at_its_end(*given: Any, **named: Any) -> nn.Module:
+    """Return the model; rank 0 will stand still when all steps are done."""
+    if os.environ.get("RANK") == "0":
+        measurements.results_of = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
+    return TASK.build_model(*given, **named)
+
+
 SLOW = dataclasses.replace(TASK, name="slow", loss=_slow)
 DIVERGES = dataclasses.replace(TASK, name="diverges", loss=_diverging)
 DIVERGES_ACCELERATED = dataclasses.replace(
     TASK, name="diverges_accelerated", loss=_diverging_accelerated
+)
+STOPS_AT_ITS_END = dataclasses.replace(
+    TASK, name="stops_at_its_end", build_model=_stopped_at_its_end
 )
 PRINTS = dataclasses.replace(TASK, name="prints", loss=_printing)

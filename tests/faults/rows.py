@@ -161,6 +161,15 @@ def _who_failed() -> Iterator[Row]:
     ):
         words = train("SLOW", *more, steps=400)
         yield Row("who failed", name, words, wait_for_steps(3, cause), (1,), says, 3, seconds)
+    yield Row(
+        *("who failed", "a rank is stopped after its last step"),
+        train("STOPS_AT_ITS_END", *TWO, *limited, steps=6),
+        wait_for_steps(6, lambda command: None),
+        (1,),
+        "rank 0 gives no sign of life",
+        lines=3,
+        seconds=25,
+    )
     name, cause = "papermill is killed", after(8.0, _to_papermill)
     yield Row("who failed", name, batch(), cause, (1,), "SIGKILL", lines=30, seconds=20)
 

@@ -1,6 +1,6 @@
 """Train a small model with another library, plain and accelerated, and print the losses as JSON.
 
-    python -m tests.adapters.training LIBRARY…      (under torchrun: on several processes)
+    python -m tests.plug.libraries LIBRARY…      (under torchrun: on several processes)
 
 Standard output of rank 0: {library: {"plain": […], "ours": […], "keys": state dict's keys,
 "optimizer": name of the optimizer's class at the end}}.
@@ -156,13 +156,8 @@ def fabric(ours: bool, folder: str) -> dict[str, Any]:
     return _result(seen, plain, optimizer.optimizer)
 
 
-def accelerate(ours: bool, folder: str) -> dict[str, Any]:
-    from accelerate import Accelerator
-
-    plain = Model()
-    run = Accelerator(cpu=True)
-    compiled = torch.compile(plain, backend="gallery") if ours else plain
-    model, optimizer, loader = run.prepare(compiled, _adamw(plain), _loader())
+def _by_accelerate(run: Any, model: nn.Module, plain: nn.Module) -> dict[str, Any]:
+    model, optimizer, loader = run.prepare(model, _adamw(plain), _loader())
     seen = []
     for batch in loader:
         optimizer.zero_grad()
@@ -171,6 +166,14 @@ def accelerate(ours: bool, folder: str) -> dict[str, Any]:
         optimizer.step()
         seen.append(loss.item())
     return _result(seen, run.unwrap_model(model, keep_torch_compile=False), optimizer.optimizer)
+
+
+def accelerate(ours: bool, folder: str) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    plain = Model()
+    model = torch.compile(plain, backend="gallery") if ours else plain
+    return _by_accelerate(Accelerator(cpu=True), model, plain)
 
 
 def plug(ours: bool, folder: str) -> dict[str, Any]:
@@ -182,20 +185,46 @@ def plug(ours: bool, folder: str) -> dict[str, Any]:
 
         plug_in.on()
     plain = Model()
-    run = Accelerator(cpu=True, dynamo_backend="inductor")
-    model, optimizer, loader = run.prepare(plain, _adamw(plain), _loader())
-    seen = []
-    for batch in loader:
-        optimizer.zero_grad()
-        loss = model(**batch)["loss"]
-        run.backward(loss)
-        optimizer.step()
-        seen.append(loss.item())
-    result = _result(seen, run.unwrap_model(model, keep_torch_compile=False), optimizer.optimizer)
+    result = _by_accelerate(Accelerator(cpu=True, dynamo_backend="inductor"), plain, plain)
     if ours:
         plug_in.off()
-        result["after off"] = type(optimizer.optimizer).__module__
     return result
+
+
+def timm(ours: bool, folder: str, *, parallel_first: bool = False) -> dict[str, Any]:
+    """What timm's train.py does with `--torchcompile`: a task compiled, then made parallel."""
+    import timm as library
+    from timm.optim import create_optimizer_v2
+    from timm.task import ClassificationTask
+    from timm.utils import NativeScaler
+    from timm.utils.distributed import init_distributed_device_so
+
+    distributed = "RANK" in os.environ
+    if distributed and not torch.distributed.is_initialized():
+        init_distributed_device_so("cpu", dist_backend="gloo")
+    torch.manual_seed(0)
+    plain = library.create_model("test_vit", img_size=16, patch_size=4, num_classes=10)
+    task = ClassificationTask(plain, torch.nn.CrossEntropyLoss(), device=torch.device("cpu"))
+    optimizer = create_optimizer_v2(plain, opt="adamw", lr=1e-3)
+    scaler, seen = NativeScaler(device="cpu"), []
+    if distributed and parallel_first:
+        task.prepare_distributed()
+    if ours:
+        task.compile(backend="gallery", mode=None)
+    if distributed and not parallel_first:
+        task.prepare_distributed()
+    sampler = torch.utils.data.DistributedSampler(Data(), shuffle=False) if distributed else None
+    for batch in torch.utils.data.DataLoader(Data(), batch_size=BATCH, sampler=sampler):
+        loss = task(batch["images"], batch["labels"])["loss"]
+        scaler(loss, optimizer, clip_grad=1.0, parameters=list(plain.parameters()))
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return _result(seen, plain, optimizer)
+
+
+def timm_before(ours: bool, folder: str) -> dict[str, Any]:
+    """The order of timm's train.py of earlier versions: parallel first, then compiled."""
+    return timm(ours, folder, parallel_first=True)
 
 
 def _result(losses: list[float], model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -208,7 +237,7 @@ def _result(losses: list[float], model: nn.Module, optimizer: Any) -> dict[str, 
 
 
 LIBRARIES: dict[str, Callable[[bool, str], dict[str, Any]]] = {
-    one.__name__: one for one in (trainer, lightning, fabric, accelerate, plug)
+    one.__name__: one for one in (trainer, lightning, fabric, accelerate, plug, timm, timm_before)
 }
 
 
