@@ -84,23 +84,14 @@ def no_process_group_is_left() -> Iterator[None]:
     """
     yield
     if "torch" in sys.modules:
-        process_group = importlib.import_module("gallery_lib.comm.process_group")
-        process_group.leave()
+        importlib.import_module("gallery_lib.comm.process_group").leave()
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment variables that make this interpreter a Jupyter kernel, `gallery`."""
     folder = tmp_path_factory.mktemp("jupyter")
-    command = [
-        sys.executable,
-        "-m",
-        "ipykernel",
-        "install",
-        "--prefix",
-        str(folder),
-        "--name",
-        "gallery",
-    ]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    install = [sys.executable, "-m", "ipykernel", "install"]
+    install += ["--prefix", str(folder), "--name", "gallery"]
+    subprocess.run(install, check=True, capture_output=True, timeout=120)
     return {"JUPYTER_PATH": str(folder / "share" / "jupyter"), "HF_HUB_OFFLINE": "1"}

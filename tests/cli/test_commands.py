@@ -108,9 +108,8 @@ def test_the_version_names_the_gallery_torch_and_python(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=r"^0$"):
         main([*name.split(), "--help"])
-    assert ended.value.code == 0
     assert f"usage: gallery {name}" in capsys.readouterr().out
 
 

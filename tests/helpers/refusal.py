@@ -1,10 +1,8 @@
 """Expectation that input is refused: the type of the error, what it is about, and the values in it.
 
-    with refused("batch_size", 300, 256):
-        train(TrainConfig(batch_size=300))
-    check_refused_command(done.returncode, done.stderr, "batch_size", 300)
-
-The wording of messages stands in tests/project/test_messages.py alone.
+with refused("batch_size", 300, 256):
+    train(TrainConfig(batch_size=300))
+check_refused_command(done.returncode, done.stderr, "batch_size", 300)
 """
 
 from __future__ import annotations

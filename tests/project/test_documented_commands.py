@@ -10,10 +10,11 @@ import importlib.util
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from project.documented_commands import Command, commands_in, documented
 from torch.distributed.run import get_args_parser
 
 from gallery_lib.cli import prepare
@@ -22,8 +23,70 @@ from gallery_lib.notebooks import plan
 from gallery_lib.notebooks.pack import README
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+PROGRAMS = (
+    *("bash ", "sh ", "python ", "python3 ", "gallery ", "papermill ", "torchrun ", "jupyter "),
+    *("uv ", "pip ", ".venv/bin/"),
+)
+_FENCE = re.compile(r"^(```+|~~~+)\s*\{?([\w-]*)")
+_SHELL_FENCES = ("", "bash", "sh", "shell", "text")
+_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_NAME = re.compile(r"gallery [a-z]+( [a-z]+)?")
+
+
+class Command(NamedTuple):
+    """A command as it stands, and the file and line where it is shown."""
+
+    text: str
+    where: str
+
+
+def commands_in(markdown: str, name: str) -> Iterator[Command]:
+    """Yield the commands of a Markdown text in their order; `name` is the file's, for messages.
+
+    A command is a line of a block, fenced or indented, or text in single backquotes, that begins
+    with one of PROGRAMS. In a block of kind `console` it stands behind `$ `. `gallery show` in a
+    sentence is the name of a command, and no command.
+    """
+    fence = kind = ""  # what ends the block, and its kind
+    number = 1
+    for line in markdown.replace("\\\n", "\r").split("\n"):
+        text, where = line.strip().replace("\r", " "), f"{name}:{number}"
+        number += 1 + line.count("\r")
+        if match := _FENCE.match(text):
+            if not fence:
+                fence, kind = match.groups()
+            elif text == fence:
+                fence = ""
+        elif fence and kind == "console":
+            if text.startswith("$ "):
+                yield Command(text.removeprefix("$ "), where)
+        elif text.startswith(PROGRAMS) and (
+            kind in _SHELL_FENCES if fence else line.startswith("    ")
+        ):
+            yield Command(text, where)
+        elif not fence:
+            for inline in _INLINE.findall(line):
+                if inline.startswith(PROGRAMS) and not _NAME.fullmatch(inline):
+                    yield Command(inline, where)
+
+
+def documented() -> list[Command]:
+    """Return the commands of every document that readers follow; each text once.
+
+    README's commands come first.
+    """
+    places = ("README.md", "CONTRIBUTING.md", "docs/guides/*.md", "notebooks/template.md")
+    places += ("notebooks/whole/*.md", "notebooks/pages/*.md")
+    found: dict[str, Command] = {}
+    for file in (file for place in places for file in sorted(CHECKOUT.glob(place))):
+        name = file.relative_to(CHECKOUT).as_posix()
+        for command in commands_in(file.read_text(encoding="utf-8"), name):
+            found.setdefault(command.text, command)
+    return list(found.values())
+
+
 SHOWN = [
-    *documented(CHECKOUT),
+    *documented(),
     *commands_in(README.format(title="AlexNet", name="alexnet"), "the packed README"),
 ]
 OF_THE_ENVIRONMENT = ("mypy", "nbstripout", "ruff", "sphinx-build", "papermill", "torchrun")
@@ -61,12 +124,6 @@ def check_script(words: list[str]) -> None:
             assert re.search(rf"\b_*{name}\b", sources), f"{script} has no {word}"
 
 
-def check_gallery(words: list[str]) -> None:
-    """Check the options of a `gallery` command as the command does before it starts anything."""
-    length = 2 if words[0] in ("lab", "cache") else 1
-    COMMANDS[" ".join(words[:length])].line.parse(words[length:])
-
-
 def check_pip(words: list[str]) -> None:
     """Check that an installation is of this package, with extras that it has."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -98,11 +155,14 @@ def check(text: str) -> None:
             if words[at + 1] not in READERS_OWN:
                 LAUNCH.parse([f"--model={words[at + 1]}", *words[at + 2 :]])
         elif name == "gallery":
-            check_gallery(words)
+            length = 2 if words[0] in ("lab", "cache") else 1
+            COMMANDS[" ".join(words[:length])].line.parse(words[length:])
         elif name in ("python", "python3"):
             check_script(words)
         elif name == "papermill":
-            check_papermill(words)
+            path = CHECKOUT / words[0].replace("${name}", "resnet50")
+            if path.stem not in READERS_OWN:
+                plan.check(path, dict(zip(words[3::3], words[4::3], strict=True)))
         elif name == "pip":
             check_pip(words)
         elif name == "torchrun":
@@ -113,7 +173,7 @@ def check(text: str) -> None:
             assert name in (*OF_THE_ENVIRONMENT, "uv"), name
 
 
-@pytest.mark.parametrize("command", SHOWN, ids=str)
+@pytest.mark.parametrize("command", SHOWN, ids=lambda command: f"{command.where}: {command.text}")
 def test_a_documented_command_is_one_that_exists(command: Command) -> None:
     check(command.text)
 

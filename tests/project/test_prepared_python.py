@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,8 @@ SCRIPTS = [
     for path in sorted(CHECKOUT.glob(pattern))
     if "__main__" in path.read_text()
 ]
-FIRST = (
-    "__init__.py",
-    "__main__.py",
-    "errors.py",
-    "system/__init__.py",
-    "system/prepared_python.py",
-    "system/paths.py",
-)
+FIRST = ("__init__.py", "__main__.py", "errors.py")
+FIRST += ("system/__init__.py", "system/prepared_python.py", "system/paths.py")
 """Modules that are imported before it is known whether this Python will do."""
 FIGURES_FILE = CHECKOUT / "benchmarks" / "figures_file.py"
 
@@ -65,14 +58,10 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a folder with a space that has the launcher and what it imports first.
-
-    It has no environment.
-    """
+    """Return a folder that has the launcher and what it imports first, and no environment."""
     root = tmp_path / "check out"
-    root.mkdir()
-    shutil.copy(CHECKOUT / "launch_single_task.py", root)
     copy_first(root)
+    shutil.copy(CHECKOUT / "launch_single_task.py", root)
     return root
 
 
@@ -85,19 +74,10 @@ def make_environment(root: Path, python: str) -> Path:
     return path
 
 
-def run(
-    *words: str | Path, cwd: Path, stdin: str = "", environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        list(map(str, words)),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**kept, **(environment or {})},
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run([str(word) for word in words], cwd=cwd, env=kept, timeout=60, **pipes)
 
 
 def test_the_process_goes_on_there_with_the_same_words_input_and_exit_code(
@@ -116,17 +96,12 @@ def test_the_process_goes_on_there_with_the_same_words_input_and_exit_code(
     assert done.stdout.splitlines()[1:] == ["-m", "gallery_lib", "list"]
 
 
-def test_without_an_environment_one_line_names_prepare_sh(
+def test_without_an_environment_or_with_one_that_lacks_torch_as_well_prepare_sh_is_named(
     checkout: Path, bare_python: Path
 ) -> None:
     done = run(bare_python, "launch_single_task.py", cwd=checkout)
     lacking = "has no torch, and prepare.sh has made no environment here. Run: bash prepare.sh"
     assert (done.returncode, done.stderr) == (2, f"error: {bare_python} {lacking}\n")
-
-
-def test_an_environment_that_lacks_torch_as_well_is_not_tried_again_and_again(
-    checkout: Path, bare_python: Path
-) -> None:
     venv.create(checkout / ".venv", symlinks=True)
     done = run(bare_python, "launch_single_task.py", cwd=checkout)
     assert done.returncode == 2
@@ -145,12 +120,10 @@ def test_the_start_of_a_run_counts_from_the_beginning_of_the_command(
     checkout: Path, bare_python: Path
 ) -> None:
     make_environment(checkout, f'#!/usr/bin/env bash\nsleep 1\nexec "{sys.executable}" "$@"\n')
-    shutil.copy(
-        CHECKOUT / "gallery_lib" / "system" / "processes.py", checkout / "gallery_lib" / "system"
-    )
-    script = checkout / "when.py"
-    script.write_text(WHEN)
-    done = run(bare_python, script, cwd=checkout)
+    name = "gallery_lib/system/processes.py"
+    shutil.copy(CHECKOUT / name, checkout / name)
+    (checkout / "when.py").write_text(WHEN)
+    done = run(bare_python, "when.py", cwd=checkout)
     assert float(done.stdout) > 1, done.stderr
 
 

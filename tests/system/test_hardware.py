@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from gallery_lib.system.hardware import Gpu
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9R14\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
 ARM = "BogoMIPS\t: 2100.00\nFeatures\t: fp asimd sve bf16\nCPU implementer\t: 0x41\n"
 ARM += "CPU architecture: 8\nCPU part\t: 0xd40\n"
-
-
-@pytest.fixture(autouse=True)
-def facts_are_read_anew() -> Iterator[None]:
-    hardware.cpu_flags.cache_clear()
-    yield
-    hardware.cpu_flags.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -42,14 +34,13 @@ def test_a_processor_is_named_so_that_another_kind_has_another_name(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(facts)
+    monkeypatch.setattr(hardware, "cpu_flags", hardware.cpu_flags.__wrapped__)  # not kept
     monkeypatch.setattr(hardware, "CPU_FACTS", tmp_path / "cpuinfo")
+    assert hardware.cpu_model() and hardware.cpu_flags() == frozenset()  # there is no such file
+    (tmp_path / "cpuinfo").write_text(facts)
     assert hardware.processor() == name
     assert hardware.computes_in_bf16("cpu") is in_bf16
     assert hardware.prefers_channels_last("cpu") is channels_last
-    hardware.cpu_flags.cache_clear()
-    monkeypatch.setattr(hardware, "CPU_FACTS", tmp_path / "none")
-    assert hardware.cpu_model() and hardware.cpu_flags() == frozenset()
 
 
 @pytest.mark.parametrize(

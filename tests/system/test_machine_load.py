@@ -71,10 +71,8 @@ def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() 
 
 @pytest.mark.slow
 def test_a_training_beside_busy_neighbours_says_that_it_waited(tmp_path: Path) -> None:
-    neighbours = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(2 * len(os.sched_getaffinity(0)))
-    ]
+    words = [sys.executable, "-c", "while True: pass"]
+    neighbours = [subprocess.Popen(words) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
         run = tiny_task.config(run_dir=str(tmp_path / "run"), max_steps=400, log_interval=100)
         results = launch(run, show_log=False, progress=False)

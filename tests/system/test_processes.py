@@ -15,7 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from refusal import refused
 
+from gallery_lib.compiler.backend import check_compiler
+from gallery_lib.config import Compiler
 from gallery_lib.system import processes
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
@@ -53,15 +57,14 @@ def wait_for(tmp_path: Path, word: str) -> None:
 
 
 def send_from_another_process(number: signal.Signals, pid: int) -> None:
-    subprocess.run(["bash", "-c", f"kill -{int(number)} {pid}"], check=True)
+    subprocess.run(["kill", f"-{int(number)}", str(pid)], check=True)
 
 
 def test_a_killed_process_ends_from_the_signal_on() -> None:
-    process = subprocess.Popen(["sleep", "60"])
-    assert not processes.ends(process.pid)
-    process.kill()
-    assert processes.ends(process.pid)  # it may still be waiting for a core
-    process.wait()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not processes.ends(process.pid)
+        process.kill()
+        assert processes.ends(process.pid)  # it may still be waiting for a core
     assert processes.ends(process.pid)
 
 
@@ -124,24 +127,12 @@ def test_a_run_in_a_folder_with_modules_of_such_names_trains(
     task = checkout / "tests" / "helpers" / "tiny_task.py"
     words = [f"--model={task}:TASK", "--max_steps=2", "--no-evaluate", "--threads=1"]
     words += ["--nproc_per_node=2", "--workers=1", "--compiler-opt"]
-    done = subprocess.run(
-        [sys.executable, str(checkout / "launch_single_task.py"), *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "GALLERY_RUNS_DIR": str(tmp_path / "runs")},
-    )
+    line = [sys.executable, str(checkout / "launch_single_task.py"), *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from refusal import refused
-
-    from gallery_lib.compiler.backend import check_compiler
-    from gallery_lib.config import Compiler
-
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     with refused("CXX", "CXX=/nonexistent/g++ names none that is there"):
         check_compiler(Compiler(), torch.device("cpu"))

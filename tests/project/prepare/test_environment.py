@@ -8,83 +8,56 @@ import sys
 
 import psutil
 import pytest
-from project.prepare.small_checkout import write_script
+from project.prepare.conftest import write_script
 
 TESTS = "python -m pytest -m not gpu and not thorough --durations=60 --durations-min=15"
 
 
 def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy, tmp_path):
-    first = copy.run(cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    notes = copy.notes()
+    notes = copy.prepare(cwd=tmp_path, says=f"Next, in {copy.root}:")
     order = [
         "uv venv",
-        "-r pyproject.toml --extra=tasks --extra=notebooks --extra=cuda -c requirements.lock",
+        "--require-hashes -r pyproject.toml --extra=tasks --extra=notebooks --extra=cuda -c "
+        "requirements.lock",
         "--no-deps -e .",
-        "ipykernel install",
+        # The kernel finds the commands of its environment.
+        f"--display-name Gallery --env PATH {copy.root}/.venv/bin:${{PATH}}\n",
         "data_prep/mock_imagenet.py",
     ]
     places = [notes.index(words) for words in order]
     assert places == sorted(places)
-    assert "[3/3]" in first.stdout
-    assert f"Next, in {copy.root}:" in first.stdout
-
-    second = copy.run()
-    assert second.returncode == 0
-    assert "already there" in second.stdout
-    assert "uv pip" not in copy.notes()
-
-
-def test_without_a_home_uv_keeps_its_cache_in_ours(copy):
-    copy.run()
-    notes = copy.notes()
     assert "cache \n" in notes
-    # The kernel finds the commands of its environment.
-    assert f"--display-name Gallery --env PATH {copy.root}/.venv/bin:${{PATH}}\n" in notes
-    del copy.env["HOME"]
-    copy.run("--test")
-    assert f"cache {copy.root}/.cache/uv\n" in copy.notes()
+    assert "uv pip" not in copy.prepare(says="already there")
 
 
 def test_test_makes_an_environment_with_the_tools_which_then_stay(copy):
-    copy.run()
-    copy.notes()
-    result = copy.run("--test")
-    assert result.returncode == 0, result.stderr
-    notes = copy.notes()
-    assert "uv venv" in notes
-    assert "-r pyproject.toml --all-extras -c" in notes
+    copy.prepare()
+    del copy.env["HOME"]
+    notes = copy.prepare("--test")
+    assert "uv venv" in notes and "-r pyproject.toml --all-extras -c" in notes
+    assert f"cache {copy.root}/.cache/uv\n" in notes  # uv's own would be in the home folder
     assert [line for line in notes.splitlines() if line.startswith("python")][-1] == TESTS
-    copy.run()
-    assert "uv pip" not in copy.notes()
+    assert "uv pip" not in copy.prepare()
 
 
-def test_after_a_changed_lock_it_is_made_anew_and_a_failure_does_not_count_as_done(copy):
-    copy.run()
-    with (copy.root / "requirements.lock").open("a") as file:
-        file.write("# changed\n")
-    copy.notes()
+def test_a_failure_does_not_count_as_done_and_says_what_to_do(copy):
     (copy.root / "offline").touch()
     failed = copy.run()
     assert failed.returncode == 2
     assert "Without network" in failed.stderr and "UV_SYSTEM_CERTS=1" in failed.stderr
-    notes = copy.notes()
-    assert "uv venv" in notes and "--require-hashes" in notes
     (copy.root / "offline").unlink()
-    assert copy.run().returncode == 0
-    assert "uv venv" in copy.notes()
+    assert "uv venv" in copy.prepare()
 
 
-def test_a_damaged_or_moved_environment_is_made_anew(copy, tmp_path):
-    copy.run()
+def test_a_damaged_or_moved_environment_or_one_of_another_lock_is_made_anew(copy, tmp_path):
+    copy.prepare()
     (copy.root / ".venv/bin/python").unlink()
-    copy.notes()
-    assert copy.run().returncode == 0
-    assert "uv venv" in copy.notes()
-
+    assert "uv venv" in copy.prepare()
     copy.root = copy.root.rename(tmp_path / "moved")
-    assert copy.run().returncode == 0
-    assert "uv venv" in copy.notes()
+    assert "uv venv" in copy.prepare()
+    with (copy.root / "requirements.lock").open("a") as file:
+        file.write("# changed\n")
+    assert "uv venv" in copy.prepare()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -97,8 +70,7 @@ def test_after_an_interruption_the_next_run_starts_the_environment_anew(copy, se
     copy.wait_for("started")
     os.killpg(process.pid, sent)
     _, err = process.communicate(timeout=30)
-    code = {signal.SIGINT: 130, signal.SIGKILL: -9}.get(sent, 143)
-    assert process.returncode == code
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9}.get(sent, 143)
     if sent != signal.SIGKILL:
         assert not psutil.pid_exists(int((copy.root / "forked").read_text()))
         (copy.root / "forking").unlink()
@@ -106,11 +78,7 @@ def test_after_an_interruption_the_next_run_starts_the_environment_anew(copy, se
     assert not (copy.root / ".venv/gallery-stamp").exists()
 
     (copy.root / "slow").unlink()
-    copy.notes()
-    result = copy.run()
-    assert result.returncode == 0, result.stderr
-    assert "making it anew" in result.stdout
-    assert "uv venv" in copy.notes()
+    assert "uv venv" in copy.prepare(says="making it anew")
 
 
 def test_two_at_once_install_once(copy):
@@ -120,8 +88,7 @@ def test_two_at_once_install_once(copy):
     second = copy.run()
     first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert "waiting for it" in second.stdout
-    assert "already there" in second.stdout
+    assert "waiting for it" in second.stdout and "already there" in second.stdout
     assert copy.notes().count("uv venv") == 1
 
 
@@ -139,9 +106,7 @@ def test_a_python_without_its_optimisations_is_taken_only_where_no_other_is_ther
         write_script(copy.bin / name, f"#!/usr/bin/env bash\n{start}\n")
 
     seems_built_with("python3", "")
-    assert copy.run().returncode == 0
-    assert f"uv venv --quiet --python {copy.bin}/python3 --prompt" in copy.notes()
+    assert f"uv venv --quiet --python {copy.bin}/python3 --prompt" in copy.prepare()
     seems_built_with("python3.12", "'--enable-optimizations'")
     (copy.root / ".venv" / "gallery-stamp").unlink()
-    assert copy.run().returncode == 0
-    assert f"uv venv --quiet --python {copy.bin}/python3.12 --prompt" in copy.notes()
+    assert f"uv venv --quiet --python {copy.bin}/python3.12 --prompt" in copy.prepare()

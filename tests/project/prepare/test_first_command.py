@@ -1,15 +1,20 @@
-"""The first command, whole: its lines through a pipe, and a cell that fails."""
+"""The first command, whole, in a fresh clone: its lines through a pipe, and a cell that fails."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from project.fresh_clone import Clone, add_prepared, fresh_clone
 from tiny_notebooks import write_notebook
 
 from gallery_lib.cli.prepare import kernel_command
+from gallery_lib.system import paths
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -21,11 +26,74 @@ from gallery_lib.cli.prepare import PLAIN, ROOT, STAMP, stamp_of
 """
 
 
+@dataclass(frozen=True)
+class Clone:
+    """A folder with the sources, and the home folder of its user."""
+
+    root: Path
+    home: Path
+
+    def run(self, command: str, *, seconds: float = 560) -> subprocess.CompletedProcess[str]:
+        """Run the command as it stands in a shell that knows of no environment.
+
+        There is no activation and no PYTHONPATH, and PATH is the system's.
+        """
+        # The last folder is for machines whose system has no Python.
+        search = f"/usr/local/bin:/usr/bin:/bin:{sys.base_prefix}/bin"
+        shell = ["env", "-i", f"HOME={self.home}", f"PATH={search}"]
+        return subprocess.run(
+            [*shell, "bash", "--norc", "--noprofile", "-c", command],
+            **{"cwd": self.root, "stdin": subprocess.DEVNULL, "timeout": seconds},
+            capture_output=True,
+            text=True,
+        )
+
+
+def make_environment(root: Path) -> None:
+    """Make `root/.venv` around the packages that are installed for this interpreter.
+
+    Its Python finds `root` first, and it has the commands that are installed here.
+    """
+    venv, here = root / ".venv", Path(sys.prefix) / "bin"
+    make = [sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)]
+    subprocess.run(make, check=True, timeout=60)
+    bases = {"base": str(venv), "platbase": str(venv)}
+    packages = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    lines = [f"{path}\n" for path in dict.fromkeys([str(root), *packages])]
+    Path(sysconfig.get_path("purelib", "venv", vars=bases), "clone.pth").write_text("".join(lines))
+    for command in here.iterdir():
+        own = venv / "bin" / command.name
+        if own.exists() or not command.is_file():
+            continue
+        if command.read_bytes()[:2] != b"#!":
+            own.symlink_to(command)
+            continue
+        text = command.read_text(encoding="utf-8")  # a script, which names its interpreter
+        for folder in (here, here.resolve()):
+            text = text.replace(f"{folder}/python", f"{venv}/bin/python")
+        own.write_text(text, encoding="utf-8")
+        own.chmod(0o755)
+
+
 @pytest.fixture(scope="module")
 def clone(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """Return a clone in which nothing is left to install."""
-    made = fresh_clone(checkout, tmp_path_factory.mktemp("first-command"))
-    add_prepared(made.root)
+    """Return a clone in which nothing is left to install, in an odd folder.
+
+    It has the files that git tracks, as they are in the working tree. Mock data and compiler caches
+    are those of the checkout.
+    """
+    folder = tmp_path_factory.mktemp("first-command")
+    made = Clone(folder / "mes modèles à moi", folder / "home")
+    made.home.mkdir()
+    words = ["git", "ls-files", "-z"]
+    listed = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\0"):
+        if name and (checkout / name).is_file():
+            (made.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkout / name, made.root / name)
+    make_environment(made.root)
+    paths.cache_dir().mkdir(exist_ok=True)
+    (made.root / ".cache").symlink_to(paths.cache_dir())
     python = made.root / ".venv" / "bin" / "python3"
     done = made.run(" ".join(f"'{word}'" for word in kernel_command(python)))
     assert done.returncode == 0, done.stderr

@@ -22,10 +22,7 @@ print(*sorted(rooms - set(sys.stdlib_module_names) - {"__main__", "gallery_lib"}
 
 def test_a_python_without_any_package_can_import_it(checkout: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", IMPORTS, str(checkout)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-I", "-S", "-c", IMPORTS, str(checkout)], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
 
@@ -36,12 +33,12 @@ def test_files_of_the_folder_that_it_is_called_in_are_not_imported(copy, tmp_pat
     for name in ("json.py", "tomllib.py", "pathlib.py"):
         (folder / name).write_text("raise SystemExit(5)")
     copy.env["PYTHONSAFEPATH"] = "1"
-    assert copy.run(cwd=folder).returncode == 0
+    copy.prepare(cwd=folder)
 
 
 def test_it_is_valid_bash(checkout):
-    subprocess.run(["bash", "-n", checkout / "prepare.sh"], check=True)
-    subprocess.run(["bash", "-n", checkout / ".ci/run"], check=True)
+    for script in ("prepare.sh", ".ci/run"):
+        subprocess.run(["bash", "-n", checkout / script], check=True)
 
 
 @pytest.mark.parametrize(
