@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -109,6 +110,7 @@ def accelerate(*given: Any, **named: Any) -> Any:  # noqa: D417, see __signature
     model = _plain_module(parts.model)
     arguments.check_optimizers(model, optimizers)
     device = _join_run(model)
+    model.to(device)
     state = _State(
         *(config, model, device, parts.of_kind("loader"), optimizers), parts.of_kind("scheduler")
     )
@@ -153,11 +155,6 @@ def _join_run(model: nn.Module) -> torch.device:
     if process_group.world_size() > 1:
         arguments.check_for_several_processes(model, device)
     return device
-
-
-def _place(state: _State) -> dict[str, str]:
-    state.model.to(state.device)
-    return {}
 
 
 def _use_allocator(state: _State) -> dict[str, str]:
@@ -205,14 +202,15 @@ def _check_schedules(state: _State) -> dict[str, str]:
         line
         for loader in state.loaders
         for scheduler in state.schedulers
-        if (line := _too_long(scheduler, _length(loader), _length(state.batches[id(loader)])))
+        if (line := _too_long(scheduler, loader, state.batches[id(loader)]))
     ]
     if notes and process_group.rank() == 0:
         tell(f"accelerate(): {notes[0]}")
     return {"schedule": notes[0]} if notes else {}
 
 
-def _too_long(scheduler: Any, undivided: int, share: int) -> str | None:
+def _too_long(scheduler: Any, loader: Any, divided: DeviceLoader) -> str | None:
+    undivided, share = length_hint(loader), length_hint(divided)  # 0 where a loader has no length
     names = ("total_steps", "T_max", "total_iters", "step_size")
     steps = next((getattr(scheduler, name) for name in names if hasattr(scheduler, name)), None)
     if not share < undivided or not steps or steps % undivided:
@@ -224,13 +222,6 @@ def _too_long(scheduler: Any, undivided: int, share: int) -> str | None:
         f"each one, the schedule ends at {share / undivided:.0%}. Build it with {passes * share} "
         "steps"
     )
-
-
-def _length(loader: Any) -> int:
-    try:
-        return len(loader)
-    except TypeError:
-        return 0
 
 
 def _adopt_optimizers(state: _State) -> dict[str, str]:
@@ -296,7 +287,6 @@ def _distribute(state: _State) -> dict[str, str]:
 
 
 STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
-    _place,
     _use_allocator,
     _use_kernels,
     _let_cudnn_measure,

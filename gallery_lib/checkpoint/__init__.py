@@ -2,8 +2,8 @@
 
 - `folders`: a checkpoint is one file, whole or not there; which one to go on from.
 - `state`: the state of a training, taken and put back.
-- `notice`: SIGTERM and SIGUSR1, heard at the end of a step.
 - `training`: `Checkpoint`, for a training script, in two lines, and for the launcher's runs.
+  SIGTERM and SIGUSR1 are heard at the end of a step.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ When to save and when to end is the same on every rank. Steps are counted alike 
 rank alone knows, the time and a notice to end, goes to all with an all-reduce that is awaited at
 the end of the next step. So no step waits for it. Rank 0 gathers the ranks' own small states,
 copies the common one, and has a thread of low priority write the copy.
+
+Schedulers send SIGTERM or SIGUSR1, and a launcher writes a file, as a notice to end. A process that
+listens goes on until it is at the end of a step. A second SIGTERM ends it at once, unless it
+follows the first within seconds: a scheduler and torchrun may both send one.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,7 +35,6 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.checkpoint import state
 from gallery_lib.checkpoint.folders import AUTO, interval_of, newest_first, of_step, reason_of
-from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Parts, choose, graphs_made
 from gallery_lib.comm import process_group
 from gallery_lib.console.exit_code import refusal
@@ -38,6 +43,13 @@ from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
 from gallery_lib.system.processes import GO_ON_LATER, tell
 
+REQUEST_FILE = "end-requested-host{}"
+"""File in a run's folder by which the launcher of a host hands on the notice to its own ranks.
+
+It names the signal. Ranks of other hosts agree with these at the next step. A host that the run has
+lost asks nobody.
+"""
+_ONE_NOTICE_SECONDS = 2.0
 _NICENESS = 10
 _SEVERAL_GRAPHS = (
     "the compiler has made graphs for batches of several shapes. A new process sees another shape "
@@ -46,6 +58,55 @@ _SEVERAL_GRAPHS = (
 )
 _open: weakref.ref[Checkpoint] | None = None
 """The Checkpoint that is open in this process."""
+
+
+class Notice:
+    """What a process has heard so far: the name of the signal, or "".
+
+    Args:
+        folder: where `REQUEST_FILE` may appear; None: nobody writes one.
+        host: number of this host in the run.
+    """
+
+    def __init__(self, folder: Path | None = None, host: int = 0) -> None:
+        self._file = None if folder is None else folder / REQUEST_FILE.format(host)
+        self._signal, self._since = "", 0.0
+
+    def heard(self) -> str:
+        """Return the name of the signal that came, here or at the launcher; "" before."""
+        if not self._signal and self._file is not None:
+            with contextlib.suppress(OSError):
+                self._signal = self._file.read_text(encoding="utf-8").strip() or "SIGTERM"
+        return self._signal
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context: signals are noted instead of ending the process. Main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if not self._signal:
+                self._signal, self._since = signal.Signals(number).name, time.monotonic()
+            elif number == signal.SIGTERM and time.monotonic() - self._since > _ONE_NOTICE_SECONDS:
+                signal.signal(number, before[number])
+                os.kill(os.getpid(), number)
+
+        before: dict[int, Any] = {
+            number: signal.signal(number, note) or signal.SIG_DFL
+            for number in (signal.SIGTERM, signal.SIGUSR1)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def request_end(folder: Path, host: int, name: str) -> None:
+    """Have the ranks that the run in `folder` has on `host` save a checkpoint and end the run."""
+    (folder / REQUEST_FILE.format(host)).write_text(name, encoding="utf-8")
 
 
 class Checkpoint:
@@ -206,7 +267,8 @@ class Checkpoint:
         self._ends.close()
 
     def _say(self, line: str) -> None:
-        say(f"checkpoint  {line}")
+        if process_group.rank() == 0:
+            tell(f"checkpoint  {line}")
 
     def _due(self) -> tuple[bool, bool]:
         """Return whether to save and whether to end after this step. Every rank calls it."""
@@ -290,12 +352,6 @@ class Checkpoint:
             seconds = time.perf_counter() - began
             line = f"step {step}  {size:.1f} MiB  written in {seconds:.2f} s, in the background"
         self._say(line)
-
-
-def say(line: str) -> None:
-    """Print a line on rank 0's standard error."""
-    if process_group.rank() == 0:
-        tell(line)
 
 
 def _check_folder(folder: Path) -> None:

@@ -7,9 +7,5 @@
 - `passes`: graph passes inside Inductor, one file each.
 
 Whether a model gains from channels_last, and the host allocator, are in `gallery_lib.memory`.
-Whether a run has any of this on is decided in a lower layer, `gallery_lib.config.switches`.
+`gallery_lib.config.switches` decides whether a run has any of this on.
 """
-
-from gallery_lib.config.switches import compiler_enabled, kernels_enabled
-
-__all__ = ["compiler_enabled", "kernels_enabled"]

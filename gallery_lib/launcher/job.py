@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gallery_lib import memory
-from gallery_lib.checkpoint import notice
 from gallery_lib.checkpoint.folders import AUTO
+from gallery_lib.checkpoint.training import Notice, request_end
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE, loopback_interface, meeting_arguments
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options, switches
@@ -354,7 +354,7 @@ def launch(
         $ python3 launch_single_task.py ...
         4
     """
-    end_notice = notice.Notice()
+    end_notice = Notice()
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(progress_display(progress))
         if config.checkpoint_every:
@@ -368,7 +368,7 @@ def launch(
         return cache.without_damage(run)
 
 
-def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> Results | None:
+def _wait_for_results(job: Job, shown: Progress, end_notice: Notice) -> Results | None:
     """Show a run until it ends; return its results. Forward one notice to end to it."""
     try:
         # A folder's name may be any bytes.
@@ -380,7 +380,7 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: notice.Notice) -> R
             if (name := end_notice.heard()) and not forwarded:
                 forwarded = name
                 shown.say(f"{name}: the run saves a checkpoint after this step, and ends")
-                notice.request(job.run_dir, job.launch.node_rank, name)
+                request_end(job.run_dir, job.launch.node_rank, name)
             view.look()
             time.sleep(_LOOK_SECONDS)
         view.look()

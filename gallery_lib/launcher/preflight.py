@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gallery_lib import tasks
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
-from gallery_lib.checkpoint.notice import REQUEST_FILE
+from gallery_lib.checkpoint.training import REQUEST_FILE
 from gallery_lib.comm.rendezvous import listening_on
 from gallery_lib.config import LaunchConfig
 from gallery_lib.console.exit_code import refusal

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,11 @@ from torch import Tensor
 
 from gallery_lib.checkpoint import state
 from gallery_lib.checkpoint.folders import CHECKPOINTS, newest_first
-from gallery_lib.checkpoint.notice import Notice
 from gallery_lib.checkpoint.state import Saved, graphs_made
-from gallery_lib.checkpoint.training import Checkpoint
+from gallery_lib.checkpoint.training import Checkpoint, Notice
 from gallery_lib.comm import process_group
 from gallery_lib.errors import GoOnLater, InputError, RunFailed
 from gallery_lib.optim import WITH_LENGTH
-from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.results import STEPS_FILE
 from gallery_lib.train.session import Session
@@ -38,17 +34,6 @@ _OF_THE_TRAINING = (
 """Options that are the training's own. A run that goes on with others would be another one."""
 _GRAPHS = "compiled_graphs"
 """Name, in a rank's part of a checkpoint, of the positions at which graphs were made."""
-
-
-@contextlib.contextmanager
-def notice_of_run(config: ResolvedConfig) -> Iterator[Notice]:
-    """Context: signals ask a run that saves checkpoints to end; others end as ever."""
-    if config.checkpoint_every is None:
-        yield Notice()
-        return
-    notice = Notice(Path(config.run_dir), int(os.environ.get(HEARS_NOTICE_VARIABLE, "0")))
-    with notice.listening():
-        yield notice
 
 
 def choose(config: ResolvedConfig) -> Saved | None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gallery_lib import optim, stats
+from gallery_lib.checkpoint.training import Notice
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.comm.heartbeat import Heartbeat
@@ -41,9 +42,9 @@ from gallery_lib.errors import Diverged, RunFailed
 from gallery_lib.kernels.runtime import operators, usage
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.machine_load import MachineLoad, Watch
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, now
+from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, LAUNCHED_AT_VARIABLE, began_at, now
 from gallery_lib.train import precision
-from gallery_lib.train.checkpoints import RunCheckpoints, Trained, choose, notice_of_run
+from gallery_lib.train.checkpoints import RunCheckpoints, Trained, choose
 from gallery_lib.train.failure import end_of_run
 from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
@@ -92,7 +93,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             silence = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
             # It goes on to the end of the process: another rank may still have results to write.
             ends.callback(Heartbeat("run", config.rank_timeout, silence).leave)
-        notice = ends.enter_context(notice_of_run(config))
+        notice = Notice(Path(config.run_dir), int(os.environ.get(HEARS_NOTICE_VARIABLE, "0")))
+        if config.checkpoint_every is not None:  # without checkpoints signals end the run as ever
+            ends.enter_context(notice.listening())
         saved, logged_steps = choose(config), last_step(config.run_dir)
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         compiling = (phases.compilation_began, phases.build_began, phases.compilation_ended)

@@ -72,7 +72,8 @@ def load(model: nn.Module, given: Mapping[str, Tensor], file: str | None) -> Fit
     Raises:
         InputError: where nothing fits; the model is unchanged then.
     """
-    own = _tensors(model)
+    # The tensors of a state dict are the model's own storage.
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     fitting = {name for name, value in own.items() if name in given and _fits(value, given[name])}
     if not fitting:
         raise InputError(
@@ -95,11 +96,6 @@ def load(model: nn.Module, given: Mapping[str, Tensor], file: str | None) -> Fit
         missing=missing,
         unexpected=[name for name in given if name not in own],
     )
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the model's state dict, which are the model's own storage."""
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:

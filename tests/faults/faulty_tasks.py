@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "helpers"))
 
 from tiny_task import TASK, loss
 
-from gallery_lib.compiler import compiler_enabled
-from gallery_lib.train import measurements
+from gallery_lib.config.switches import compiler_enabled
+from gallery_lib.train import loop
 
 DIVERGES_AT = 5
 _steps = 0
@@ -49,7 +49,7 @@ def _printing(model: nn.Module, batch: Any) -> Tensor:
 def _stopped_at_its_end(*given: Any, **named: Any) -> nn.Module:
     """Return the model; rank 0 will stand still when all steps are done."""
     if os.environ.get("RANK") == "0":
-        measurements.results_of = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
+        loop._results_of = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
     return TASK.build_model(*given, **named)
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset, get_worker_info
 
-from gallery_lib.compiler import compiler_enabled
 from gallery_lib.config import TrainConfig
+from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.task import Splits, Task
 

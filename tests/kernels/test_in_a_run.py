@@ -15,8 +15,9 @@ import pytest
 import torch
 from own_operators import on_cpu_too
 
-from gallery_lib.compiler import backend, kernels_enabled
+from gallery_lib.compiler import backend
 from gallery_lib.compiler.calls import set_compiled
+from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy

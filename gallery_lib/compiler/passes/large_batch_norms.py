@@ -102,5 +102,5 @@ PASS = Pass(
     "pre_grad_custom_pass",
     rewrite,
     needs_channels_last=True,
-    reason_not_applied=lambda: reason_not_applied(),
+    reason_not_applied=reason_not_applied,
 )

@@ -188,5 +188,5 @@ PASS = Pass(
     "joint_custom_pre_pass",
     rewrite,
     needs_channels_last=True,
-    reason_not_applied=lambda: reason_not_applied(),
+    reason_not_applied=reason_not_applied,
 )
