@@ -25,7 +25,7 @@ import yaml
 
 from gallery_lib.console.text import Rows, markdown_table, seconds
 from gallery_lib.errors import InputError
-from gallery_lib.measure.bench.result import OURS, Bench, read_bench
+from gallery_lib.measure.bench_result import OURS, Bench, read_bench
 from gallery_lib.report.bench import (
     chart,
     compared_with,

@@ -44,7 +44,7 @@ def diff() -> str:
 
 def _ratios(bench: Any, name: str) -> list[str]:
     """Return ours over eager, and over the best peer, in a task."""
-    from gallery_lib.measure.bench.result import OURS
+    from gallery_lib.measure.bench_result import OURS
     from gallery_lib.report.bench import over_best
 
     outcome, best = bench.tasks[name], over_best(bench, name)
@@ -55,7 +55,7 @@ def _result_row(name: str, small: Any, large: Any) -> list[str]:
     """Return the row of a task: ratios with small and large inputs, rates with small ones."""
     from gallery_lib import tasks
     from gallery_lib.console.text import number
-    from gallery_lib.measure.bench.result import OURS
+    from gallery_lib.measure.bench_result import OURS
 
     outcome = small.tasks[name]
     eager, ours = (

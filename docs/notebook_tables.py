@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gallery_lib import tasks
 from gallery_lib.console.text import markdown_table
-from gallery_lib.measure.bench.result import OURS, Bench, read_bench
+from gallery_lib.measure.bench_result import OURS, Bench, read_bench
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 

@@ -26,11 +26,7 @@ Its source is benchmarks/trust.py.
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p75, p90, p95 and mean of durations, by linear interpolation.
-
-    Raises:
-        ValueError: when there are no durations.
-    """
+    """Return p50, p75, p90, p95 and mean of durations; ValueError when there are none."""
     if len(seconds) == 0:
         raise ValueError("no durations to summarise")
     p50, p75, p90, p95 = (float(v) for v in np.percentile(seconds, [50, 75, 90, 95]))
@@ -40,8 +36,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 def turn_order(variants: Iterable[str], round_number: int) -> list[str]:
     """Return the variants in the order of their turns in a round, counted from 0.
 
-    The order is A B C in even rounds and C B A in odd ones (ABBA counterbalancing). So drift of the
-    machine that is linear in time falls on all variants alike.
+    The order is A B C, then C B A (ABBA counterbalancing): linear drift falls on all alike.
     """
     order = list(variants)
     return order if round_number % 2 == 0 else order[::-1]
@@ -51,12 +46,16 @@ def turn_order(variants: Iterable[str], round_number: int) -> list[str]:
 class Ratio:
     """Baseline time over candidate time, with the bounds of its interval.
 
-    A ratio above 1 means that the candidate is faster.
+    A ratio above 1 means that the candidate is faster. ValueError for what is no ratio of times.
     """
 
     ratio: float
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low <= self.ratio <= self.high:
+            raise ValueError("a ratio must be above 0 and lie in its interval")
 
     @property
     def verdict(self) -> str:

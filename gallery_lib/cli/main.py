@@ -36,7 +36,7 @@ from gallery_lib.system.hardware import version_text
 from gallery_lib.system.processes import began_at
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.bench.result import Bench
+    from gallery_lib.measure.bench_result import Bench
 
 Words = Sequence[str]
 Operands = argparse.Namespace
@@ -179,7 +179,7 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
 
     progress = Progress()
     with progress.importing():
-        from gallery_lib.measure.bench import bench as measure
+        from gallery_lib.measure import bench as measure
         from gallery_lib.report import style
         from gallery_lib.report.bench import chart, complete, markdown, text
     progress.clear()
@@ -256,13 +256,13 @@ def show(words: Words, operands: Operands) -> None:
 
 def _text_of(folder: Path) -> str:
     """Return the tables of what a folder holds."""
-    from gallery_lib.measure.roofline.result import FILE as ROOFLINE_FILE
-    from gallery_lib.measure.roofline.result import read_roofline
+    from gallery_lib.measure.roofline_result import FILE as ROOFLINE_FILE
+    from gallery_lib.measure.roofline_result import read_roofline
     from gallery_lib.notebooks import reports
     from gallery_lib.report import tables
 
     if (folder / "bench.json").exists():
-        from gallery_lib.measure.bench.result import read_bench
+        from gallery_lib.measure.bench_result import read_bench
         from gallery_lib.report import bench
 
         return bench.text(read_bench(folder / "bench.json"))
@@ -309,7 +309,7 @@ def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands:
 
     with Progress() as progress:
         with progress.importing():
-            from gallery_lib.measure.roofline.measure import measure
+            from gallery_lib.measure.roofline import measure
             from gallery_lib.report.roofline import text
         config = dataclasses.replace(config, model=operands.task)
         folder, measured = measure(config, asked, progress=progress)

@@ -275,7 +275,7 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Options of `gallery bench`, which measures tasks in several variants (see measure/bench/)."""
+    """Options of `gallery bench`, which measures tasks in several variants (measure/bench.py)."""
 
     variants: str | None = None
     """Variants, with commas between. The eager one always takes part. Default: all."""

@@ -52,8 +52,8 @@ FOR_CPUS = (
     *("vector-masks", SMALL_CONVOLUTIONS, MIXED_PRODUCTS),
 )
 """Graph passes for CPUs, by their names in `config.compiler.without`, with dashes."""
+# All techniques, in the order in which a waterfall adds them.
 TECHNIQUES = ("layout", "allocator", "compiler", *FOR_CPUS, NICE_LOADING, FUSED)
-"""All techniques, in the order in which a waterfall adds them."""
 _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS)
 MODULES = {
     "eager-best": "torch",
@@ -213,8 +213,8 @@ class Peer(Recipe):
         return Prepared(wrapped, batches, optimizer, dtype, done, **more)
 
 
+# Model, loader and optimizer, and how a loss is propagated where the library does it.
 _Made = tuple[Any, Any, Any, dict[str, Any]]
-"""Model, loader and optimizer, and how a loss is propagated where the library does it."""
 
 
 def _eager(plain: Plain, done: dict[str, str]) -> _Made:

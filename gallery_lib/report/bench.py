@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from gallery_lib import stats
 from gallery_lib.console.text import Rows, markdown_table, number, seconds, text_table
-from gallery_lib.measure.bench.result import (
+from gallery_lib.measure.bench_result import (
     BEST,
     EAGER,
     OURS,

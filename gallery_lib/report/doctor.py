@@ -25,10 +25,9 @@ PHASES = {
     "exposed_communication": "  of it communication alone",
     "optimizer": "optimizer",
 }
+# Shares of a step from which on a phase is worth a change.
 _MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10, "page faults": 0.05}
-"""Shares of a step from which on a phase is worth a change."""
-_LITTLE = 0.05
-"""Weight of a finding whose share of the step is not known."""
+_LITTLE = 0.05  # weight of a finding whose share of the step is not known
 
 
 def text(folder: str | None) -> str:
@@ -166,13 +165,13 @@ def technique_rows() -> Rows:
     ]
 
 
+# Techniques that have one form for any GPU.
 _ON_GPU = [
     ["attention", "torch's own"],
     ["dropout, masks, max pooling, products", "as the compiler writes them"],
     ["optimizer", "own kernels, else torch's fused form"],
     ["loading", "as it is: the GPU computes"],
 ]
-"""Techniques that have one form for any GPU."""
 
 
 def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:

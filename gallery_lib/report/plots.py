@@ -1,27 +1,32 @@
-"""Charts of a comparison, of training in a notebook's own kernel, and of scripts in turns."""
+"""Charts of a comparison, of training in a notebook's kernel, of scripts in turns, of images."""
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from gallery_lib.console.text import Rows, number, rate, seconds
 from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.measure.comparison.script_turns import ScriptTurns
 from gallery_lib.measure.step_profile import StepProfile
 from gallery_lib.report.style import COLOURS, LOOKS, Bar, Chart, one_panel, ratio_bars
+from gallery_lib.tasks.task import Pictures
 from gallery_lib.train.results import Results, each_step_seconds
 
-_TABLE_STEPS = 8
-"""Number of evenly spread steps that the table of a loss curve has."""
+_TABLE_STEPS = 8  # number of evenly spread steps that the table of a loss curve has
+# Part of the first pass's loss that the second pass's must be below, for a loss that fell.
 _FELL = 0.99
-"""Part of the first pass's loss that the second pass's must be below, for a loss that fell."""
 _GROUPS_SHOWN = 10
+_LETTERS_PER_INCH = 15  # of captions, in a font of 8.5 points
+_MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # characters that are markup in Markdown
 _BUSY = "The machine was busy, so no speed is drawn: measure again when it is quiet"
 
 
@@ -252,3 +257,37 @@ def script_notes(turns: ScriptTurns) -> list[str]:
     elif waits := turns.load.sentence():
         lines.append(waits)
     return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# Images of a task
+
+
+def images(pictures: Pictures) -> Chart:
+    """Return a grid of captioned pictures; its table has the captions."""
+    captions = (one.replace(",\n", ", ").replace("\n", "; ") for one in pictures.captions)
+    rows = [["image", "shown"]]
+    rows += [[str(i), _MARKUP.sub(r"\\\g<0>", one)] for i, one in enumerate(captions, 1)]
+    return Chart(f"Images: {pictures.description}", rows, lambda: _grid(pictures))
+
+
+def _grid(pictures: Pictures) -> Figure:
+    columns = min(pictures.columns, len(pictures.images))
+    rows = -(-len(pictures.images) // columns)
+    cell = 9.2 / columns
+    captions = [
+        "\n".join(textwrap.fill(line, int(_LETTERS_PER_INCH * cell)) for line in one.splitlines())
+        for one in pictures.captions
+    ]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    height, width = pictures.images[0].shape[:2]
+    grid = Figure(
+        figsize=(cell * columns, (cell * height / width + 0.17 * lines + 0.2) * rows),
+        layout="constrained",
+    )
+    for place, (image, caption) in enumerate(zip(pictures.images, captions, strict=True), 1):
+        axes = grid.add_subplot(rows, columns, place)
+        axes.imshow(image)
+        axes.set_title(caption, fontsize=8.5, loc="left")
+        axes.axis("off")
+    return grid

@@ -6,7 +6,7 @@ import textwrap
 
 from gallery_lib.console.text import Rows, number, text_table
 from gallery_lib.console.text import seconds as seconds_text
-from gallery_lib.measure.roofline.result import (
+from gallery_lib.measure.roofline_result import (
     BETWEEN,
     PRODUCTS,
     Part,

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from gallery_lib.console.text import Rows
 from gallery_lib.stats import Ratio
 
+# Colours of plain PyTorch (also: DDP's own way, exact numbers), of this package, of others.
 PLAIN, OURS, OTHERS = "#8C8C8C", "#0072B2", "#D55E00"
-"""Colours of plain PyTorch (also: DDP's own way, exact numbers), of this package, of others."""
 COLOURS = (PLAIN, OURS, OTHERS)
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": PLAIN, "linestyle": "-", "linewidth": 3.2},
@@ -31,15 +31,15 @@ LOOKS: tuple[dict[str, Any], ...] = (
     {"color": OTHERS, "linestyle": ":", "linewidth": 1.6},
 )
 """Lines of the three. That of plain PyTorch is broad, so it is seen where ours lies upon it."""
+# Colours of one thing of ours in several sizes, from light to dark.
 SHADES = ("#5B9BC8", OURS, "#004B77", "#5E3C99", "#2B1B4A", "#000000")
-"""Colours of one thing of ours in several sizes, from light to dark."""
 DOTS_PER_INCH = 200
 _CSS_PIXELS_PER_INCH = 100
 _LETTERS_PER_INCH = 12
+# End of the axis, in lengths of the longest bar. A whisker that is longer ends in an arrow.
 _LONGEST_WHISKER = 1.5
-"""End of the axis, in lengths of the longest bar. A whisker that is longer ends in an arrow."""
+# Rows in an alternative text: a longer one is tiring to hear, and the table has all of them.
 _ROWS_READ = 12
-"""Rows in an alternative text: a longer one is tiring to hear, and the table has all of them."""
 _MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)")  # a link, and an escaped character
 
 

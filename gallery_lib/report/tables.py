@@ -61,6 +61,7 @@ def _losses(results: Results) -> str:
     return "not finite" if None in (first, last) else f"{number(first)} → {number(last)}"
 
 
+# Lines of the table of a run or a comparison.
 _MEASURED: dict[str, Callable[[Results], str]] = {
     "step time p50": lambda run: _seconds(run.step_seconds["p50"]),
     "step time p75": lambda run: _seconds(run.step_seconds["p75"]),
@@ -77,7 +78,6 @@ _MEASURED: dict[str, Callable[[Results], str]] = {
     "peak memory, device": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
     "loss, first → last": _losses,
 }
-"""Lines of the table of a run or a comparison."""
 
 
 def measured_rows(runs: Mapping[str, Results], chance: Mapping[str, float]) -> Rows:

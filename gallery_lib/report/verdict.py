@@ -18,8 +18,7 @@ from gallery_lib.train.results import Results, hidden_wait
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison, Parity
 
-BASELINE = "PyTorch eager"
-"""Name of the variant `baseline` in texts."""
+BASELINE = "PyTorch eager"  # name of the variant `baseline` in texts
 
 
 def precision(results: Results) -> str:

@@ -106,6 +106,7 @@ def _shown(path: Path, content: Any) -> int:
 NAMES = ("results.json", "comparison.json", "bench.json", "roofline.json", "report.json")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # the logarithm of a ratio of 0
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_with_one_change_is_shown_or_refused_in_a_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -75,7 +75,7 @@ def test_what_torch_sets_by_itself_is_nobodys_choice(monkeypatch):
 
 
 def test_a_comparison_does_not_import_torchs_compiler_which_makes_a_folder():
-    loaded = "import sys, gallery_lib.measure.bench.bench; print('torch._dynamo' in sys.modules)"
+    loaded = "import sys, gallery_lib.measure.bench; print('torch._dynamo' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", loaded]) == b"False\n"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gallery_lib.measure.roofline.counts import Operation, Work
-from gallery_lib.measure.roofline.measure import operations
-from gallery_lib.measure.roofline.result import BETWEEN, Limits, Roofline, groups
+from gallery_lib.measure.operator_counts import Operation, Work
+from gallery_lib.measure.roofline import operations
+from gallery_lib.measure.roofline_result import BETWEEN, Limits, Roofline, groups
 from gallery_lib.measure.step_profile import OPTIMIZER
 from gallery_lib.system.machine_load import MachineLoad
 

@@ -12,11 +12,9 @@ from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
 from gallery_lib.config import BenchConfig, CompareConfig
-from gallery_lib.measure import variants
-from gallery_lib.measure.bench import bench
-from gallery_lib.measure.bench.bench import groups
-from gallery_lib.measure.bench.plan import Plan, bench_plan, waterfall_of
-from gallery_lib.measure.bench.result import (
+from gallery_lib.measure import bench, variants
+from gallery_lib.measure.bench import Plan, bench_plan, groups, waterfall_of
+from gallery_lib.measure.bench_result import (
     BEST,
     TURN_ORDER,
     VARIANTS,
@@ -54,9 +52,9 @@ def test_a_folder_with_results_is_not_written_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bench.json").write_text("{")
-    code = main(["bench", TINY, f"--out={tmp_path}"])
-    check_refused_command(code, capsys.readouterr().err, f"out={tmp_path}", "--resume")
-    code = main(["bench", TINY, f"--out={tmp_path}", "--resume"])
+    words = ["bench", TINY, f"--out={tmp_path}"]
+    check_refused_command(main(words), capsys.readouterr().err, f"out={tmp_path}", "--resume")
+    code = main([*words, "--resume"])
     check_refused_command(code, capsys.readouterr().err, tmp_path / "bench.json", "damaged")
 
 
@@ -86,14 +84,8 @@ def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
 def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "bench",
-        FAILING,
-        *FEW,
-        "--amp_level=O1",
-        "--variants=accelerate-best,fabric-best,ours",
-    ]
-    arguments.append(f"--out={tmp_path}")
+    arguments = ["bench", FAILING, *FEW, "--amp_level=O1", f"--out={tmp_path}"]
+    arguments += ["--variants=accelerate-best,fabric-best,ours"]
     assert main(arguments) == 1
     said = capsys.readouterr().out
     outcome = read_bench(tmp_path / "bench.json").tasks["FAILING_ACCELERATED"]
@@ -119,8 +111,7 @@ def test_in_fp32_other_libraries_train_the_same_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forms = "torch.compile-best,accelerate-best,fabric-best,eager-best,ours"
-    asked = ["--amp_level=O0"]
-    asked += [f"--variants={forms}", f"--out={tmp_path}"]
+    asked = ["--amp_level=O0", f"--variants={forms}", f"--out={tmp_path}"]
     assert main(["bench", TINY, *FEW, *asked]) == 0
     found = read_bench(tmp_path / "bench.json")
     assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
@@ -147,9 +138,8 @@ def test_where_the_baseline_is_the_odd_one_out_ours_is_held_against_float64(
     words = [*FEW, "--amp_level=O1", "--variants=eager-fp32,ours", f"--out={tmp_path}"]
     assert main(["bench", WRONG_BASELINE, *words]) == 0
     outcome = read_bench(tmp_path / "bench.json").tasks["WRONG_EAGER_O1"]
-    assert not outcome.rows["eager-fp32"].comparable
-    assert outcome.ratio("eager-O1", "eager-fp32") is None
-    ours = outcome.rows["ours"]
+    ours, fp32 = outcome.rows["ours"], outcome.rows["eager-fp32"]
+    assert not fp32.comparable and outcome.ratio("eager-O1", "eager-fp32") is None
     assert ours.comparable and ours.parity is not None and outcome.ratio("eager-O1", "ours")
     scale = next(check for check in ours.parity.checks if check.name == "gradient scale")
     assert "held against float64" in scale.where
@@ -186,14 +176,12 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
     assert bench_plan(TINY, BenchConfig()).baseline == baseline
     train = bench_plan(TINY, BenchConfig()).config
     assert waterfall_of(train, CompareConfig(), {}).baseline == baseline
+    # The baseline is always in.
+    plan = bench_plan(TINY, BenchConfig(variants="torch.compile-best", amp_level="O1"))
+    assert plan.order == ["eager-O1", "torch.compile-best"]
     # A user who asks for emulated bfloat16 gets it.
     asked = BenchConfig(variants="eager-O1,eager-fp32,ours")
     assert set(bench_plan(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
-
-
-def test_the_baseline_is_always_in() -> None:
-    plan = bench_plan(TINY, BenchConfig(variants="torch.compile-best", amp_level="O1"))
-    assert plan.order == ["eager-O1", "torch.compile-best"]
 
 
 def test_what_is_compared_takes_turns_together() -> None:
@@ -223,8 +211,7 @@ def test_a_library_that_is_missing_is_named_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(variants.MODULES, "fabric-best", "no_such_library")
-    plan = bench_plan(TINY, BenchConfig())
-    name = "fabric-best"
+    plan, name = bench_plan(TINY, BenchConfig()), "fabric-best"
     assert plan.absent[name] == "not installed: no-such-library (`prepare.sh --test` installs it)"
     assert name not in plan.variants and name in plan.order
 
@@ -256,8 +243,10 @@ def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over(
         ratios = [(name, "ours", r, r * 0.9, r * 1.1) for name, r in leads.items()]
         return best_of_others(Outcome("d", "2026-01-01", 1.0, None, {}, rows, ratios))
 
-    leads = {"torch.compile-best": 1.2, "accelerate-best": 1.15, "eager-O1": 1.1}
-    assert best(leads) == "accelerate-best"
-    assert best({"torch.compile-best": 1.2, "eager-best": 0.9}) == "eager-best"
-    # What lacks parity or did not run has no ratio.
-    assert best({"fabric-best": 1.5}) == "fabric-best" and best({"eager-O1": 1.5}) is None
+    for leads, expected in (
+        ({"torch.compile-best": 1.2, "accelerate-best": 1.15, "eager-O1": 1.1}, "accelerate-best"),
+        ({"torch.compile-best": 1.2, "eager-best": 0.9}, "eager-best"),
+        ({"fabric-best": 1.5}, "fabric-best"),
+        ({"eager-O1": 1.5}, None),  # what lacks parity or did not run has no ratio
+    ):
+        assert best(leads) == expected

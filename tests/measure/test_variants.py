@@ -61,16 +61,10 @@ def prepared(
     """Return a small convolutional model that the recipe of these words made ready."""
     model = model or nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3, 8, 8), batch_size=2, num_workers=1)  # type: ignore[arg-type]
-    build = functools.partial(OptimizerSpec(optimizer, lr=0.1).build, list(model.parameters()))
-    build_optimizer = functools.partial(build, lr=None, weight_decay=None)
-    return variants.recipe(words).prepare(
-        Plain(model, loader, build_optimizer, TrainConfig(), None)
+    build = functools.partial(
+        OptimizerSpec(optimizer, lr=0.1).build, list(model.parameters()), lr=None, weight_decay=None
     )
-
-
-def torchs(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer itself, without the wrapper of a library."""
-    return getattr(optimizer, "optimizer", optimizer)
+    return variants.recipe(words).prepare(Plain(model, loader, build, TrainConfig(), None))
 
 
 def first_weight(made: Prepared) -> torch.Tensor:
@@ -82,9 +76,9 @@ def test_a_peer_has_torchs_fused_optimizer_and_channels_last_and_nothing_of_this
     peer: str, modes: list[str]
 ) -> None:
     made = prepared([peer])
-    assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree)
+    optimizer = getattr(made.optimizer, "optimizer", made.optimizer)  # without a library's wrapper
+    assert not isinstance(optimizer, fused_cpu.OnePass | SyncFree) and optimizer.defaults["fused"]
     assert made.loader.niceness == 0 and not made.kernels
-    assert torchs(made.optimizer).defaults["fused"] is True
     assert first_weight(made).is_contiguous(memory_format=torch.channels_last)
     assert made.loader.memory_format is torch.channels_last
     assert made.techniques["optimizer"] == "AdamW, torch's fused form"
@@ -102,9 +96,8 @@ def test_where_torch_has_no_fused_form_a_peer_has_the_optimizer_as_it_comes() ->
 def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
     None
 ):
-    best = ["eager-best"]
-    assert "layout" not in prepared(best, model=nn.Linear(8, 2)).techniques
-    made = prepared(best, model=Viewing())
+    assert "layout" not in prepared(["eager-best"], model=nn.Linear(8, 2)).techniques
+    made = prepared(["eager-best"], model=Viewing())
     assert made.techniques["layout"].startswith("contiguous: ")
     made.model(torch.zeros(2, 3, 8, 8))
 

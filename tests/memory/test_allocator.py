@@ -36,11 +36,7 @@ def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used():
     def faults(ahead: int) -> int:
         environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
         command = [sys.executable, "-c", FIRST_USE, str(ahead)]
-        return int(
-            subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=True
-            ).stdout
-        )
+        return int(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
 
     assert faults(160 * 2**20) < 300 < 30_000 < faults(0)
 
@@ -68,14 +64,9 @@ def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(name, argum
     expected = optim.first_step_bytes(optimizer)
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    states = [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.dim()
-    ]
-    assert model.weight.grad is not None
-    assert expected == sum(tensor.numel() * 4 for tensor in [model.weight.grad, *states])
+    states = [model.weight.grad, *optimizer.state[model.weight].values()]
+    tensors = [state for state in states if torch.is_tensor(state) and state.dim()]
+    assert expected == sum(tensor.numel() * 4 for tensor in tensors)
 
 
 KEPT = """

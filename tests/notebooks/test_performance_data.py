@@ -9,7 +9,7 @@ from executed_notebook import execute
 from refusal import refused
 
 from gallery_lib.notebooks.cells import performance_data
-from gallery_lib.report import replay
+from gallery_lib.report import communication
 
 HEADER = "model,hosts,ranks,batch_size,timeline,ddp_step_seconds,chosen,chosen_step_seconds,"
 HEADER += "acc_ratio,acc_ratio_low,acc_ratio_high,ddp_acc,rate\n"
@@ -53,18 +53,18 @@ def test_rates_gains_and_scaling_of_every_line_are_shown(
 ) -> None:
     cells = performance_data.read(table(tmp_path))
     assert "Made up, for a test." in capsys.readouterr().out
-    rows = replay.cell_rows(cells)
+    rows = communication.cell_rows(cells)
     assert rows[2][:4] == ["resnet50", "2", "2,000 samples/s", "2,500 samples/s"]
     assert rows[2][5:] == ["faster", "0.62", "views"]
-    assert replay.model_rows(cells)[1:] == [
+    assert communication.model_rows(cells)[1:] == [
         ["resnet50", "2 hosts 1.25×", "yes", "2 hosts 1.25×"],
         ["vgg16", "2 hosts 0.40×", "no", "nowhere"],
     ]
-    title = replay.scatter(cells).title.splitlines()
-    assert title == ["The tuner gains up to 1.25× (ResNet-50, 2 hosts)", replay.REPLAY]
-    unsure = replay.scatter([cell for cell in cells if cell.model == "vgg16"])
+    title = communication.scatter(cells).title.splitlines()
+    assert title == ["The tuner gains up to 1.25× (ResNet-50, 2 hosts)", communication.REPLAY]
+    unsure = communication.scatter([cell for cell in cells if cell.model == "vgg16"])
     assert unsure.title.startswith("The tuner gains nothing that is certain")
-    axes = replay.scatter(cells).draw().axes[0]
+    axes = communication.scatter(cells).draw().axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1 host", "2 hosts"]
 
 

@@ -15,9 +15,9 @@ from refusal import refused
 
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure.bench import bench as task_bench
-from gallery_lib.measure.bench.plan import Plan
-from gallery_lib.measure.bench.result import Outcome, Row
+from gallery_lib.measure import bench as task_bench
+from gallery_lib.measure.bench import Plan
+from gallery_lib.measure.bench_result import Outcome, Row
 from gallery_lib.measure.variants import TECHNIQUES
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS

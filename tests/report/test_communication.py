@@ -35,8 +35,7 @@ def measured(effects: Effects, **ratios: Ratio) -> Effects:
 def test_what_comes_from_a_lab_says_emulated_link_in_title_and_table(effects: Effects) -> None:
     chart = step_times(effects)
     assert "emulated link" in chart.draw().axes[0].get_title()
-    assert chart.rows[0][0] == "technique (emulated link)"
-    assert parity_rows(effects)[0][0] == "technique (emulated link)"
+    assert chart.rows[0][0] == parity_rows(effects)[0][0] == "technique (emulated link)"
 
 
 def test_step_times_have_ratio_and_verdict_and_their_names_at_the_bars(effects: Effects) -> None:

@@ -22,8 +22,7 @@ from gallery_lib.system.machine_load import MachineLoad
 
 def test_the_alternative_text_is_the_title_and_the_first_rows_without_markup() -> None:
     rows = [["", "step", "note"], ["[BERT](hf_Bert.ipynb)", "410 ms", ""], ["a\\_b", "1 s", "x"]]
-    chart = Chart("Two models\nemulated link", rows, Figure)
-    assert chart.alternative_text == (
+    assert Chart("Two models\nemulated link", rows, Figure).alternative_text == (
         "Two models; emulated link. Columns: step, note. BERT: 410 ms; a_b: 1 s, x."
     )
     rows = [["step", "loss"], *([str(n), f"{n}.0"] for n in range(1, 21))]
@@ -116,21 +115,21 @@ def test_profiles_have_the_largest_groups_first() -> None:
 # --------------------------------------------------------------------------------------------------
 # Scripts that took turns
 
-QUIET = MachineLoad(0.0)
-BUSY = MachineLoad(0.0, 0.5)
+QUIET, BUSY = MachineLoad(0.0), MachineLoad(0.0, 0.5)
 
 
 def turns_of(
     rates: dict[str, float], losses: dict[str, float] | None = None, load: MachineLoad = QUIET
 ) -> ScriptTurns:
     """Return turns of scripts with these throughputs; all but `several` have native's batches."""
-    path = Path("script.py")
-    starts_like = {name: None if name == "several" else "native" for name in rates}
     scripts = {
-        name: Script(path, [], f"conditions of {name}", None, starts_like[name], 0.01)
+        name: Script(
+            *(Path("script.py"), [], f"conditions of {name}", None),
+            starts_like=None if name in ("native", "several") else "native",
+            tolerance=0.01,
+        )
         for name in rates
     }
-    scripts["native"] = Script(path, [], "PyTorch eager in fp32")
     rounds = {name: [[rate, rate * 1.01]] * 6 for name, rate in rates.items()}
     return ScriptTurns(scripts, {**dict.fromkeys(rates, 4.6), **(losses or {})}, rounds, load)
 
@@ -156,7 +155,7 @@ def test_the_table_of_turns_has_ratio_first_loss_and_conditions_of_each_script()
     turns = turns_of({"native": 10, "accelerated": 20, "several": 40}, {"accelerated": 4.61})
     header, native, accelerated, several = plots.script_turns(turns).rows
     assert header[2] == "times as fast as native"
-    assert native == ["native", "10.1 samples/s", "1", "4.6000", "", "PyTorch eager in fp32"]
+    assert native == ["native", "10.1 samples/s", "1", "4.6000", "", "conditions of native"]
     assert accelerated[2].startswith("2.00× (1.") and accelerated[3] == "4.6100"
     assert accelerated[4] == "first loss 0.22% from native's; at most 1.0%"
     assert several[4].startswith("not checked") and several[5] == "conditions of several"
@@ -166,11 +165,8 @@ def test_the_table_of_turns_has_ratio_first_loss_and_conditions_of_each_script()
 def test_without_parity_there_is_a_reason_and_no_ratio_anywhere() -> None:
     shown = plots.script_turns(turns_of({"native": 10, "accelerated": 20}, {"accelerated": 4.9}))
     words = shown.alternative_text
-    assert (
-        "no ratio" in words
-        and "NO: first loss 6.52% from native's" in words
-        and "2.00" not in words
-    )
+    assert "no ratio" in words and "NO: first loss 6.52% from native's" in words
+    assert "2.00" not in words
     assert shown.title == "No script is certainly faster than native"
     assert [t.get_text() for t in shown.draw().axes[0].texts] == ["not comparable"]
 

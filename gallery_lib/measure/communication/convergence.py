@@ -39,10 +39,10 @@ FORMATS = {
     "int8": Comm(wire="int8"),
 }
 _LEAST_NOISE = 0.005
+# Number of the 1797 images that only measure the accuracy; the same images with every seed.
 HELD_OUT = 597
-"""Number of the 1797 images that only measure the accuracy; the same images with every seed."""
+# Sizes and learning rate of the training; images in a batch are those of one process.
 HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
-"""Sizes and learning rate of the training; images in a batch are those of one process."""
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,11 @@ from gallery_lib.measure.communication.launch import end_after
 from gallery_lib.system.files import write_json
 
 PLAIN = "DDP"
+# Name of the steps that would be left if the network took no time: every rank trains alone.
 ALONE = "no communication"
-"""Name of the steps that would be left if the network took no time: every rank trains alone."""
+# Largest error of a gradient over the gradient (L2), by wire format. It comes from rounding in
+# fp32, or in the format, when the gradient is sent and when sums are sent on.
 LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
-"""Largest error of a gradient over the gradient (L2), by wire format.
-
-It comes from rounding in fp32, or in the format, when the gradient is sent and when sums are sent
-on.
-"""
 LAYERS, BATCH_SIZE = 4, 64
 
 

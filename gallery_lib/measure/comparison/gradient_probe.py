@@ -19,13 +19,10 @@ from torch import Tensor, nn
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.train.session import Session
 
+# Number of first batches that are probed, and that are shown to be the same. Half precision needs
+# as many to average its noise out. In fp32 a batch tells flips from faults.
 PROBE_BATCHES = 4
-"""Number of first batches that are probed, and that are shown to be the same.
-
-Half precision needs as many to average its noise out. In fp32 a batch tells flips from faults.
-"""
-SAMPLE = 512
-"""Gradient elements kept per parameter and batch."""
+SAMPLE = 512  # gradient elements kept per parameter and batch
 _PIECE = 2**22
 
 

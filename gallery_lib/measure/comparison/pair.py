@@ -15,8 +15,7 @@ from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.train.results import Results
 
-_LARGER = 4
-"""How many times as large a batch to take where one is too small to judge."""
+_LARGER = 4  # how many times as large a batch to take where one is too small to judge
 
 
 def ratio(slower: Measurement, faster: Measurement) -> stats.Ratio:
@@ -91,10 +90,10 @@ def parity(
 # both; benchmarks/notes/process-spread.md has the figures.
 
 
+# Relative standard deviation of the step time over processes with hardly any page faults.
 KEEPS_MEMORY = stats.LEAST_SPREAD
-"""Relative standard deviation of the step time over processes with hardly any page faults."""
+# Relative standard deviation of the step time over processes that give memory back.
 GIVES_MEMORY_BACK = 0.05
-"""Relative standard deviation of the step time over processes that give memory back."""
 _FAULT_SECONDS = 2.5e-6  # 1.3 µs in a small network, 5 µs in ResNet-50: it also cools the caches
 _NOTICEABLE_PART = 0.01  # of a step: above it, page faults matter
 
@@ -143,24 +142,17 @@ def process_spread(baseline: Results, candidate: Results) -> float:
 # the candidate's, whose rounding is the larger one.
 
 
-Curve = Sequence[float | None]
-"""Losses of all steps; None is no finite number."""
+Curve = Sequence[float | None]  # losses of all steps; None is no finite number
 
+# Distance that needs no explanation, relative to the loss, by amp level of the candidate.
 TOLERANCE = {"O0": 1e-3, "O1": 5e-3}
-"""Distance that needs no explanation, relative to the loss, by amp level of the candidate."""
-_WINDOW = 8
-"""Steps of a mean."""
-_WINDOW_TOLERANCE = 0.5
-"""Tolerance for a mean, over that for a step."""
+_WINDOW = 8  # steps of a mean
+_WINDOW_TOLERANCE = 0.5  # tolerance for a mean, over that for a step
+# Part of the largest loss that distances are relative to at least. A loss that training has made
+# tiny may be any multiple of another.
 _LEAST_LOSS = 0.01
-"""Part of the largest loss that distances are relative to at least.
-
-A loss that training has made tiny may be any multiple of another.
-"""
-_MORE_RUNS = 3
-"""Further runs of the plain variant before a candidate is called another training."""
-_STEPS_AHEAD = 2
-"""Steps by which the second run may part later than the candidate does."""
+_MORE_RUNS = 3  # further runs of the plain variant before a candidate is called another training
+_STEPS_AHEAD = 2  # steps by which the second run may part later than the candidate does
 
 
 def _differences(one: Curve, other: Curve) -> list[float]:

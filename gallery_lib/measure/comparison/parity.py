@@ -35,13 +35,11 @@ from typing import Any, NamedTuple
 from gallery_lib.measure.comparison.gradient_probe import differences_of_start, relative_error
 from gallery_lib.measure.comparison.result import FINITE_LOSSES, SAME_START, Check, Parity
 
-Probe = dict[str, Any]
-"""Result of `gradient_probe.run_probe`."""
-Losses = Sequence[float | None]
-"""Losses of the first steps; None is no finite number."""
+Probe = dict[str, Any]  # result of `gradient_probe.run_probe`
+Losses = Sequence[float | None]  # losses of the first steps; None is no finite number
 
+# How many times as large as the baseline's error a candidate's may be, beside the tolerance.
 ERROR_FACTOR = 3.0
-"""How many times as large as the baseline's error a candidate's may be, beside the tolerance."""
 LOSS_TOLERANCE = {"O0": 2e-3, "O1": 3e-2}
 # How far the baseline itself may be from float64, relative to it.
 BASELINE_FIRST_LOSS = {"O0": 0.01, "O1": 0.05}
@@ -226,8 +224,8 @@ GRADIENT_TOLERANCE = {"O0": 3e-2, "O1": 0.1}
 # Where the baseline is fp32 and the candidate is not, its error says nothing about rounding.
 ACROSS_PRECISIONS_GRADIENT_TOLERANCE = 0.5
 SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
+# A gradient counts as zero below this fraction of the whole model's root mean square.
 NEGLIGIBLE = 1e-5
-"""A gradient counts as zero below this fraction of the whole model's root mean square."""
 _AT_ROUNDING = 1e-3  # error on a batch of a right gradient; in fp32 most have a hundredth of it
 _RIGHT_ON_EACH_BATCH = 0.25  # part of the parameters that must be at rounding despite flips
 

@@ -15,12 +15,12 @@ from gallery_lib.train.results import Results, check_folder
 
 SCHEMA = 1
 FILE = "comparison.json"
+# Names of checks. The last one looks at all steps (pair.py).
 FINITE_LOSSES, SAME_START, LATER_LOSSES = "finite losses", "same start", "all losses"
-"""Names of checks. The last one looks at all steps (pair.py)."""
+# Verdicts where there is no speed-up.
 NOT_COMPARABLE = "not comparable"
 NOT_ANY_MORE = "same at first, then not"
 TOO_SMALL = "too small to judge"
-"""Verdicts where there is no speed-up."""
 
 
 @dataclass(frozen=True)

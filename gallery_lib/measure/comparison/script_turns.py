@@ -53,8 +53,7 @@ from gallery_lib.system.processes import (
 )
 
 WARM_UP_LINES = 2
-PATIENCE_SECONDS = 600.0
-"""Longest wait for a line of the log; the first line contains compilation."""
+PATIENCE_SECONDS = 600.0  # longest wait for a line of the log; the first line contains compilation
 _NO_LOSS = 1e-6  # a loss below this is nothing but rounding
 _CHECK_SECONDS = 0.2
 _LAST_LINES = 20

@@ -46,11 +46,11 @@ _IRRELEVANT = (
     *("log_interval", "terminate_on_nan", "rank_timeout"),
     *("checkpoint_every", "keep", "resume"),
 )
+# Code that a reference depends on, as rooms and modules of the package.
 _TRAINS_EAGER = (
     *("models", "tasks", "data", "optim", "train", "acceleration", "comm"),
     *("measure/comparison/worker", "measure/comparison/gradient_probe"),
 )
-"""Code that a reference depends on, as rooms and modules of the package."""
 _EVERYTHING = (".",)
 _LOOK_SECONDS = 0.2
 

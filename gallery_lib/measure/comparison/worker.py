@@ -45,12 +45,11 @@ from gallery_lib.train.session import Observer, Session
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
-WORKER = __name__
-"""The module whose `main` launched processes run."""
+WORKER = __name__  # the module whose `main` launched processes run
+# Names of the roles that take no turns, as progress shows them.
 REFERENCE, SECOND = "reference in float64", "second run"
-"""Names of the roles that take no turns, as progress shows them."""
+# Relative size by which a second run moves weights: about the rounding of a sum of products.
 _ROUNDING = {"O0": 2**-21, "O1": 2**-10}
-"""Relative size by which a second run moves weights: about the rounding of a sum of products."""
 # Interval of the caller's check, which would take time from the cores that are being measured.
 _CHECK_SECONDS = 0.5
 _ENDING_SECONDS = 0.05

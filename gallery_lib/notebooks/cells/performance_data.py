@@ -12,7 +12,7 @@ from gallery_lib.notebooks.cells.task_settings import checked
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:
-    from gallery_lib.report.replay import Cell
+    from gallery_lib.report.communication import Cell
 
 
 def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
@@ -32,7 +32,7 @@ def read(settings: PerformanceDataConfig) -> list[Cell]:
     Raises:
         InputError: for a file that is no such table.
     """
-    from gallery_lib.report.replay import read_cells
+    from gallery_lib.report.communication import read_cells
 
     here = Path(settings.table).expanduser()
     path = here if here.exists() else (paths.checkout() or Path.cwd()) / here
@@ -48,13 +48,13 @@ def read(settings: PerformanceDataConfig) -> list[Cell]:
 
 def show_scatter(cells: list[Cell]) -> None:
     """Show all models: the gain over plain DDP against how well DDP scales."""
-    from gallery_lib.report import replay
+    from gallery_lib.report import communication
 
-    display_chart(replay.scatter(cells))
+    display_chart(communication.scatter(cells))
 
 
 def show_advice(cells: list[Cell]) -> None:
     """Show for which models more hosts pay with plain DDP, and where the tuner gains."""
-    from gallery_lib.report import replay
+    from gallery_lib.report import communication
 
-    display_table(replay.model_rows(cells))
+    display_table(communication.model_rows(cells))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from gallery_lib.measure.bench.result import Bench
+    from gallery_lib.measure.bench_result import Bench
     from gallery_lib.measure.comparison.result import Comparison
     from gallery_lib.measure.step_profile import StepProfile
 
@@ -128,7 +128,7 @@ def make_data(settings: Settings) -> None:
 def show_data(settings: Settings) -> None:
     """Show how much data there is, and some training images as the model sees them."""
     from gallery_lib import tasks
-    from gallery_lib.report import examples
+    from gallery_lib.report import plots
 
     splits: Any = tasks.data_of(settings.train)
     notices = "".join(f"\n- {line}" for line in splits.notices())
@@ -137,7 +137,7 @@ def show_data(settings: Settings) -> None:
         + (f"\n{notices}" if notices else "")
     )
     if settings.task.data_examples is not None:
-        display_chart(examples.chart(settings.task.data_examples(splits)))
+        display_chart(plots.images(settings.task.data_examples(splits)))
 
 
 def loader(settings: Settings) -> DataLoader[Any]:
@@ -387,9 +387,9 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         RunFailed: when nothing could be measured.
     """
     from gallery_lib import memory
-    from gallery_lib.measure.bench import bench
-    from gallery_lib.measure.bench.plan import waterfall_of
-    from gallery_lib.measure.bench.result import Bench, read_bench, write_bench
+    from gallery_lib.measure import bench
+    from gallery_lib.measure.bench import waterfall_of
+    from gallery_lib.measure.bench_result import Bench, read_bench, write_bench
     from gallery_lib.measure.variants import TECHNIQUES
 
     if not settings.waterfall:

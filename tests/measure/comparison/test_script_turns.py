@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,12 +19,7 @@ from refusal import refused
 
 from gallery_lib.errors import Interrupted, RunFailed
 from gallery_lib.measure.comparison import script_turns
-from gallery_lib.measure.comparison.script_turns import (
-    LoggedLine,
-    Script,
-    ScriptTurns,
-    logged,
-)
+from gallery_lib.measure.comparison.script_turns import Script, ScriptTurns
 
 FAKE = """
 import os, sys, time
@@ -103,14 +97,6 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def test_a_line_of_the_log_is_read_and_another_is_none() -> None:
-    line = "Epoch: 1, Step: 20, Loss: 4.6052, Throughputs: 12.5000 samples/s"
-    assert logged(line) == LoggedLine(1, 20, 4.6052, 12.5)
-    diverged = logged(line.replace("4.6052", "nan"))
-    assert diverged is not None and diverged.loss != diverged.loss
-    assert logged("compiling ResNet") is None
-
-
 def test_the_ratio_is_that_of_what_the_scripts_log(compare, script) -> None:
     turns = compare(script("slow", 0.09), script("fast", 0.03, starts_like="slow"), rounds=4)
     ratio = turns.ratio("fast")
@@ -133,9 +119,6 @@ def test_a_script_with_another_first_loss_gets_a_reason_instead_of_a_ratio(compa
     assert turns.ratio("b") is None
     assert turns.parity("b") == (False, "NO: first loss 2.17% from a's; at most 1.0%")
     assert turns.ratio("c") is not None and turns.parity("c")[1].startswith("not checked")
-
-
-def test_a_loss_that_is_not_finite_gets_no_ratio(compare, script) -> None:
     turns = compare(script("a", loss="nan"), script("b"))
     assert turns.ratio("b") is None and "not finite (4.6; a: nan)" in turns.parity("b")[1]
 
@@ -194,20 +177,12 @@ def test_paused_scripts_end_with_a_killed_kernel(script, tmp_path: Path, checkou
     for name in "ab":
         script(name, child=True)
     source = OWNER.format(folder=tmp_path, log=tmp_path / "log.txt")
-    owner = subprocess.Popen(
-        [sys.executable, "-c", source],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(checkout), "TMPDIR": str(tmp_path)},
-    )
-    assert owner.stdout is not None
-    with owner.stdout:
-        for line in owner.stdout:
-            if line.startswith("round 2 "):
-                break
+    words = [sys.executable, "-c", source]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        next(line for line in owner.stdout or () if line.startswith("round 2 "))
         assert len(processes_of(tmp_path)) >= 4
-        owner.send_signal(signal.SIGKILL)
-        owner.wait()
+        owner.kill()
     deadline = time.monotonic() + 20
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -25,10 +25,10 @@ from gallery_lib.config import LaunchConfig, RooflineConfig, TrainConfig, option
 from gallery_lib.console.progress import ROOFLINE, Progress, progress_display
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher import preflight, worker
+from gallery_lib.measure import operator_counts as counts
 from gallery_lib.measure.comparison.untimed import run_part
-from gallery_lib.measure.roofline import counts
-from gallery_lib.measure.roofline.counts import PREFIX, Counts, Kernels, Operation, Work
-from gallery_lib.measure.roofline.result import (
+from gallery_lib.measure.operator_counts import PREFIX, Counts, Kernels, Operation, Work
+from gallery_lib.measure.roofline_result import (
     BETWEEN,
     COPIES,
     FILE,

@@ -18,18 +18,15 @@ from gallery_lib.train.results import hidden_wait
 
 SCHEMA = 1
 AmpLevel = Literal["O0", "O1"]
+# The baseline, by the precision of a bench.
 EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
-"""The baseline, by the precision of a bench."""
 OURS = "ours"
+# The peers, and eager PyTorch, as somebody who tunes by hand uses them (variants.py).
 BEST = ("torch.compile-best", "accelerate-best", "fabric-best", "eager-best")
-"""The peers, and eager PyTorch, as somebody who tunes by hand uses them (variants.py)."""
-VARIANTS = (*EAGER.values(), *BEST, OURS)
-"""All variants, in the order of tables."""
+VARIANTS = (*EAGER.values(), *BEST, OURS)  # all variants, in the order of tables
+# All variants, in the order in which they get a place beside the baseline. What a headline
+# compares is alive at the same time if memory allows.
 TURN_ORDER = (OURS, *BEST, *EAGER.values())
-"""All variants, in the order in which they get a place beside the baseline.
-
-What a headline compares is alive at the same time if memory allows.
-"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,8 @@ class Outcome:
     def __post_init__(self) -> None:
         if not self.rows:
             raise ValueError("rows must have an entry")
+        for _, _, ratio, low, high in self.ratios:
+            Ratio(ratio, low, high)  # refuses what is none
 
     @property
     def baseline(self) -> str:

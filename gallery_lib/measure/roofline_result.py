@@ -14,8 +14,8 @@ from gallery_lib.system.machine_load import MachineLoad
 SCHEMA = 1
 FILE = "roofline.json"
 PRODUCTS, COPIES = "products", "copies"
+# Group of the time that no operator has: Python, dispatch, autograd's engine.
 BETWEEN = "between operators"
-"""Group of the time that no operator has: Python, dispatch, autograd's engine."""
 
 
 @dataclass(frozen=True)

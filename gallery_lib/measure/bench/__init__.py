@@ -1,1 +1,0 @@
-"""`gallery bench`: measurement of tasks in several variants."""
