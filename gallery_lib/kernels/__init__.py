@@ -17,7 +17,8 @@ The operator is one call of `runtime.operators.register`:
         kernel=_gradient_kernel,  # allocates the results and enqueues the launches
         device=kernel_device,  # None for dtypes that no kernel is compiled for
         fake=_new_gradient,  # results without values, for torch.compile
-        cpp=Cpp(takes_cpp, _gradient_cpp),  # on the CPU, for what it takes
+        cpp=_gradient_cpp,  # on the CPU
+        takes_cpp=takes_cpp,  # where this is True
     )
 
 Since launches are plain data, the tests run the very same functions and sources on the CPU

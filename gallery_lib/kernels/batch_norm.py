@@ -12,7 +12,6 @@ compute in fp32, or in fp64 for an fp64 input; values of channels are [C] in tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,13 +29,12 @@ from gallery_lib.kernels.runtime.launch import (
     filled,
     structure,
 )
-from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
+from gallery_lib.kernels.runtime.operators import Autograd, kernel_device, register
 
 OVER = (0, 2, 3)
 TILE, LANES = 8, THREADS // 8
-BLOCKS, SLABS = 1024, 512
-"""BLOCKS: blocks that fill a large device once. SLABS: the most slabs, since the results of all
-slabs have to be merged."""
+BLOCKS = 1024  # they fill a large device once
+SLABS = 512  # at most, since the results of all slabs have to be merged
 _CPP = cpp.Functions(
     "batch_norm.cpp", "-fopenmp", **each(LONG, "given threads"), **each(DOUBLE, "number epsilon")
 )
@@ -66,11 +64,10 @@ def batch_norm_relu(
         momentum: the batch's share of the running statistics.
         eps: added to the variance.
     """
-    operators = torch.ops.gallery
-    statistics = operators.batch_norm_statistics_(
+    statistics = torch.ops.gallery.batch_norm_statistics_(
         x.detach(), running_mean, running_var, momentum, eps
     )
-    return operators.batch_norm_relu(x, *statistics, weight, bias)
+    return torch.ops.gallery.batch_norm_relu(x, *statistics, weight, bias)
 
 
 def call_cpp(
@@ -84,8 +81,8 @@ def call_cpp(
     row = [tensor for tensor in tensors if tensor is not None]
     names = [n for n, t in zip(_COLUMNS, tensors, strict=False) if t is not None]
     given = sum(1 << place for place, tensor in enumerate(tensors) if tensor is not None)
-    values = (given, torch.get_num_threads(), number, epsilon)
-    _CPP.call(f"batch_norm_{function}", names, row, *values)
+    threads = torch.get_num_threads()
+    _CPP.call(f"batch_norm_{function}", names, [row], given, threads, number, epsilon)
 
 
 def _suits_cpp(x: Tensor, *values: Tensor | None) -> bool:
@@ -138,22 +135,11 @@ _Shape = structure(**each(LONG, "rows rows_per_slab"), **each(INT, "channels til
 _Channels = structure(**each(POINTER, "mean inverse_deviation weight bias"))
 
 
-@dataclass(frozen=True)
-class Slabs:
-    """Division of a batch into slabs of rows, and of slabs into tiles of channels.
+def slabs_of(x: Tensor, *others: Tensor) -> tuple[Any, int, int]:
+    """Return how x [N, C, H, W] in channels_last is divided: (structure, slabs, blocks).
 
-    It depends only on the batch's shape, and so does every bit of a result. `shape` is the
-    structure for a kernel; results of slabs are [count, C] in fp32.
-    """
-
-    shape: Any
-    count: int
-    blocks: int
-
-
-def slabs_of(x: Tensor, *others: Tensor) -> Slabs:
-    """Return how x [N, C, H, W] in channels_last is divided into slabs.
-
+    A slab is some of the rows, and a block works on a tile of a slab's channels. It depends only on
+    the batch's shape, and so does every bit of a result. Results of slabs are [slabs, C] in fp32.
     `others` are the tensors that are read and written beside x.
     """
     rows, channels, width = _rows_of(x), x.shape[1], 16 // x.element_size()
@@ -164,7 +150,7 @@ def slabs_of(x: Tensor, *others: Tensor) -> Slabs:
     rows_per_slab = -(-wanted // LANES) * LANES
     count = -(-rows // rows_per_slab)
     shape = _Shape(rows, rows_per_slab, channels, tiles, in_vectors)
-    return Slabs(shape, count, count * tiles)
+    return shape, count, count * tiles
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,9 +191,9 @@ def _statistics_reference(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
 def _statistics_kernel(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
     running_mean, running_var, momentum, eps = running
     x = _in_channels_last(x)
-    slabs = slabs_of(x)
-    parts, shape, results = _new_pair(x, slabs.count), slabs.shape, _new_pair(x)
-    enqueue("batch_norm.cu", "batch_norm_moments", x, slabs.blocks, _Moments, shape, x, *parts)
+    shape, slabs, of_slabs = slabs_of(x)
+    parts, results = _new_pair(x, slabs), _new_pair(x)
+    enqueue("batch_norm.cu", "batch_norm_moments", x, of_slabs, _Moments, shape, x, *parts)
     merged = (*parts, shape.rows, shape.rows_per_slab, *parts[0].shape, *results)
     rest = (running_mean, running_var, momentum, eps)
     blocks = -(-x.shape[1] // TILE)
@@ -233,7 +219,8 @@ register(
     kernel=_statistics_kernel,
     device=kernel_device,
     fake=lambda x, *_: _new_pair(x),
-    cpp=Cpp(lambda x, *running: _suits_cpp(x, *running[:2]), _statistics_cpp),
+    cpp=_statistics_cpp,
+    takes_cpp=lambda x, *running: _suits_cpp(x, *running[:2]),
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -255,9 +242,9 @@ def _relu_kernel(x: Tensor, *channels: Tensor | None) -> Tensor:
     # These names keep the copies alive until the launch.
     x, c = _in_channels_last(x), _without_gaps(*channels)
     result = _new_like(x)
-    slabs = slabs_of(x, result)
-    values = (slabs.shape, x, filled(_Channels, *c), result)
-    enqueue("batch_norm.cu", "batch_norm_relu", x, slabs.blocks, _Relu, *values)
+    shape, _, blocks = slabs_of(x, result)
+    values = (shape, x, filled(_Channels, *c), result)
+    enqueue("batch_norm.cu", "batch_norm_relu", x, blocks, _Relu, *values)
     return result
 
 
@@ -282,7 +269,8 @@ register(
     kernel=_relu_kernel,
     device=kernel_device,
     fake=lambda x, *_: _new_like(x),
-    cpp=Cpp(_suits_cpp, _relu_cpp),
+    cpp=_relu_cpp,
+    takes_cpp=_suits_cpp,
     autograd=Autograd(lambda ctx, inputs, output: ctx.save_for_backward(*inputs), _backward),
 )
 
@@ -325,15 +313,14 @@ def _gradient_reference(
 def _gradient_kernel(gradient: Tensor, x: Tensor, *channels: Any) -> tuple[Tensor, Tensor, Tensor]:
     # These names keep the copies alive until the launch.
     gradient, x, c = _in_channels_last(gradient), _in_channels_last(x), _without_gaps(*channels)
-    of_x, of_weight, of_bias = results = _gradient_fake(gradient, x)
-    slabs, source = slabs_of(x, gradient, of_x), "batch_norm_backward.cu"
-    parts, read = _new_pair(x, slabs.count), (slabs.shape, gradient, x, filled(_Channels, *c))
-    enqueue(source, "batch_norm_sums", x, slabs.blocks, _Sums, *read, *parts)
-    totals = (*parts, c[1], *parts[0].shape, of_weight, of_bias)
+    of_x, *of_affine = results = _gradient_fake(gradient, x)
+    (shape, slabs, of_slabs), source = slabs_of(x, gradient, of_x), "batch_norm_backward.cu"
+    parts, read = _new_pair(x, slabs), (shape, gradient, x, filled(_Channels, *c))
+    enqueue(source, "batch_norm_sums", x, of_slabs, _Sums, *read, *parts)
+    totals = (*parts, c[1], *parts[0].shape, *of_affine)
     blocks = -(-x.shape[1] // TILE)
     enqueue(source, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
-    written = (of_weight, of_bias, of_x)
-    enqueue(source, "batch_norm_input", x, slabs.blocks, _Input, *read, *written)
+    enqueue(source, "batch_norm_input", x, of_slabs, _Input, *read, *of_affine, of_x)
     return results
 
 
@@ -356,8 +343,6 @@ register(
     kernel=_gradient_kernel,
     device=lambda gradient, x, *_: kernel_device(x),
     fake=_gradient_fake,
-    cpp=Cpp(
-        lambda gradient, x, *channels: gradient.dtype is x.dtype and _suits_cpp(x, *channels),
-        _gradient_cpp,
-    ),
+    cpp=_gradient_cpp,
+    takes_cpp=lambda gradient, x, *channels: gradient.dtype is x.dtype and _suits_cpp(x, *channels),
 )

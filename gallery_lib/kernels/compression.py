@@ -31,7 +31,7 @@ from gallery_lib.kernels.runtime.launch import (
     enqueue,
     structure,
 )
-from gallery_lib.kernels.runtime.operators import Cpp, kernel_device, register
+from gallery_lib.kernels.runtime.operators import kernel_device, register
 
 GROUP = 256
 """Elements that share a scale."""
@@ -140,7 +140,7 @@ def _pack_kernel(gradient: Tensor, error: Tensor | None, out: Tensor) -> None:
 
 def _pack_cpp(gradient: Tensor, error: Tensor | None, out: Tensor) -> None:
     row = (gradient, out) if error is None else (gradient, out, error)
-    CPP.call("pack_int8", ("gradient", "out", "error"), row, error is not None, 0.0)
+    CPP.call("pack_int8", ("gradient", "out", "error"), [row], error is not None, 0.0)
 
 
 register(
@@ -150,7 +150,8 @@ register(
     kernel=_pack_kernel,
     device=kernel_device,
     fake=lambda *_: None,
-    cpp=Cpp(_takes_cpp, _pack_cpp),
+    cpp=_pack_cpp,
+    takes_cpp=_takes_cpp,
 )
 
 
@@ -175,7 +176,7 @@ def _accumulate_kernel(sum: Tensor, packed: Tensor, factor: float, add: bool) ->
 
 
 def _accumulate_cpp(sum: Tensor, packed: Tensor, factor: float, add: bool) -> None:
-    CPP.call("accumulate_int8", ("sum", "packed"), (sum, packed), add, factor)
+    CPP.call("accumulate_int8", ("sum", "packed"), [(sum, packed)], add, factor)
 
 
 register(
@@ -185,5 +186,6 @@ register(
     kernel=_accumulate_kernel,
     device=kernel_device,
     fake=lambda *_: None,
-    cpp=Cpp(_takes_cpp, _accumulate_cpp),
+    cpp=_accumulate_cpp,
+    takes_cpp=_takes_cpp,
 )

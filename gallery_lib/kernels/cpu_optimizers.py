@@ -13,7 +13,6 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -47,12 +46,8 @@ def _step(name: str, columns: Sequence[Column | None], names: Sequence[str], *op
     """
     present = [column for column in columns if column is not None]
     rows = list(zip(*present, strict=True))
-    descriptors = cpp.described(list(chain.from_iterable(rows)))
     counts = (len(rows), len(present), torch.get_num_threads())
-    tensors = CPP.arguments(*descriptors.buffer_info(), *counts)
-    second = OPTIONS[name](*options)
-    code = CPP.function(name)(ctypes.byref(tensors), ctypes.byref(second))
-    cpp.check(code, f"{name}'s step", rows, names)
+    CPP.call(name, names, rows, *counts, options=OPTIONS[name](*options))
     changed = [tensor for column in (present[0], *present[2:]) for tensor in column]
     if any(map(Tensor.is_inference, changed)):  # inference tensors have no version
         changed = [tensor for tensor in changed if not tensor.is_inference()]
@@ -88,9 +83,9 @@ def adam_(
         factors = numbers(*[r * root for r, root in zip(rectified, roots, strict=True)])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
     places = ctypes.addressof(rates), ctypes.addressof(factors), len(rates)
-    names, sign = ("weights", "gradients", "averages", "squares"), -1.0 if maximize else 1.0
-    columns = [weights, gradients, averages, squares]
-    _step(rule, columns, names, *betas, decay, eps, sign, keep, *places)
+    options = (*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
+    names = ("weights", "gradients", "averages", "squares")
+    _step(rule, [weights, gradients, averages, squares], names, *options)
 
 
 radam_ = functools.partial(adam_, rule="radam")
@@ -122,9 +117,8 @@ def sgd_(
     maximize: bool,
 ) -> None:
     """Run one step of SGD in place; with momentum `buffers`, which are zeros before the first."""
-    names = ("weights", "gradients", "buffers")
     options = (lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
-    _step("sgd", [weights, gradients, buffers], names, *options)
+    _step("sgd", [weights, gradients, buffers], ("weights", "gradients", "buffers"), *options)
 
 
 def rmsprop_(

@@ -20,14 +20,16 @@ from torch import Tensor
 
 from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import DOUBLE, FLOAT, INT, LONG, POINTER, enqueue, structure
-from gallery_lib.kernels.runtime.operators import Autograd, Cpp, kernel_device, register
+from gallery_lib.kernels.runtime.operators import Autograd, kernel_device, register
 
 _SOURCE = "cross_entropy.cu"
 _CPP = cpp.Functions(
     "cross_entropy.cpp", "-fopenmp", ignored_label=LONG, smoothing=DOUBLE, threads=LONG
 )
-_SHARED: dict[str, type] = {"logits": POINTER, "row_stride": LONG, "classes": INT}
-_SHARED |= {"labels": POINTER, "ignored_label": LONG, "smoothing": FLOAT}
+_SHARED: dict[str, type] = {
+    **{"logits": POINTER, "row_stride": LONG, "classes": INT},
+    **{"labels": POINTER, "ignored_label": LONG, "smoothing": FLOAT},
+}
 _Rows = structure(**_SHARED, loss=POINTER, log_sum=POINTER)
 _Gradient = structure(**_SHARED, log_sum=POINTER, of_loss=POINTER, gradient=POINTER)
 available = _CPP.available
@@ -132,7 +134,7 @@ def call_cpp(function: str, smoothing: float, ignore_index: int, tensors: Sequen
     """
     rest = ("loss", "log_sum") if function == "forward" else ("log_sum", "of_loss", "gradient")
     values = (ignore_index, smoothing, torch.get_num_threads())
-    _CPP.call(f"cross_entropy_{function}", ("logits", "labels", *rest), tensors, *values)
+    _CPP.call(f"cross_entropy_{function}", ("logits", "labels", *rest), [tensors], *values)
 
 
 def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -200,7 +202,8 @@ register(
     kernel=_rows_kernel,
     device=kernel_device,
     fake=_results,
-    cpp=Cpp(takes_cpp, _rows_cpp),
+    cpp=_rows_cpp,
+    takes_cpp=takes_cpp,
     autograd=Autograd(_keep, _backward),
 )
 register(
@@ -211,5 +214,6 @@ register(
     kernel=_gradient_kernel,
     device=kernel_device,
     fake=_new_gradient,
-    cpp=Cpp(takes_cpp, _gradient_cpp),
+    cpp=_gradient_cpp,
+    takes_cpp=takes_cpp,
 )

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from gallery_lib.kernels.runtime import cpp
-from gallery_lib.kernels.runtime.operators import Cpp, register
+from gallery_lib.kernels.runtime.operators import register
 
 NAME = "dropout_mask"
 _SOURCE, _OPTIONS = "dropout.cpp", ("-fopenmp",)
-_WORD = 0xFFFFFFFF
-_SCALE = 4.6566127342e-10
+_WORD, _SCALE = 0xFFFFFFFF, 4.6566127342e-10
 
 
 def available() -> bool:
@@ -74,5 +73,6 @@ register(
     "(Tensor seeds, int place, SymInt[] size, float threshold) -> Tensor",
     reference=lambda seeds, place, *rest: reference(int(seeds[place]), *rest),
     fake=_fake,
-    cpp=Cpp(lambda *_: available(), _in_cpp),
+    cpp=_in_cpp,
+    takes_cpp=lambda *_: available(),
 )

@@ -14,9 +14,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.runtime.launch import ELEMENTS, LONG, POINTER, enqueue, structure
+from gallery_lib.kernels.runtime.launch import (
+    ELEMENTS,
+    LONG,
+    POINTER,
+    enqueue,
+    is_dense,
+    packed,
+    structure,
+    tensor_list,
+)
 from gallery_lib.kernels.runtime.operators import register
-from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_list
 
 _SOURCE = "gradient_statistics.cu"
 _Squares = structure(tensors=tensor_list(1), partial=POINTER)

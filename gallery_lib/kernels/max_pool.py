@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import LONG
-from gallery_lib.kernels.runtime.operators import Autograd, Cpp, register
+from gallery_lib.kernels.runtime.operators import Autograd, register
 
 LARGEST_WINDOW = 256
 """Elements of a window, at most: an element's place in it is kept in a byte."""
@@ -54,7 +54,7 @@ def call_cpp(function: str, tensors: Sequence[Tensor], *window: Sequence[int]) -
         cpp.Refused: for tensors that do not fit together; nothing is changed then.
     """
     values = (*(_Two(*two) for two in window), torch.get_num_threads())
-    _CPP.call(f"max_pool_{function}", _COLUMNS, tensors, *values)
+    _CPP.call(f"max_pool_{function}", _COLUMNS, [tensors], *values)
 
 
 def _channels_last(shape: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -97,10 +97,9 @@ def _reference(
     top, left = _corners(pooled, stride, padding)
     width = image.shape[3]
     offsets = (indices // width - top) * kernel[1] + indices % width - left
-    last = torch.channels_last
     return (
-        pooled.contiguous(memory_format=last),
-        offsets.to(torch.uint8).contiguous(memory_format=last),
+        pooled.contiguous(memory_format=torch.channels_last),
+        offsets.to(torch.uint8).contiguous(memory_format=torch.channels_last),
     )
 
 
@@ -157,7 +156,8 @@ register(
     "(Tensor image, int[] kernel, int[] stride, int[] padding, bool ceil_mode) -> (Tensor, Tensor)",
     reference=_reference,
     fake=_fake,
-    cpp=Cpp(_takes, _pooled),
+    cpp=_pooled,
+    takes_cpp=_takes,
     autograd=Autograd(_keep, _backward),
 )
 register(
@@ -166,5 +166,6 @@ register(
     "-> Tensor",
     reference=_gradient_reference,
     fake=_fake_gradient,
-    cpp=Cpp(_takes, _gradient),
+    cpp=_gradient,
+    takes_cpp=_takes,
 )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import LONG
-from gallery_lib.kernels.runtime.operators import Cpp, register
+from gallery_lib.kernels.runtime.operators import register
 from gallery_lib.system import hardware
 
 _CPP = cpp.Functions("mixed_product.cpp", "-fopenmp", tensors=LONG, threads=LONG)
@@ -40,21 +40,19 @@ def reason_not_available() -> str | None:
 
 
 def _takes(left: Tensor, right: Tensor, bias: Tensor | None, wide: bool) -> bool:
-    tensors = [left, right] if bias is None else [left, right, bias]
     return (
-        all(tensor.dtype in _DTYPES and tensor.numel() for tensor in tensors)
+        all(t is None or (t.dtype in _DTYPES and t.numel() > 0) for t in (left, right, bias))
         and reason_not_available() is None
     )
 
 
 def _in_cpp(left: Tensor, right: Tensor, bias: Tensor | None, wide: bool) -> Tensor:
     left, right = (_without_gaps(matrix) for matrix in (left, right))
-    result = _fake(left, right, bias, wide)
-    tensors = [left, right, result]
+    tensors = [left, right, _fake(left, right, bias, wide)]
     if bias is not None:
         tensors.append(bias.to(torch.bfloat16).float())
     multiply(tensors)
-    return result
+    return tensors[2]
 
 
 def multiply(tensors: Sequence[Tensor], function: str = "mixed_product") -> None:
@@ -70,7 +68,7 @@ def multiply(tensors: Sequence[Tensor], function: str = "mixed_product") -> None
     Raises:
         cpp.Refused: for tensors that do not fit together; nothing is changed then.
     """
-    _CPP.call(function, _COLUMNS, tensors, len(tensors), torch.get_num_threads())
+    _CPP.call(function, _COLUMNS, [tensors], len(tensors), torch.get_num_threads())
 
 
 def _without_gaps(matrix: Tensor) -> Tensor:
@@ -80,8 +78,9 @@ def _without_gaps(matrix: Tensor) -> Tensor:
 
 
 def _fake(left: Tensor, right: Tensor, bias: Tensor | None, wide: bool) -> Tensor:
-    dtype = torch.float32 if wide else torch.bfloat16
-    return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
+    return left.new_empty(
+        (left.shape[0], right.shape[1]), dtype=torch.float32 if wide else torch.bfloat16
+    )
 
 
 def reference(left: Tensor, right: Tensor, bias: Tensor | None, wide: bool) -> Tensor:
@@ -98,7 +97,8 @@ register(
     "(Tensor left, Tensor right, Tensor? bias, bool wide) -> Tensor",
     reference=reference,
     fake=_fake,
-    cpp=Cpp(_takes, _in_cpp),
+    cpp=_in_cpp,
+    takes_cpp=_takes,
 )
 
 
@@ -124,5 +124,6 @@ register(
     "(Tensor left, Tensor right) -> Tensor",
     reference=_reference_of_batches,
     fake=_fake_batches,
-    cpp=Cpp(lambda left, right: _takes(left, right, None, True), _batches_in_cpp),
+    cpp=_batches_in_cpp,
+    takes_cpp=lambda left, right: _takes(left, right, None, True),
 )

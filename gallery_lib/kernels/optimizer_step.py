@@ -1,10 +1,10 @@
 """One optimizer step over many tensors at once, with gradient scaling: `gallery::optimizer_step_`.
 
-One pass does all of the work: unscale, skip when `found_inf` is set, apply an optional clip factor,
-update states and weights. Nothing waits for the device: step counters are tensors on it, and on
-CUDA `torch.where` decides in the reference whether a step is skipped. Rules follow torch.optim;
-LAMB follows its paper, in three launches, since every update needs the norms of its whole tensor.
-Arithmetic is in fp32, or in fp64 for fp64 weights.
+One pass does all of the work: unscale, skip when `found_inf` is set, update states and weights.
+Nothing waits for the device: step counters are tensors on it, and on CUDA `torch.where` decides in
+the reference whether a step is skipped. Rules follow torch.optim; LAMB follows its paper, in three
+launches, since every update needs the norms of its whole tensor. Arithmetic is in fp32, or in fp64
+for fp64 weights.
 
 The operator takes flat lists without None, and neither dataclasses nor dictionaries.
 """
@@ -21,17 +21,16 @@ from torch import Tensor
 
 from gallery_lib.kernels.runtime.launch import (
     DOUBLE,
-    ELEMENTS,
     INT,
     POINTER,
-    Launch,
     each,
-    filled,
-    run,
+    enqueue,
+    laid_out_as,
+    packed,
     structure,
+    tensor_list,
 )
 from gallery_lib.kernels.runtime.operators import kernel_device, register
-from gallery_lib.kernels.runtime.tensor_lists import laid_out_as, packed, tensor_list
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ def optimizer_step(
     steps: Sequence[Tensor] = (),
     gradient_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-    clip_factor: Tensor | None = None,
     learning_rate: Tensor | None = None,
 ) -> None:
     """Run one step of `rule`, in place.
@@ -84,7 +82,6 @@ def optimizer_step(
             count need them.
         gradient_scale: fp32 scalar by which gradients are divided.
         found_inf: fp32 scalar; when it is not 0, the step is skipped.
-        clip_factor: fp32 scalar that gradients are multiplied by.
         learning_rate: fp32 scalar used in place of `lr`.
     """
     if not weights:
@@ -93,7 +90,7 @@ def optimizer_step(
     present = [k for k, column in enumerate(states) if column is not None]
     flat = [tensor for column in states if column is not None for tensor in column]
     lists = (list(weights), list(gradients), flat, present, list(steps))
-    scalars = (gradient_scale, found_inf, clip_factor, learning_rate)
+    scalars = (gradient_scale, found_inf, learning_rate)
     numbers = [float(getattr(hyperparameters, name)) for name in NUMBERS]
     switches = [bool(getattr(hyperparameters, name)) for name in SWITCHES]
     torch.ops.gallery.optimizer_step_(rule, *lists, *scalars, numbers, switches)
@@ -189,22 +186,23 @@ COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
 """Rules that read the step count."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The operator's tensors; `states[k][i]` is state k of tensor i, None where it is absent."""
-
-    rule: str
-    weights: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-    states: Sequence[Sequence[Tensor | None]]
-    steps: Sequence[Tensor | None]
-    gradient_scale: Tensor | None
-    found_inf: Tensor | None
-    clip_factor: Tensor | None
-    learning_rate: Tensor | None
+def _columns(
+    rule: str, states: list[Tensor], present: list[int], count: int
+) -> list[Sequence[Tensor | None]]:
+    """Return the states of `count` tensors in columns; absent ones are None."""
+    columns: list[Sequence[Tensor | None]] = [[None] * count] * STATES[rule]
+    for place, k in enumerate(present):
+        columns[k] = states[place * count : (place + 1) * count]
+    return columns
 
 
-def _unflattened(
+def _hyperparameters(numbers: list[float], switches: list[bool]) -> Hyperparameters:
+    values = zip(NUMBERS + SWITCHES, [*numbers, *switches], strict=True)
+    return Hyperparameters(**dict(values))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def _reference(
     rule: str,
     weights: list[Tensor],
     gradients: list[Tensor],
@@ -212,42 +210,30 @@ def _unflattened(
     present: list[int],
     steps: list[Tensor],
     *rest: Any,
-) -> tuple[_Step, Hyperparameters]:
-    *scalars, numbers, switches = rest
-    count = len(weights)
-    absent: list[Tensor | None] = [None] * count
-    columns: list[Sequence[Tensor | None]] = [absent] * STATES[rule]
-    for place, k in enumerate(present):
-        columns[k] = states[place * count : (place + 1) * count]
-    values = zip(NUMBERS + SWITCHES, [*numbers, *switches], strict=True)
-    step = _Step(rule, weights, gradients, columns, steps or absent, *scalars)
-    return step, Hyperparameters(**dict(values))
-
-
-@torch.no_grad()
-def _reference(*arguments: Any) -> None:
-    s, h = _unflattened(*arguments)
-    skip = None if s.found_inf is None else s.found_inf.reshape(()) != 0
+) -> None:
+    gradient_scale, found_inf, learning_rate, *options = rest
+    h = _hyperparameters(*options)
+    skip = None if found_inf is None else found_inf.reshape(()) != 0
     if skip is not None and skip.device.type == "cpu":  # there is no device to wait for
         skip = None if not skip.item() else skip
-    factor: Tensor | float = 1.0 if s.clip_factor is None else s.clip_factor.reshape(())
-    if s.gradient_scale is not None:
-        factor = factor / s.gradient_scale.reshape(())
-    if h.maximize:
-        factor = -factor
-    lr = h.lr if s.learning_rate is None else s.learning_rate.reshape(()).double()
+    factor: Tensor | float = -1.0 if h.maximize else 1.0
+    if gradient_scale is not None:
+        factor = factor / gradient_scale.reshape(())
+    lr = h.lr if learning_rate is None else learning_rate.reshape(()).double()
 
     def keep(old: Tensor, new: Tensor) -> None:
         old.copy_(new if skip is None else torch.where(skip, old, new.to(old.dtype)))
 
-    for i, (weight, gradient, step) in enumerate(zip(s.weights, s.gradients, s.steps, strict=True)):
+    columns = _columns(rule, states, present, len(weights))
+    for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
         wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
-        old_states = [column[i] for column in s.states]
+        step = steps[i] if steps else None
         if step is not None:
             step.add_(1 if skip is None else (~skip).to(step.dtype))
-        states = [None if state is None else state.to(wide) for state in old_states]
+        old_states = [column[i] for column in columns]
+        given = [None if state is None else state.to(wide) for state in old_states]
         scaled = gradient.to(wide) * factor
-        new_weight, new_states = RULES[s.rule](weight.to(wide), scaled, states, step, lr, h)
+        new_weight, new_states = RULES[rule](weight.to(wide), scaled, given, step, lr, h)
         for old, new in zip(old_states, new_states, strict=True):
             if old is not None and new is not None:
                 keep(old, new)
@@ -257,30 +243,36 @@ def _reference(*arguments: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 # The kernels.
 
-_LISTS = 6  # weight, gradient, three states, step
 _StepArguments = structure(
-    tensors=tensor_list(_LISTS),
-    **each(POINTER, "gradient_scale found_inf clip_factor learning_rate_on_device"),
+    tensors=tensor_list(6),  # weight, gradient, three states, step
+    **each(POINTER, "gradient_scale found_inf learning_rate_on_device"),
     **each(POINTER, "partial trust_ratio"),
     **each(DOUBLE, "learning_rate weight_decay beta1 beta2 log_beta1 log_beta2 epsilon momentum"),
     flags=INT,
 )
 
 
-def _kernel(*inputs: Any) -> None:
-    s, h = _unflattened(*inputs)
-    gradients = laid_out_as(s.weights, s.gradients)
-    absent: list[Tensor | None] = [None] * len(s.weights)
-    columns = [s.weights, gradients, *s.states, *[absent] * (3 - len(s.states)), s.steps]
-    first = s.weights[0]
+def _kernel(
+    rule: str,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: list[Tensor],
+    present: list[int],
+    steps: list[Tensor],
+    *rest: Any,
+) -> None:
+    *scalars, numbers, switches = rest
+    h, first = _hyperparameters(numbers, switches), weights[0]
+    absent: list[Tensor | None] = [None] * len(weights)
+    of_states = [*_columns(rule, states, present, len(weights)), absent, absent][:3]
+    columns = [weights, laid_out_as(weights, gradients), *of_states, steps or absent]
     logarithms = [math.log(beta) if beta > 0 else -math.inf for beta in (h.beta1, h.beta2)]
-    numbers = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
-    flags = sum(1 << bit for bit, name in enumerate(SWITCHES) if getattr(h, name))
-    scalars = (s.gradient_scale, s.found_inf, s.clip_factor, s.learning_rate)
+    rates = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
+    flags = sum(1 << bit for bit, switch in enumerate(switches) if switch)
     for packing, _, blocks in packed(columns):
         partial = ratio = None
-        launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", s.rule, blocks)]
-        if s.rule == "lamb":
+        launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", rule, blocks)]
+        if rule == "lamb":
             partial = first.new_empty(2 * blocks, dtype=torch.float64)
             ratio = first.new_empty(packing.count, dtype=torch.float32)
             launches[1:] = [
@@ -288,16 +280,16 @@ def _kernel(*inputs: Any) -> None:
                 ("lamb.cu", "lamb_trust_ratios", packing.count),
                 ("lamb.cu", "lamb_update", blocks),
             ]
-        arguments = filled(_StepArguments, packing, *scalars, partial, ratio, *numbers, flags)
+        values = (packing, *scalars, partial, ratio, *rates, flags)
         for source, kernel, number in launches:
-            run(Launch(source, kernel, ELEMENTS[first.dtype], number, arguments), first.device)
+            enqueue(source, kernel, first, number, _StepArguments, *values)
 
 
 register(
     "optimizer_step_",
     "(str rule, Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] states, int[] present, "
-    "Tensor(c!)[] steps, Tensor? gradient_scale, Tensor? found_inf, Tensor? clip_factor, "
-    "Tensor? learning_rate, float[] numbers, bool[] switches) -> ()",
+    "Tensor(c!)[] steps, Tensor? gradient_scale, Tensor? found_inf, Tensor? learning_rate, "
+    "float[] numbers, bool[] switches) -> ()",
     reference=_reference,
     kernel=_kernel,
     device=lambda rule, weights, *_: kernel_device(weights[0]),

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import cpp
-from gallery_lib.kernels.runtime.tensor_lists import is_dense, laid_out_as
+from gallery_lib.kernels.runtime.launch import is_dense, laid_out_as
 from gallery_lib.optim import torchs_step
 
 _TORCHS = ("centered", "amsgrad", "dampening", "capturable", "differentiable")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.optimizer_step import Hyperparameters, optimizer_step
-from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
+from gallery_lib.kernels.runtime.launch import is_dense, same_layout
 from gallery_lib.optim import torchs_step
 
 

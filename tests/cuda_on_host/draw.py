@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from gallery_lib.kernels.runtime.tensor_lists import CHUNK
+from gallery_lib.kernels.runtime.launch import CHUNK
 
 SCHEDULES = st.integers(0, 2**16)
 SIZES = st.one_of(

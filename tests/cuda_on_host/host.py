@@ -74,18 +74,8 @@ def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
             (Path(scratch) / "entry.cpp").write_text(entry)
             new = Path(scratch) / "new.so"
             flags = [f"-D{name}={value}" for name, value in defines]
-            subprocess.run(
-                [
-                    *COMMAND,
-                    *flags,
-                    f"-I{SHIM}",
-                    f"-I{folder}",
-                    str(Path(scratch) / "entry.cpp"),
-                    "-o",
-                    str(new),
-                ],
-                check=True,
-            )
+            places = [f"-I{SHIM}", f"-I{folder}", str(Path(scratch) / "entry.cpp")]
+            subprocess.run([*COMMAND, *flags, *places, "-o", str(new)], check=True)
             new.replace(built)
     loaded = ctypes.CDLL(str(built), mode=os.RTLD_LOCAL)
     loaded.trouble.restype = ctypes.c_char_p
@@ -109,17 +99,11 @@ def run(launch: Launch, schedule: int = 0, folder: Path | None = None) -> None:
     size = getattr(built, f"bytes_{launch.kernel}")
     size.restype = ctypes.c_size_t
     given = ctypes.sizeof(launch.arguments)
-    assert size() == given, (
-        f"{launch.kernel} takes {size()} bytes of arguments, Python gives {given}"
+    assert size() == given <= 4096, (
+        f"{launch.kernel} takes {size()} bytes of arguments, of which every device has 4096; "
+        f"Python gives {given}"
     )
-    assert size() <= 4096, (
-        f"{launch.kernel} takes {size()} bytes of arguments; 4096 is what every device has"
-    )
-    failed = getattr(built, f"call_{launch.kernel}")(
-        ctypes.byref(launch.arguments),
-        ctypes.c_uint(launch.blocks),
-        ctypes.c_uint(THREADS),
-        ctypes.c_uint64(schedule),
-    )
+    counts = ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS), ctypes.c_uint64(schedule)
+    failed = getattr(built, f"call_{launch.kernel}")(ctypes.byref(launch.arguments), *counts)
     if failed:
         raise KernelFault(f"{launch.kernel}: {built.trouble().decode()}")

@@ -43,10 +43,11 @@ def _mutations(
     return [Mutation(kernel, source, after, old, new, tests) for old, new in changes]
 
 
-_STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element and host"
+_ORDER, _BOUND = "order_of_threads and host", "test_every_element and host"
+_STATISTICS = "(test_gradient_statistics and not reference) or (order_of_threads and norms)"
 _LAMB = f"({_BOUND} or skipped or moves) and lamb"
-_CROSS_ENTROPY = "test_cross_entropy and host"
-_MOMENTS = "test_batch_norm and not cpp and (statistics_are or same_bits)"
+_CROSS_ENTROPY = f"(test_cross_entropy and host) or ({_ORDER} and losses)"
+_MOMENTS = f"(test_batch_norm and host and statistics_are) or ({_ORDER} and batch_norms)"
 _GRADIENT = "test_batch_norm and test_every_result and host"
 _PACKED = "test_compression and host and (arrives or overflow)"
 _ADDED = "test_compression and host and added_up"
@@ -259,19 +260,8 @@ def noticed(tests: str, folder: Path) -> bool:
     hypothesis.settings.load_profile("mutation")
     host.SOURCES = folder
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(
-            [
-                "-n0",
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "--no-header",
-                "-k",
-                tests,
-                str(TESTS / "kernels"),
-            ]
-        )
+        options = ["-n0", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k"]
+        code = pytest.main([*options, tests, str(TESTS / "kernels")])
     assert code in (0, 1), (
         f"pytest ended with {code!r}: no test is called {tests!r}, or it could not run"
     )

@@ -1,16 +1,24 @@
-"""The shim runs kernels on the CPU as a device would, and notices what a kernel may not do."""
+"""The shim runs kernels on the CPU as a device would, and notices what a kernel may not do.
+
+There are mutations of every kernel, and the tests of the kernels notice them.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from cuda_on_host import host
-from cuda_on_host.memory import Guarded, poisoned
+from cuda_on_host import host, mutation
+from cuda_on_host.device import Guarded, poisoned
 
 from gallery_lib.kernels.runtime.launch import Launch
+from gallery_lib.kernels.runtime.nvrtc import SOURCES
 
 
 class Arguments(ctypes.Structure):
@@ -127,18 +135,10 @@ NUMBERS = torch.arange(256, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3])
-def test_a_barrier_is_honoured_in_every_order_of_threads(run, schedule):
-    assert torch.equal(
-        run("reverse", NUMBERS, torch.empty(256), schedule=schedule), NUMBERS.flip(0)
-    )
-
-
-@pytest.mark.parametrize("schedule", [0, 1, 2, 3])
-def test_a_missing_barrier_gives_wrong_results_in_every_order(run, schedule):
-    assert not torch.equal(
-        run("reverse_without_barrier", NUMBERS, torch.empty(256), schedule=schedule),
-        NUMBERS.flip(0),
-    )
+def test_a_barrier_is_honoured_and_missed_in_every_order_of_threads(run, schedule):
+    for kernel in ("reverse", "reverse_without_barrier"):
+        result = run(kernel, NUMBERS, torch.empty(256), schedule=schedule)
+        assert torch.equal(result, NUMBERS.flip(0)) == (kernel == "reverse")
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3, 5])
@@ -148,14 +148,10 @@ def test_warps_run_ahead_of_each_other_where_no_barrier_holds_them(run, schedule
     Threads behind find what those ahead have written.
     """
     expected = 2 * NUMBERS.view(8, 32)[:, :1].flip(0).expand(8, 32).flatten() + 1001
-    held = run(
-        "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=1, schedule=schedule
-    )
-    assert torch.equal(held, expected)
-    free = run(
-        "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=0, schedule=schedule
-    )
-    assert torch.equal(free, expected) == (schedule % 2 == 0)
+    for held in (0, 1):
+        exchanged = "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256)
+        right = torch.equal(run(*exchanged, count=held, schedule=schedule), expected)
+        assert right == (held == 1 or schedule % 2 == 0)
 
 
 def test_shared_memory_is_poisoned_before_every_block(run):
@@ -163,14 +159,16 @@ def test_shared_memory_is_poisoned_before_every_block(run):
     assert run("reads_unwritten_shared", NUMBERS, torch.zeros(256)).isnan().all()
 
 
-def test_a_barrier_that_some_threads_never_reach_is_a_fault(run):
-    with pytest.raises(host.KernelFault, match="never reach"):
-        run("some_skip_the_barrier", NUMBERS, torch.empty(256))
-
-
-def test_an_exchange_with_lanes_that_have_left_is_a_fault(run):
-    with pytest.raises(host.KernelFault, match="has left the kernel"):
-        run("half_a_warp_shuffles_for_all", NUMBERS, torch.empty(256))
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("some_skip_the_barrier", "never reach"),
+        ("half_a_warp_shuffles_for_all", "has left the kernel"),
+    ],
+)
+def test_a_barrier_or_an_exchange_without_all_threads_is_a_fault(run, kernel, words):
+    with pytest.raises(host.KernelFault, match=words):
+        run(kernel, NUMBERS, torch.empty(256))
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 7])
@@ -184,13 +182,14 @@ def test_warp_functions_move_values_as_documented(run, schedule):
         assert torch.equal(got, expected), kind
 
 
-def test_an_access_past_the_end_or_before_the_start_is_a_fault(run):
-    data = Guarded(torch.ones(300))
-    with pytest.raises(host.KernelFault, match="outside of memory"):
-        run("copy", data.tensor, torch.empty(512), count=301)
-    data = Guarded(torch.ones(300), offset_elements=0)
-    with pytest.raises(host.KernelFault, match="outside of memory"):
-        run("copy", data.tensor, torch.empty(512), count=300, before=4)
+@pytest.mark.parametrize(
+    ("offset", "read"), [(None, {"count": 301}), (0, {"count": 300, "before": 4})]
+)
+def test_an_access_past_the_end_or_before_the_start_is_a_fault(run, offset, read):
+    for _ in range(2):  # Python goes on after a fault
+        with pytest.raises(host.KernelFault, match="outside of memory"):
+            run("copy", Guarded(torch.ones(300), offset).tensor, torch.empty(512), **read)
+    assert run("copy", NUMBERS, torch.empty(256)).equal(NUMBERS)
 
 
 def test_a_write_beside_a_tensor_is_noticed(run):
@@ -204,13 +203,6 @@ def test_a_misaligned_vector_is_a_fault(run):
     run("copy_fours", Guarded(torch.ones(8), 4).tensor, torch.empty(8), count=2)
     with pytest.raises(host.KernelFault, match="misaligned"):
         run("copy_fours", Guarded(torch.ones(8), 1).tensor, torch.empty(8), count=2)
-
-
-def test_python_goes_on_after_faults(run):
-    for _ in range(3):
-        with pytest.raises(host.KernelFault):
-            run("copy", Guarded(torch.ones(300)).tensor, torch.empty(512), count=400)
-    assert run("copy", NUMBERS, torch.empty(256)).equal(NUMBERS)
 
 
 def interesting_floats(dtype: torch.dtype) -> torch.Tensor:
@@ -228,18 +220,33 @@ def interesting_floats(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "half"), (torch.bfloat16, "bfloat16")])
-def test_rounding_to_16_bits_is_that_of_torch(run, dtype, name):
+def test_rounding_to_16_bits_is_that_of_torch_and_widening_is_exact(run, dtype, name):
     values = interesting_floats(dtype)
     got = run(f"round_to_{name}", values, torch.empty(len(values), dtype=dtype))
     expected = values.to(dtype)
+    numbers = ~expected.isnan()
     assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(
-        got.view(torch.int16)[~expected.isnan()], expected.view(torch.int16)[~expected.isnan()]
-    )
+    assert torch.equal(got.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
+    wide = run(f"widen_{name}", expected, torch.empty(len(expected)))
+    assert torch.equal(wide.nan_to_num(nan=12345.0), expected.float().nan_to_num(nan=12345.0))
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "half"), (torch.bfloat16, "bfloat16")])
-def test_widening_16_bits_is_exact(run, dtype, name):
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    got = run(f"widen_{name}", every, torch.empty(len(every)))
-    assert torch.equal(got.nan_to_num(nan=12345.0), every.float().nan_to_num(nan=12345.0))
+def test_every_kernel_is_broken_in_three_ways():
+    kernels = {
+        name
+        for path in SOURCES.glob("*.cu")
+        for name in re.findall(r"\) (\w+)\(const __grid_constant__", path.read_text())
+    }
+    counts = Counter(each.kernel for each in mutation.MUTATIONS)
+    assert kernels <= set(counts)
+    assert set(counts.values()) == {3}
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_tests_notice_what_is_broken():
+    """One kernel here; all of them take minutes."""
+    command = [sys.executable, str(Path(mutation.__file__)), "--only", "finish_norm"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 mutations noticed" in done.stdout

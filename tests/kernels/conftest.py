@@ -9,9 +9,11 @@ from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.kernels.runtime import usage
 
 
-@pytest.fixture
-def cuda_kernels(monkeypatch) -> torch.device:
-    """Return the CUDA device, with kernels on."""
+@pytest.fixture(autouse=True)
+def cuda_kernels(request, monkeypatch) -> torch.device | None:
+    """Return the CUDA device, with kernels on, for a test that needs one."""
+    if request.node.get_closest_marker("gpu") is None:
+        return None
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
     if not torch.cuda.is_available():
@@ -20,10 +22,3 @@ def cuda_kernels(monkeypatch) -> torch.device:
     reason = usage.reason_not_launched(device)
     assert reason is None, reason
     return device
-
-
-@pytest.fixture(autouse=True)
-def kernels_of_the_device(request) -> None:
-    """Switch kernels on for a test that needs a device."""
-    if request.node.get_closest_marker("gpu"):
-        request.getfixturevalue("cuda_kernels")

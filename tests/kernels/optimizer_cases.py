@@ -9,14 +9,15 @@ relative. Underflow adds at most 2⁻¹⁴⁹ per operation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.optimizer_step import Hyperparameters
+from gallery_lib.kernels.optimizer_step import COUNTS_STEPS, SWITCHES, Hyperparameters
 
 U = 2.0**-24
-OPERATIONS = 16
+OFF = 16 * U  # of a sum of as many operations
 TINY = 2.0**-125  # U times this is the smallest denormal
 
 
@@ -30,71 +31,46 @@ class Case:
     hyperparameters: Hyperparameters
 
 
-def case(name: str, rule: str, present: tuple[bool, ...], **values) -> Case:
-    return Case(name, rule, present, Hyperparameters(**values))
+BOTH, DECAY = (True, True), {"weight_decay": 1e-2}
+BY_NAME = {
+    name: Case(name, name.split()[0], present, Hyperparameters(**values))
+    for name, present, values in (
+        ("sgd", (False,), {"lr": 0.1, "weight_decay": 1e-4}),
+        ("sgd momentum", (True,), {"lr": 0.1, "momentum": 0.9}),
+        ("sgd nesterov", (True,),
+         {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True, **DECAY}),
+        ("rmsprop", (True, False, False), {"lr": 1e-2, "beta2": 0.99}),
+        ("rmsprop momentum", (True, True, False),
+         {"lr": 1e-2, "beta2": 0.99, "momentum": 0.9, "weight_decay": 1e-4, "maximize": True}),
+        ("rmsprop centered", (True, True, True),
+         {"lr": 1e-2, "beta2": 0.9, "momentum": 0.5, "weight_decay": 1e-3}),
+        ("adamw", BOTH, {"lr": 1e-3, **DECAY}),
+        ("adamw maximize", BOTH, {"lr": 1e-2, "beta1": 0.0, "beta2": 0.99, "maximize": True}),
+        ("radam", BOTH, {"lr": 1e-2, "weight_decay": 1e-3}),
+        ("radam decoupled", BOTH,
+         {"lr": 1e-2, "beta2": 0.9, "decoupled_weight_decay": True, **DECAY}),
+        ("lamb", BOTH, {"lr": 1e-2, "eps": 1e-6, **DECAY}),
+    )
+}  # fmt: skip
+CASES = tuple(BY_NAME.values())
 
 
-CASES = (
-    case("sgd", "sgd", (False,), lr=0.1, weight_decay=1e-4),
-    case("sgd momentum", "sgd", (True,), lr=0.1, momentum=0.9),
-    case(
-        "sgd nesterov",
-        "sgd",
-        (True,),
-        lr=0.1,
-        momentum=0.9,
-        nesterov=True,
-        weight_decay=1e-2,
-        maximize=True,
-    ),
-    case("rmsprop", "rmsprop", (True, False, False), lr=1e-2, beta2=0.99),
-    case(
-        "rmsprop momentum",
-        "rmsprop",
-        (True, True, False),
-        lr=1e-2,
-        beta2=0.99,
-        momentum=0.9,
-        weight_decay=1e-4,
-        maximize=True,
-    ),
-    case(
-        "rmsprop centered",
-        "rmsprop",
-        (True, True, True),
-        lr=1e-2,
-        beta2=0.9,
-        momentum=0.5,
-        weight_decay=1e-3,
-    ),
-    case("adamw", "adamw", (True, True), lr=1e-3, weight_decay=1e-2),
-    case(
-        "adamw maximize",
-        "adamw",
-        (True, True),
-        lr=1e-2,
-        weight_decay=0.0,
-        beta1=0.0,
-        beta2=0.99,
-        maximize=True,
-    ),
-    case("radam", "radam", (True, True), lr=1e-2, weight_decay=1e-3),
-    case(
-        "radam decoupled",
-        "radam",
-        (True, True),
-        lr=1e-2,
-        weight_decay=1e-2,
-        beta2=0.9,
-        decoupled_weight_decay=True,
-    ),
-    case("lamb", "lamb", (True, True), lr=1e-2, weight_decay=1e-2, eps=1e-6),
-)
+def arguments_of(case: Case, weights: list[Tensor] | None = None) -> tuple[Any, ...]:
+    """Return arguments of the operator for a step of the rule."""
+    weights = weights or [torch.randn(5), torch.randn(3, 2)]
+    present = [k for k, there in enumerate(case.present) if there]
+    # No negative variance in centered RMSprop.
+    states = [torch.rand_like(w) + (1 if k else 9) for k in present for w in weights]
+    steps = [torch.ones(()) for _ in weights] if case.rule in COUNTS_STEPS else []
+    numbers, switches = [1e-2, 1e-2, 0.9, 0.99, 1e-8, 0.9], [False] * len(SWITCHES)
+    scalars = (torch.tensor(2.0), torch.tensor(0.0), None)
+    gradients = [torch.randn_like(w) for w in weights]
+    return case.rule, weights, gradients, states, present, steps, *scalars, numbers, switches
 
 
 def root_error(exact: Tensor, magnitudes: Tensor) -> Tensor:
-    """Return the error of √(computed); computed is off by OPERATIONS roundoffs of `magnitudes`."""
-    error = OPERATIONS * U * (magnitudes + TINY)
+    """Return the error of √(computed); computed is off by 16 roundoffs of `magnitudes`."""
+    error = OFF * (magnitudes + TINY)
     return torch.minimum(error.sqrt(), error / exact.clamp(min=0).sqrt())
 
 
@@ -118,7 +94,7 @@ def bounds(
     if c.rule == "sgd":
         buffer = size if old[0] is None else h.momentum * old[0].abs() + size
         change = h.lr * (size + h.momentum * buffer if h.nesterov else buffer)
-        return OPERATIONS * U * (weight.abs() + change + TINY), [OPERATIONS * U * buffer]
+        return OFF * (weight.abs() + change + TINY), [OFF * buffer]
     if c.rule == "rmsprop":
         square, buffer, average = old
         squares = h.beta2 * square + (1 - h.beta2) * size * size
@@ -129,49 +105,35 @@ def bounds(
         magnitudes = squares if averages is None else squares + averages**2
         root = variance.sqrt() + h.eps
         off = root_error(variance, magnitudes)
-        update = OPERATIONS * U * size / root + size * off / (root * (root - off))
-        moved = (
-            update
-            if buffer is None
-            else update + OPERATIONS * U * (h.momentum * buffer.abs() + size / root)
-        )
-        total = size / root + (0 if buffer is None else h.momentum * buffer.abs())
-        errors = [
-            OPERATIONS * U * (squares + TINY),
-            moved,
-            None if averages is None else OPERATIONS * U * averages,
-        ]
-        return OPERATIONS * U * (weight.abs() + h.lr * total + TINY) + h.lr * moved, errors
+        update = OFF * size / root + size * off / (root * (root - off))
+        total = size / root
+        if buffer is not None:
+            total = h.momentum * buffer.abs() + size / root
+            update = update + OFF * total
+        of_average = None if averages is None else OFF * averages
+        errors = [OFF * (squares + TINY), update, of_average]
+        return OFF * (weight.abs() + h.lr * total + TINY) + h.lr * update, errors
     averages = old[0].abs() + (1 - h.beta1) * (size + old[0].abs())
     squares = h.beta2 * old[1] + (1 - h.beta2) * size * size + TINY
-    errors = [OPERATIONS * U * averages, OPERATIONS * U * squares]
+    errors = [OFF * averages, OFF * squares]
     correction1, correction2 = 1 - h.beta1**step, 1 - h.beta2**step
-    root, off = (
-        new[1].sqrt() / correction2**0.5 + h.eps,
-        root_error(new[1], squares) / correction2**0.5,
-    )
-    update = OPERATIONS * U * averages / root + new[0].abs() * off / (root * (root - off))
+    root = new[1].sqrt() / correction2**0.5 + h.eps
+    off = root_error(new[1], squares) / correction2**0.5
+    update = OFF * averages / root + new[0].abs() * off / (root * (root - off))
     if c.rule == "radam":
         rho_inf = 2 / (1 - h.beta2) - 1
         rho = rho_inf - 2 * step * h.beta2**step / correction2
-        if rho <= 5:
-            update = OPERATIONS * U * averages
-        else:
-            update = (
-                update
-                * ((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)) ** 0.5
-            )
+        rectified = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+        update = OFF * averages if rho <= 5 else update * rectified**0.5
     decayed = h.lr * h.weight_decay * weight.abs()
     if c.rule != "lamb":
-        return OPERATIONS * U * (
-            weight.abs() + decayed + TINY
-        ) + h.lr / correction1 * update, errors
-    update = update / correction1 + OPERATIONS * U * h.weight_decay * weight.abs()
+        return OFF * (weight.abs() + decayed + TINY) + h.lr / correction1 * update, errors
+    update = update / correction1 + OFF * h.weight_decay * weight.abs()
     direction = new[0] / correction1 / root + h.weight_decay * weight
     norms = weight.norm(), direction.norm()
     ratio = norms[0] / norms[1] if norms[0] > 0 and norms[1] > 0 else torch.ones(())
     # The norms' own errors: see test_gradient_statistics.
     of_ratio = 80 * U + update.norm() / direction.norm().clamp(min=1e-300)
-    return OPERATIONS * U * (weight.abs() + TINY) + 1.1 * h.lr * ratio * (
+    return OFF * (weight.abs() + TINY) + 1.1 * h.lr * ratio * (
         update + direction.abs() * of_ratio
     ), errors

@@ -23,9 +23,7 @@ from gallery_lib.kernels.compression import (
     packed_bytes,
     scale_bytes,
 )
-from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.launch import ELEMENTS
-from gallery_lib.kernels.runtime.usage import KernelsNotUsed
 
 U = 2.0**-24
 SIZES = st.one_of(
@@ -178,33 +176,6 @@ def test_with_error_feedback_nothing_is_lost_over_many_steps():
         sent += gradient.double()
     torch.testing.assert_close(arrived.double() + error.double(), sent, rtol=1e-4, atol=0)
     assert (arrived[1:] > 0.2).all()
-
-
-@ON_THE_CPU
-def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads(way):
-    dtype = of_way(way, torch.bfloat16)
-    gradient, error = draw.values(5000, dtype, 1), draw.values(5000, torch.float32, 2)
-    made = [packed_by(way(schedule), gradient, error, 1)[0] for schedule in range(4)]
-    assert len({each.numpy().tobytes() for each in made}) == 1
-
-
-@pytest.mark.parametrize("compiler", [None, "false", "/nowhere/g++"])
-def test_without_a_compiler_plain_torch_does_the_work_and_says_so(compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(cpp.hardware, "cpp_compiler", lambda: compiler)
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    cpp.library.cache_clear()
-    try:
-        with pytest.warns(
-            KernelsNotUsed,
-            match=r"compression.cpp is not used, plain torch does its work more slowly",
-        ):
-            packed = pack(torch.linspace(-1, 1, 300))
-        sums = torch.zeros(300)
-        accumulate_(sums, packed)  # says it once
-        torch.testing.assert_close(sums, torch.linspace(-1, 1, 300), rtol=0, atol=0.5 / 127)
-        assert not list(tmp_path.rglob("*.so"))
-    finally:
-        cpp.library.cache_clear()
 
 
 def test_it_takes_a_quarter_of_the_bytes():

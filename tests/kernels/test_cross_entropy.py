@@ -9,7 +9,7 @@ import torch
 from cuda_on_host import draw
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp, OnDevice
+from kernels.ways import EVERY_WAY, ON_THE_CPU, InCpp
 from torch.nn import functional
 
 from gallery_lib.kernels.cross_entropy import cross_entropy
@@ -160,16 +160,6 @@ def test_a_label_outside_of_the_classes_reads_nothing_and_gives_nan(way):
         assert loss.isnan().all() and gradient.isnan().all()
 
 
-@ON_THE_CPU
-def test_no_bit_depends_on_the_order_of_threads(way):
-    torch.manual_seed(0)
-    logits = torch.randn(7, 5000, dtype=torch.bfloat16)
-    labels, of_loss = torch.randint(0, 5000, (7,)), torch.rand(7)
-    first, *others = (both(way(k).call, logits, labels, 0.1, of_loss) for k in range(3))
-    for other in others:
-        assert all(map(torch.equal, first, other))
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     classes=st.integers(1, 50),
@@ -198,17 +188,3 @@ def test_loss_and_gradient_are_those_of_torch(classes, dtype, smoothing, reducti
     off, unit = (1e-12, 1e-12) if dtype is torch.float64 else (2e-6, 2 * draw.UNIT_ROUNDOFF[dtype])
     for (ours, theirs), far in zip(zip(*outcomes, strict=True), (off, max(off, unit)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=far, atol=off, equal_nan=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", OnDevice.dtypes)
-def test_autograd_on_the_device(dtype, cuda_kernels):
-    torch.manual_seed(0)
-    logits, labels = torch.randn(33, 1000, dtype=dtype), torch.randint(0, 1000, (33,))
-    leaf = logits.to(cuda_kernels).requires_grad_()
-    losses = cross_entropy(leaf, labels.to(cuda_kernels), reduction="none")
-    losses.sum().backward()
-    loss, _, gradient = exact(logits, labels, 0.0, torch.ones(33))
-    torch.testing.assert_close(losses.detach().cpu().double(), loss, rtol=1e-5, atol=1e-5)
-    unit = 2 * draw.UNIT_ROUNDOFF[dtype]
-    torch.testing.assert_close(leaf.grad.cpu().double(), gradient, rtol=unit + 1e-5, atol=1e-7)

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from cuda_on_host import draw
-from cuda_on_host.memory import Guarded
+from cuda_on_host.device import Guarded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.ways import KERNELS, OnHost
@@ -113,11 +113,6 @@ def test_every_element_counts_once():
 def test_more_tensors_than_fit_one_launch_and_more_blocks_than_the_last_one_has_threads():
     gradients = [torch.full((1 + i % 3,), 2.0) for i in range(600)]
     assert found(gradients)[0] == pytest.approx(exact_norm(gradients), rel=1e-6)
-
-
-def test_the_same_gradients_give_the_same_bits_in_any_order_of_threads():
-    gradients = [draw.values(20001, torch.float32, 1), draw.values(999, torch.bfloat16, 2)]
-    assert len({found(gradients, schedule=schedule) for schedule in range(5)}) == 1
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,7 +6,7 @@ import torch
 from cuda_on_host import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.ways import KERNELS, OnHost
+from kernels.ways import KERNELS
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
@@ -53,11 +53,10 @@ def test_every_value_is_within_the_bound_of_float64(
         assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_it_is_bit_by_bit_what_the_loader_makes():
-    images = torch.randint(0, 256, (3, 9, 7, 3), dtype=torch.uint8)
-    expected = finish_batch((images, torch.zeros(3)), torch.channels_last)[0]
-    assert torch.equal(
-        prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION), expected
-    )
-    rest = (SCALE, SHIFT, torch.float32)
-    assert torch.equal(OnHost(offset=0).call("prepare_images", images, *rest), expected)
+@KERNELS
+def test_it_is_bit_by_bit_what_the_loader_makes(way):
+    images = torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8)
+    expected = finish_batch((images, torch.zeros(33)), torch.channels_last)[0]
+    ours = prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION)
+    by_kernel = way(offset=0).call("prepare_images", images, SCALE, SHIFT, torch.float32)
+    assert torch.equal(ours, expected) and torch.equal(by_kernel, expected)

@@ -1,27 +1,33 @@
 """Which of our operators a run with compiler-opt uses, and that its results say so.
 
 On the CPU a run uses none but for a loss over many logits. These tests ask for them there, where
-plain torch stands in for most kernels.
+plain torch stands in for most kernels. On a GPU an update with our scaler, optimizer and schedule
+equals torch's, without a sync, and what is saved there goes on elsewhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from types import SimpleNamespace
 
 import picture_task
 import pytest
 import torch
+from optim import training
+from optim.training import OVERFLOW_AT, PAIRS, SCALING, model, warmup
 from own_operators import on_cpu_too
+from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.compiler import backend
 from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config.switches import kernels_enabled
-from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy
 from gallery_lib.kernels.runtime import operators
+from gallery_lib.optim.adoption import accelerate_optimizer
+from gallery_lib.optim.grad_scaler import GradScaler, Updates
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import cross_entropy, language_modelling
 from gallery_lib.train.loop import train
@@ -68,31 +74,35 @@ def ran(results) -> dict[str, str]:
     return dict(part.rstrip(")").split(" (") for part in results.techniques["kernels"].split("), "))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop"])
-def test_a_run_with_our_operators_trains_as_one_without_and_names_them(name, nothing_compiled):
-    config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5)
+CLIPPED, OWN_LOSS = {"max_grad_norm": 0.5}, ("cross_entropy_gradient", "cross_entropy_rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "form"),
+    [
+        ("AdamW", CLIPPED, "sync-free"),
+        ("SGD", CLIPPED, "sync-free"),
+        ("RMSprop", CLIPPED, "sync-free"),
+        ("NAdam", CLIPPED, "torch's own"),
+        ("AdamW", {"lr_schedule": "linear", "lr_warmup_steps": 3}, "sync-free"),
+        ("AdamW", {"lr_schedule": "cosine", "lr_warmup_steps": 3}, "sync-free"),
+    ],
+)
+def test_a_run_with_our_operators_trains_as_one_without_and_names_them(
+    name, options, form, nothing_compiled
+):
+    config = picture_task.config(name, compiler_opt=True, **options)
     ours = with_operators(config)
     theirs = with_operators(dataclasses.replace(config, kernels=False))
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
     assert losses(ours)[-1] < losses(ours)[0]
-    assert ran(ours) == {
-        "cross_entropy_gradient": f"{LOSS}, {STEPS} calls",
-        "cross_entropy_rows": f"{LOSS}, {STEPS} calls",
-        "optimizer_step_": f"plain torch, {STEPS} calls",
-        "prepare_images": f"plain torch, {STEPS + HELD_OUT_BATCHES} calls",
-    }
-    assert (ours.techniques["optimizer"], theirs.techniques["optimizer"]) == ("sync-free", "fused")
+    expected = dict.fromkeys(OWN_LOSS, f"{LOSS}, {STEPS} calls")
+    expected["prepare_images"] = f"plain torch, {STEPS + HELD_OUT_BATCHES} calls"
+    if form == "sync-free":
+        expected["optimizer_step_"] = f"plain torch, {STEPS} calls"
+        assert theirs.techniques["optimizer"] == "fused"
+    assert ran(ours) == expected and ours.techniques["optimizer"] == form
     assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
-
-
-def test_an_optimizer_without_a_sync_free_form_stays_torchs(nothing_compiled):
-    config = picture_task.config("NAdam", compiler_opt=True, max_grad_norm=0.5)
-    ours = with_operators(config)
-    assert ours.techniques["optimizer"] == "torch's own"
-    assert set(ran(ours)) == {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
-    assert losses(ours) == pytest.approx(
-        losses(train(dataclasses.replace(config, kernels=False))), rel=1e-4
-    )
 
 
 class Toggle(Observer):
@@ -118,30 +128,10 @@ def test_the_baseline_uses_none_also_where_they_could_be():
     assert operators.counts() == before and not toggle.kernels
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_a_schedule_of_torch_s_goes_on_with_the_operators_as_without(name, nothing_compiled):
-    config = picture_task.config("AdamW", compiler_opt=True, lr_schedule=name, lr_warmup_steps=3)
-    ours = with_operators(config)
-    theirs = with_operators(dataclasses.replace(config, kernels=False))
-    assert {"optimizer_step_", "cross_entropy_rows"} <= ran(ours).keys()
-    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
-
-
 def test_clipping_changes_the_training():
     clipped, free = (train(picture_task.config("SGD", max_grad_norm=norm)) for norm in (0.01, None))
     assert losses(clipped)[0] == losses(free)[0]
     assert losses(clipped)[-1] > losses(free)[-1]
-
-
-def test_batches_have_the_same_bits_with_and_without_the_operator():
-    batch = torch.randint(0, 256, (5, 17, 23, 3), dtype=torch.uint8), torch.arange(5)
-    expected = finish_batch(batch, torch.channels_last)[0]
-    before = operators.counts()
-    with pytest.MonkeyPatch.context() as patch, on_cpu_too():
-        patch.setenv("GALLERY_COMPILER_OPT", "1")
-        ours = finish_batch(batch, torch.channels_last)[0]
-    assert (operators.counts() - before).total() == 1
-    assert torch.equal(ours, expected) and ours.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
@@ -159,9 +149,7 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     expected, before = found(), operators.counts()
     with on_cpu_too():
         ours = found()
-    assert set(operators.counts() - before) == {
-        (f"cross_entropy_{part}", LOSS) for part in ("rows", "gradient")
-    }
+    assert set(operators.counts() - before) == {(name, LOSS) for name in OWN_LOSS}
     assert (ours[0].dtype, ours[1].dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(ours[0], expected[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
@@ -184,7 +172,7 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     assert losses(ours) == pytest.approx(
         losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2
     )
-    operators = {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
+    operators = {*OWN_LOSS, "prepare_images"}
     # Without a scaler torch's fused AdamW takes less of the host.
     if name != "AdamW" or amp.get("amp_dtype") == "fp16":
         operators.add("optimizer_step_")
@@ -196,12 +184,64 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     assert ours.skipped_steps == theirs.skipped_steps
 
 
+def on_device(device: torch.device) -> torch.nn.Sequential:
+    """Return the model of `optim.training` on a device, which takes and returns CPU tensors."""
+    net = model().to(device)
+    net.register_forward_pre_hook(lambda _, given: (given[0].to(device),))
+    net.register_forward_hook(lambda *call: call[-1].cpu())
+    return net
+
+
+def updated(pair, device: torch.device, ours: bool) -> tuple[list[float], Updates]:
+    """Return losses and updates, all ours or all torch's; in ours waiting for the device raises."""
+    net = on_device(device)
+    optimizer = pair.ours(net.parameters()) if ours else pair.theirs(net.parameters())
+    scaler = (GradScaler if ours else torch.amp.GradScaler)("cuda", **SCALING)
+    updates = Updates(optimizer, scaler, LambdaLR(optimizer, warmup), 0.3)
+
+    taken = itertools.count()
+
+    def take() -> None:
+        # The first step compiles.
+        torch.cuda.set_sync_debug_mode("error" if ours and next(taken) else "default")
+        try:
+            updates.take()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return training.losses(net, optimizer, range(60), scaler, OVERFLOW_AT, take), updates
+
+
 @pytest.mark.gpu
-def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
-    batch = (
-        torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8, device=cuda_kernels),
-        torch.arange(33),
-    )
-    ours = finish_batch(batch, torch.channels_last)[0]
-    monkeypatch.setenv("GALLERY_KERNELS", "0")
-    assert torch.equal(ours, finish_batch(batch, torch.channels_last)[0])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
+    ours, chosen = updated(pair, cuda_kernels, ours=True)
+    theirs, other = updated(pair, cuda_kernels, ours=False)
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    assert chosen.skipped_steps() == other.skipped_steps() == sum(at < 60 for at in OVERFLOW_AT)
+    assert chosen.scaler.state_dict() == other.scaler.state_dict()
+    assert chosen.schedule.state_dict() == other.schedule.state_dict()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_fused_optimizers_state_goes_on_wherever_it_is_loaded(name, where, cuda_kernels):
+    kind, found = getattr(torch.optim, name), []
+    plain, net = on_device(torch.device("cpu")), on_device(cuda_kernels)
+    usual = training.losses(plain, kind(plain.parameters(), lr=1e-2), range(12))
+    optimizer = kind(net.parameters(), lr=1e-2)
+    said = accelerate_optimizer(optimizer, scaled=False)
+    assert said == f"{name} takes torch's fused form on {cuda_kernels}."
+    found += training.losses(net, optimizer, range(4))
+    for device in (torch.device(where), cuda_kernels):
+        assert optimizer.state_dict()["param_groups"][0]["fused"] is None
+        other = on_device(device)
+        loaded = kind(other.parameters(), lr=1e-2)
+        accelerate_optimizer(loaded, scaled=False)
+        other.load_state_dict(net.state_dict())
+        loaded.load_state_dict(optimizer.state_dict())
+        assert loaded.param_groups[0]["fused"] is (None if device.type == "cpu" else True)
+        found += training.losses(other, loaded, range(len(found), len(found) + 4))
+        net, optimizer = other, loaded
+    assert found == pytest.approx(usual, rel=1e-3)

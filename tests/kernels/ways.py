@@ -6,14 +6,13 @@ float64, where plain torch does the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_host.device import HostDevice
-from cuda_on_host.memory import GuardedMemory
+from cuda_on_host.device import GuardedMemory, HostDevice
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.kernels.runtime.launch import ELEMENTS
@@ -41,7 +40,7 @@ class InCpp(GuardedMemory):
             result = getattr(torch.ops.gallery, name)(*arguments)
         finally:
             torch.set_num_threads(threads)
-        if next(_each(arguments)).numel():
+        if _tensors(arguments)[0].numel():
             assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         self.check()
         return result
@@ -53,7 +52,7 @@ class OnDevice:
     dtypes = tuple(ELEMENTS)
 
     def __init__(self, schedule: int = 0, offset: int | None = None) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        """Leave order and places to the device."""
 
     def take(self, values: Tensor, offset: int | None = None) -> Tensor:
         return values.clone()
@@ -62,30 +61,22 @@ class OnDevice:
         return torch.zeros(shape, dtype=dtype)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        given = [_moved(each, self.device) for each in arguments]
+        given = _moved(arguments, torch.cuda.current_device())
         before = operators.counts()
         result = getattr(torch.ops.gallery, name)(*given)
         assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         if name.endswith("_"):
-            for ours, theirs in zip(_each(arguments), _each(given), strict=True):
+            for ours, theirs in zip(_tensors(arguments), _tensors(given), strict=True):
                 ours.copy_(theirs)
-        return _moved(result, torch.device("cpu"))
+        return _moved(result, "cpu")
 
 
-def _each(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _each(each)
+def _tensors(arguments: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return (
-        type(value)(_moved(v, device) for v in value) if isinstance(value, list | tuple) else value
-    )
+def _moved(arguments: Any, device: torch.device | str) -> Any:
+    return tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, arguments)
 
 
 ON_HOST = pytest.param(OnHost, id="host")

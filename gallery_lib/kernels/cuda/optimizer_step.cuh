@@ -18,9 +18,8 @@ constexpr int SCALARS = 4;
 
 struct StepArguments {
     TensorList<LISTS> tensors;
-    const float* gradient_scale;  // all four may be null
+    const float* gradient_scale;  // all three may be null
     const float* found_inf;
-    const float* clip_factor;
     const float* learning_rate_on_device;
     double* partial;              // LAMB: |w|² and |update|² of each block
     float* trust_ratio;           // LAMB: of each tensor
@@ -34,7 +33,7 @@ struct StepArguments {
 
     // What a gradient is multiplied by before anything else.
     __device__ __forceinline__ float gradient_factor() const {
-        float factor = clip_factor ? *clip_factor : 1.0f;
+        float factor = 1.0f;
         if (gradient_scale) factor /= *gradient_scale;
         return flags & MAXIMIZE ? -factor : factor;
     }

@@ -2,6 +2,6 @@
 
 `operators` registers an operator with all its implementations, and counts which of them ran.
 `nvrtc` compiles CUDA sources and `cpp` C++ sources, at first use; `kept_code` keeps both on disk
-with digests. `launch` carries out a launch, and `tensor_lists` packs tensors for it. `usage`
-decides whether a kernel runs.
+with digests. `launch` packs tensors and carries out launches. `usage` decides whether a kernel
+runs.
 """

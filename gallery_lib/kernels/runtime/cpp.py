@@ -147,28 +147,33 @@ class Functions:
         return self._library() is not None
 
     def call(
-        self, name: str, columns: Sequence[str], tensors: Sequence[Tensor], *values: Any
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Tensor]],
+        *values: Any,
+        options: ctypes.Structure | None = None,
     ) -> None:
         """Call a function, which has to be available.
 
         Args:
             name: name of the function.
-            columns: a name for each tensor, for errors.
-            tensors: what the function reads and writes.
+            columns: a name for each tensor of a row, for errors.
+            rows: what the function reads and writes.
             values: what follows the descriptors in the structure.
+            options: a second structure.
 
         Raises:
             Refused: for tensors that do not fit together; nothing is changed then.
         """
-        descriptors = described(tensors)
-        arguments = self.arguments(*descriptors.buffer_info(), *values)
-        check(self.function(name)(ctypes.byref(arguments)), name, [tensors], columns)
-
-    def function(self, name: str) -> Any:
-        """Return a function that returns a code for `check`."""
+        descriptors = described(list(chain.from_iterable(rows)))
+        structures = [self.arguments(*descriptors.buffer_info(), *values)]
+        if options is not None:
+            structures.append(options)
         function = getattr(self._library(), name)
         function.restype = ctypes.c_longlong
-        return function
+        if code := function(*map(ctypes.byref, structures)):
+            raise _refusal(code, name if options is None else f"{name}'s step", rows, columns)
 
 
 def described(tensors: Sequence[Tensor]) -> Any:
@@ -198,15 +203,10 @@ def described(tensors: Sequence[Tensor]) -> Any:
     return array.array("q", numbers)
 
 
-def check(
+def _refusal(
     code: int, function: str, rows: Sequence[Sequence[Tensor]], columns: Sequence[str]
-) -> None:
-    """Raise Refused, which names tensor and reason, unless `code` is 0.
-
-    `code` is what the C++ function returned.
-    """
-    if not code:
-        return
+) -> Refused:
+    """Return an error that names tensor and reason; `code` is what the C++ function returned."""
     reason, column, row = code & 0xFF, code >> 8 & 0xFF, code >> 16
     about, parameter = "", None
     if row < len(rows) and column < len(rows[row]):
@@ -214,6 +214,6 @@ def check(
         name = columns[column] if len(rows) == 1 else f"{columns[column]}[{row}]"
         layout = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
         about, parameter = f" {name}, {layout}", columns[column]
-    raise Refused(
+    return Refused(
         f"{function} does not take{about}: {_REASONS[reason]}.", reason, parameter=parameter
     )

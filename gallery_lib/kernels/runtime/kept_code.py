@@ -37,9 +37,8 @@ def folder(name: str) -> Path:
 
 def sound(file: Path) -> bool:
     """Return whether the file exists and matches its digest."""
-    noted = _note(file)
-    there = file.is_file() and noted.is_file()
-    return there and noted.read_bytes() == _digest(file.read_bytes())
+    there = file.is_file() and _note(file).is_file()
+    return there and _note(file).read_bytes() == _digest(file.read_bytes())
 
 
 def keep(file: Path, content: bytes) -> None:

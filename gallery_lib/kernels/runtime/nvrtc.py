@@ -14,8 +14,8 @@ import hashlib
 import io
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gallery_lib.errors import GalleryError
 from gallery_lib.kernels.runtime import kept_code
@@ -40,13 +40,11 @@ class CompilationFailed(GalleryError, RuntimeError):
     """Error: NVRTC refused a source of ours, or is missing. The message holds its log."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """Machine code of one source: `cubin` is an ELF file, `log` is what ptxas printed about it."""
+class Compiled(NamedTuple):
+    """Machine code of one source, and what ptxas printed about it."""
 
     cubin: bytes
     log: str
-    from_cache: bool
 
 
 def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
@@ -90,18 +88,6 @@ def supported_architectures() -> tuple[int, ...]:
     return tuple(nvrtc.nvrtcGetSupportedArchs()[1])
 
 
-def _headers() -> str:
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    folder = find_nvidia_header_directory("cudart")
-    if folder is None:
-        raise CompilationFailed(
-            "the CUDA headers (cuda_fp16.h) were not found. They are in the package "
-            "nvidia-cuda-runtime."
-        )
-    return folder
-
-
 def cache_key(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> str:
     """Return the name under which the machine code is kept."""
     everything = [
@@ -126,7 +112,7 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
     key = cache_key(source, defines, architecture, folder)
     cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
     if kept_code.sound(cubin) and kept_code.sound(log):
-        return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
+        return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"))
     with kept_code.build():
         result = _compile(source, defines, architecture, folder)
     # With a cache that cannot be written, the source is compiled again next time.
@@ -138,11 +124,18 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
 
 def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> Compiled:
     from cuda.core import Program, ProgramOptions
+    from cuda.pathfinder import find_nvidia_header_directory
 
+    headers = find_nvidia_header_directory("cudart")
+    if headers is None:
+        raise CompilationFailed(
+            "the CUDA headers (cuda_fp16.h) were not found. They are in the package "
+            "nvidia-cuda-runtime."
+        )
     options = ProgramOptions(
         name=source,
         arch=f"sm_{architecture}",
-        include_path=[str(folder), _headers()],
+        include_path=[str(folder), headers],
         define_macro=list(defines) or None,
         **_OPTIONS,
     )
@@ -158,4 +151,4 @@ def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> 
     lines = [
         line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line
     ]
-    return Compiled(bytes(code.code), "\n".join(lines) + "\n", from_cache=False)
+    return Compiled(bytes(code.code), "\n".join(lines) + "\n")

@@ -27,14 +27,6 @@ Implementation = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Cpp:
-    """Implementation in C++ on the CPU: `run` does the work where `takes` returns True."""
-
-    takes: Callable[..., bool]
-    run: Implementation
-
-
-@dataclass(frozen=True)
 class Autograd:
     """Gradient of an operator.
 
@@ -70,7 +62,8 @@ def register(
     kernel: Implementation | None = None,
     device: Callable[..., torch.device | None] | None = None,
     fake: Implementation,
-    cpp: Cpp | None = None,
+    cpp: Implementation | None = None,
+    takes_cpp: Callable[..., bool] | None = None,
     autograd: Autograd | None = None,
 ) -> None:
     """Register `gallery::<name>`, which is called as `torch.ops.gallery.<name>`.
@@ -84,14 +77,32 @@ def register(
         kernel: enqueues the launches on CUDA, returns the results, and never waits for the device.
         device: the arguments' device, or None where the kernel is not written for their dtypes.
         fake: returns results without values, for tracing.
-        cpp: C++ on the CPU, for some arguments.
+        cpp: C++ on the CPU.
+        takes_cpp: whether it takes these arguments.
         autograd: the gradient.
     """
+
+    def on_cpu(*arguments: Any) -> Any:
+        if cpp is not None and takes_cpp is not None and takes_cpp(*arguments):
+            _CALLS[name, KERNEL] += 1
+            return cpp(*arguments)
+        _CALLS[name, PLAIN_TORCH] += 1
+        return reference(*arguments)
+
+    def on_cuda(*arguments: Any) -> Any:
+        assert kernel is not None and device is not None
+        place = device(*arguments)
+        if place is None or not usage.kernels_run(place):
+            _CALLS[name, PLAIN_TORCH] += 1
+            return reference(*arguments)
+        _CALLS[name, KERNEL] += 1
+        return kernel(*arguments)
+
     qualified = f"gallery::{name}"
     torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "cpu", _on_cpu(name, reference, cpp))
-    if kernel is not None and device is not None:
-        torch.library.impl(qualified, "cuda", _on_cuda(name, reference, kernel, device))
+    torch.library.impl(qualified, "cpu", on_cpu)
+    if kernel is not None:
+        torch.library.impl(qualified, "cuda", on_cuda)
     torch.library.register_fake(qualified, fake)
     if autograd is not None:
         torch.library.register_autograd(qualified, autograd.backward, setup_context=autograd.keep)
@@ -103,31 +114,3 @@ def kernel_device(tensor: Tensor, *_: Any) -> torch.device | None:
     It is the `device` of an operator whose first argument decides.
     """
     return tensor.device if tensor.dtype in ELEMENTS else None
-
-
-def _on_cpu(name: str, reference: Implementation, cpp: Cpp | None) -> Implementation:
-    def on_cpu(*arguments: Any) -> Any:
-        if cpp is not None and cpp.takes(*arguments):
-            _CALLS[name, KERNEL] += 1
-            return cpp.run(*arguments)
-        _CALLS[name, PLAIN_TORCH] += 1
-        return reference(*arguments)
-
-    return on_cpu
-
-
-def _on_cuda(
-    name: str,
-    reference: Implementation,
-    kernel: Implementation,
-    device: Callable[..., torch.device | None],
-) -> Implementation:
-    def on_cuda(*arguments: Any) -> Any:
-        place = device(*arguments)
-        if place is None or not usage.kernels_run(place):
-            _CALLS[name, PLAIN_TORCH] += 1
-            return reference(*arguments)
-        _CALLS[name, KERNEL] += 1
-        return kernel(*arguments)
-
-    return on_cuda

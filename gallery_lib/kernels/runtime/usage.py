@@ -30,9 +30,7 @@ class KernelsNotUsed(RuntimeWarning):
 
 def reason_not_used(device: torch.device) -> str | None:
     """Return why a run on `device` does without our operators, or None when it uses them."""
-    if device.type == "cpu":
-        return "no CUDA device"
-    return reason_not_launched(device)
+    return "no CUDA device" if device.type == "cpu" else reason_not_launched(device)
 
 
 def reason_not_launched(device: torch.device) -> str | None:

@@ -1,16 +1,133 @@
-"""`gallery::mixed_product` against float64 and torch: values, layouts, infinities, errors."""
+"""Operators for the CPU alone: dropout's mask, max pooling, and products in bfloat16.
+
+The mask has Philox's published values. Pooling is held against torch's: values, ties, NaN,
+infinities, rounding. Products are held against float64 and torch.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
-from gallery_lib.kernels import mixed_product
+from gallery_lib.kernels import dropout_mask, max_pool, mixed_product  # noqa: F401  registers
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.system import hardware
+
+SCALE = torch.tensor(4.6566127342e-10)
+FIRST_WORD_OF_ZEROS = 0x6627E8D5
+"""Philox4x32-10's first word for counter 0 and key 0, from the known answers of Random123."""
+
+
+def drawn(seed: int, size: list[int], threshold: float) -> torch.Tensor:
+    return torch.ops.gallery.dropout_mask(torch.tensor([7, seed]), 1, size, threshold)
+
+
+def test_the_first_number_is_the_published_one():
+    number = float((torch.tensor(FIRST_WORD_OF_ZEROS) & 0x7FFFFFFF).float() * SCALE)
+    below = float(torch.nextafter(torch.tensor(number), torch.tensor(0.0)))
+    for function in (drawn, dropout_mask.reference):
+        assert not function(0, [1], number).item()
+        assert function(0, [1], below).item()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    size=st.lists(st.integers(0, 23), min_size=0, max_size=3),
+    threshold=st.sampled_from([0.0, 0.1, 0.10009765625, 0.5, 0.999, 1.0, -1.0, 2.0]),
+    threads=st.integers(1, 3),
+)
+def test_cpp_draws_what_plain_torch_draws(seed, size, threshold, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ours = drawn(seed, size, threshold)
+    finally:
+        torch.set_num_threads(before)
+    assert ours.dtype is torch.bool
+    assert torch.equal(ours, dropout_mask.reference(seed, size, threshold))
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.5])
+def test_the_share_kept_and_its_neighbours_are_as_chance_has_them(threshold):
+    kept = drawn(12345, [1000, 1000], threshold).float()
+    deviation = (threshold * (1 - threshold) / kept.numel()) ** 0.5
+    assert abs(float(kept.mean()) - (1 - threshold)) < 5 * deviation
+    both = float((kept[:, 1:] * kept[:, :-1]).mean())
+    assert abs(both - (1 - threshold) ** 2) < 10 * deviation
+
+
+# --------------------------------------------------------------------------------------------------
+# Max pooling.
+
+BOTH_SIDES = st.tuples(st.integers(1, 4), st.integers(1, 4))
+
+
+def images(shape: tuple[int, ...], dtype: torch.dtype, values: str, seed: int) -> torch.Tensor:
+    """Return images in channels_last, with many equal values and some that are not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    result = torch.randn(shape, generator=generator).mul(2).round()
+    chosen = torch.rand(shape, generator=generator) < 0.3
+    if values != "finite":
+        result[chosen] = torch.nan if values == "nan" else -torch.inf
+    return result.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.tuples(
+        st.integers(1, 3),
+        st.sampled_from([1, 3, 16, 17, 40]),
+        st.integers(1, 11),
+        st.integers(1, 9),
+    ),
+    kernel=BOTH_SIDES,
+    stride=BOTH_SIDES,
+    padded=st.tuples(st.booleans(), st.booleans()),
+    ceil_mode=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    values=st.sampled_from(["finite", "nan", "infinite"]),
+    seed=st.integers(0, 2**16),
+)
+@example((2, 64, 12, 12), (3, 3), (2, 2), (True, True), False, torch.bfloat16, "finite", 1)
+@example((1, 17, 9, 9), (3, 3), (2, 2), (False, False), True, torch.bfloat16, "nan", 2)
+def test_results_and_gradients_are_torchs(
+    shape, kernel, stride, padded, ceil_mode, dtype, values, seed
+):
+    padding = [size // 2 if wanted else 0 for size, wanted in zip(kernel, padded, strict=True)]
+    assume(all(s + 2 * p >= k for s, p, k in zip(shape[2:], padding, kernel, strict=True)))
+    ours = images(shape, dtype, values, seed).requires_grad_()
+    exact = ours.detach().double().requires_grad_()
+    pooled, offsets = torch.ops.gallery.max_pool(ours, kernel, stride, padding, ceil_mode)
+    expected = functional.max_pool2d(exact, kernel, stride, padding, ceil_mode=ceil_mode)
+    assert torch.equal(pooled.double().nan_to_num(1e9), expected.nan_to_num(1e9))
+    gradient = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    pooled.backward(gradient)
+    expected.backward(gradient.double())
+    assert ours.grad is not None and exact.grad is not None
+    unit = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22, torch.float64: 2.0**-50}[dtype]
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=unit, atol=4 * 2.0**-22)
+    for tensor in (pooled, offsets, ours.grad):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_contiguous_images_and_gradients_are_taken_too():
+    image = torch.randn(2, 5, 8, 8)
+    pooled, offsets = torch.ops.gallery.max_pool(image, [2, 2], [2, 2], [0, 0], False)
+    assert torch.equal(pooled, functional.max_pool2d(image, 2))
+    gradient = torch.randn(2, 5, 4, 4)
+    ours = torch.ops.gallery.max_pool_gradient(gradient, offsets, [8, 8], [2, 2], [2, 2], [0, 0])
+    leaf = image.clone().requires_grad_()
+    functional.max_pool2d(leaf, 2).backward(gradient)
+    assert torch.equal(ours, leaf.grad)
+
+
+# --------------------------------------------------------------------------------------------------
+# Products.
 
 PRODUCT = torch.ops.gallery.mixed_product
 IN_CPP = pytest.mark.skipif(
@@ -63,17 +180,7 @@ def assert_rounded_once(found: Tensor, left: Tensor, right: Tensor, bias: Tensor
 @example(300, 2051, 70, "rows", "rows", (torch.bfloat16, torch.float32), None, False, 4)
 @example(530, 8, 64, "columns", "rows", (torch.bfloat16, torch.bfloat16), None, True, 5)
 @example(1, 1, 1, "gaps", "gaps", (torch.float32, torch.float32), torch.bfloat16, True, 6)
-def test_results_are_the_exact_ones_rounded_once(
-    m: int,
-    k: int,
-    n: int,
-    left: str,
-    right: str,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    bias: torch.dtype | None,
-    wide: bool,
-    seed: int,
-) -> None:
+def test_results_are_the_exact_ones_rounded_once(m, k, n, left, right, dtypes, bias, wide, seed):
     a, b = matrix(m, k, dtypes[0], left, seed), matrix(k, n, dtypes[1], right, seed + 1)
     c = None if bias is None else matrix(1, n, bias, "rows", seed + 2)[0]
     found = PRODUCT(a, b, c, wide)
@@ -81,18 +188,6 @@ def test_results_are_the_exact_ones_rounded_once(
     assert found.shape == (m, n) and found.is_contiguous()
     assert torch.equal(found, found.to(torch.bfloat16).to(found.dtype))  # as autocast rounds
     assert_rounded_once(found, a, b, c)
-
-
-@IN_CPP
-def test_the_number_of_threads_changes_no_bit() -> None:
-    left = matrix(37, 2051, torch.bfloat16, "rows", 0)
-    right = matrix(2051, 333, torch.float32, "columns", 1)
-    before, results = torch.get_num_threads(), []
-    for threads in (1, 2, 3, 7):
-        torch.set_num_threads(threads)
-        results.append(PRODUCT(left, right, None, True))
-    torch.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 @IN_CPP
@@ -147,15 +242,7 @@ def test_plain_torch_does_the_work_without_the_processors_instruction(
     seed=st.integers(0, 2**16),
 )
 @example(3, 64, 64, 128, ("rows", "columns"), torch.bfloat16, 1)
-def test_batches_are_not_rounded(
-    batch: int,
-    m: int,
-    k: int,
-    n: int,
-    layouts: tuple[str, str],
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
+def test_batches_are_not_rounded(batch, m, k, n, layouts, dtype, seed):
     def matrices(rows: int, columns: int, layout: str, number: int) -> Tensor:
         each = [matrix(rows, columns, dtype, layout, number + place) for place in range(batch)]
         if layout == "columns":
