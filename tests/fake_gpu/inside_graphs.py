@@ -7,6 +7,7 @@ are eager's, so values can be compared.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -61,15 +62,25 @@ class Training:
         sizes = [BATCH] * (3 * STEPS) + [BATCH // 2]
         self.batches = [torch.randn(size, 6, generator=draw).cuda() for size in sizes]
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        return (self.model(batch) ** 2).mean()
+    def loss(self, *batches: torch.Tensor) -> torch.Tensor:
+        return sum((self.model(batch) ** 2).mean() for batch in batches)
+
+    def accumulate(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Add up gradients over the batches, and return them."""
+        for batch in batches:
+            self.loss(batch).backward()
+        return [p.grad.cpu() for p in self.model.parameters() if p.requires_grad]
+
+    def update(self, *batches: torch.Tensor) -> torch.Tensor:
+        """Take a step on the sum of the batches' losses, and return it."""
+        self.optimizer.zero_grad()
+        loss = self.loss(*batches)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
 
     def weights(self) -> list[torch.Tensor]:
         return [value.cpu() for value in self.model.state_dict().values()]
-
-
-def both() -> tuple[Training, Training]:
-    return Training(accelerated=True), Training(accelerated=False)
 
 
 def same(ours, theirs) -> None:
@@ -82,112 +93,98 @@ def replays() -> int:
 
 def test_steps_are_replayed_and_train_as_eager_ones():
     ended = []
-    for training in both():
-        losses, before = [], replays()
-        for batch in training.batches:
-            training.optimizer.zero_grad(set_to_none=True)
-            loss = training.loss(batch)
-            loss.backward()
-            training.optimizer.step()
-            losses.append(loss.detach())
+    for accelerated in (True, False):
+        training, before = Training(accelerated=accelerated), replays()
+        losses = [training.update(batch) for batch in training.batches]
         ended.append((replays() - before, torch.stack(losses).cpu(), training.weights()))
     ours, theirs = ended
     assert ours[0] >= 2 * (STEPS - 2) and theirs[0] == 0
     same(ours[1:], theirs[1:])
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_add_up_over_replays(set_to_none):
-    ended = []
-    for training in both():
-        for step in range(STEPS):
-            training.optimizer.zero_grad(set_to_none=set_to_none)
-            for batch in training.batches[3 * step : 3 * step + 3]:
-                training.loss(batch).backward()
-            training.optimizer.step()
-        ended.append(training.weights())
-    same(*ended)
+def steps_of_three_batches(training, set_to_none):
+    for step in range(STEPS):
+        training.optimizer.zero_grad(set_to_none=set_to_none)
+        training.accumulate(training.batches[3 * step : 3 * step + 3])
+        training.optimizer.step()
+    return training.weights()
 
 
-def test_gradients_that_share_memory_add_up_over_replays():
-    ended = []
-    for accelerated in (True, False):
-        training = Training(accelerated=accelerated, model=Joined())
-        for batch in training.batches[:STEPS]:
-            training.loss(batch).backward()
-        ended.append([p.grad.cpu() for p in training.model.parameters()])
-    same(*ended)
+def sums_of_gradients(training):
+    return training.accumulate(training.batches[:STEPS])
 
 
-def test_weights_that_are_trained_later_add_up_as_well():
-    ended = []
-    for accelerated in (True, False):
-        model = model_of(3)
-        model[0].requires_grad_(False)
-        training = Training(accelerated=accelerated, model=model)
-        for frozen in (True, False):
-            training.model[0].requires_grad_(not frozen)
-            for batch in training.batches[:STEPS]:
-                training.loss(batch).backward()
-        ended.append([p.grad.cpu() for p in training.model.parameters()])
-    same(*ended)
+def weights_that_are_trained_later(training):
+    for frozen in (True, False):
+        training.model[0].requires_grad_(not frozen)
+        gradients = training.accumulate(training.batches[:STEPS])
+    return gradients
+
+
+def outputs_that_are_kept(training):
+    outputs = []
+    for batch in training.batches[:STEPS]:
+        training.optimizer.zero_grad()
+        outputs.append(training.model(batch))
+        outputs[-1].square().mean().backward()
+        training.optimizer.step()
+    return [output.detach().cpu() for output in outputs]
+
+
+def two_forward_passes_for_a_backward_pass(training):
+    for step in range(STEPS):
+        training.update(*training.batches[2 * step : 2 * step + 2])
+    return training.weights()
+
+
+def evaluation_between_steps(training):
+    seen = []
+    for batch in training.batches[:STEPS]:
+        training.update(batch)
+        training.model.eval()
+        with torch.no_grad():
+            seen += [training.model(other) for other in training.batches[:2]]
+        training.model.train()
+    return [output.cpu() for output in seen]
+
+
+def model_with_a_frozen_layer():
+    model = model_of(3)
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("work_of", "model"),
+    [
+        (partial(steps_of_three_batches, set_to_none=True), None),
+        (partial(steps_of_three_batches, set_to_none=False), None),
+        (sums_of_gradients, Joined),
+        (weights_that_are_trained_later, model_with_a_frozen_layer),
+        (outputs_that_are_kept, None),
+        (two_forward_passes_for_a_backward_pass, None),
+        (evaluation_between_steps, None),
+    ],
+)
+def test_replays_give_what_eager_steps_give(work_of, model):
+    ours, theirs = (
+        work_of(Training(accelerated=accelerated, model=model and model()))
+        for accelerated in (True, False)
+    )
+    same(ours, theirs)
 
 
 def test_no_gradients_are_kept_alive_after_they_are_dropped():
     training = Training(accelerated=True)
-    for batch in training.batches[:STEPS]:
-        training.loss(batch).backward()
+    training.accumulate(training.batches[:STEPS])
     kept = [weakref.ref(p.grad) for p in training.model.parameters()]
     training.optimizer.zero_grad(set_to_none=True)
     assert [grad() for grad in kept] == [None] * len(kept)
 
 
-def test_outputs_are_kept_over_replays():
-    ended = []
-    for training in both():
-        outputs = []
-        for batch in training.batches[:STEPS]:
-            training.optimizer.zero_grad()
-            output = training.model(batch)
-            outputs.append(output)
-            output.square().mean().backward()
-            training.optimizer.step()
-        ended.append([output.detach().cpu() for output in outputs])
-    same(*ended)
-
-
-def test_two_forward_passes_share_a_backward_pass():
-    ended = []
-    for training in both():
-        for step in range(STEPS):
-            first, second = training.batches[2 * step : 2 * step + 2]
-            training.optimizer.zero_grad()
-            (training.loss(first) + training.loss(second)).backward()
-            training.optimizer.step()
-        ended.append(training.weights())
-    same(*ended)
-
-
-def test_evaluation_between_steps_changes_nothing():
-    ended = []
-    for training in both():
-        seen = []
-        for batch in training.batches[:STEPS]:
-            training.optimizer.zero_grad()
-            training.loss(batch).backward()
-            training.optimizer.step()
-            training.model.eval()
-            with torch.no_grad():
-                seen += [training.model(other) for other in training.batches[:2]]
-            training.model.train()
-        ended.append([output.cpu() for output in seen])
-    same(*ended)
-
-
 def test_weights_that_are_loaded_are_used_by_the_next_replay():
     training = Training(accelerated=True)
-    for batch in training.batches[:STEPS]:
-        training.loss(batch).backward()
+    training.accumulate(training.batches[:STEPS])
     training.model.load_state_dict(model_of(4).state_dict())
     expected = model_of(4)(training.batches[0].cpu())
     same(training.model(training.batches[0]).cpu(), expected)

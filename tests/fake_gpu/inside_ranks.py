@@ -1,7 +1,8 @@
 """A rank of a run on several fake devices: each way to average gradients gives their mean.
 
 test_device.py starts it with torchrun. Rank 0 prints a line for each way, and `FAILED` for a wrong
-one.
+one. With two arguments, a file and the folder of a run, the rank trains the tiny task instead, and
+rank 0 writes the run's timeline to the file.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from pathlib import Path
 
+import tiny_task
 import torch
 import torch.distributed as dist
 from fake_gpu import plugin, work
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.compiler import backend
+from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config import Comm
+from gallery_lib.measure.replay import Recorder, write_timeline
+from gallery_lib.train.loop import train
 
 WAYS: dict[str, tuple[float, dict]] = {
     "DDP's own": (1e-5, {}),
@@ -42,10 +49,25 @@ def gradients(net: torch.nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
     return [parameter.grad.cpu().clone() for parameter in net.parameters()]
 
 
-def main() -> int:
-    """Try every way; return 1 if one was wrong on this rank."""
-    plugin.install()
-    os.environ.update(GALLERY_COMPILER_OPT="1", GALLERY_KERNELS="1")
+def record(file: Path, run_dir: str) -> None:
+    """Train, and record when gradients are ready; the model stays as it is."""
+
+    def eager(model, options, device, channels_last):
+        set_compiled(model, model._call_impl)
+        return "nothing: a test on the fake device"
+
+    backend._compile = eager
+    recorder = Recorder(2)
+    results = train(
+        tiny_task.config(max_steps=5, compiler_opt=True, evaluate=False, run_dir=run_dir), recorder
+    )
+    if os.environ["RANK"] == "0":
+        write_timeline(file, recorder.timeline)
+        print(f"world size {results.world_size}, {results.environment['device']}")
+
+
+def average() -> bool:
+    """Try every way; return whether all were right on this rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
@@ -67,8 +89,14 @@ def main() -> int:
         if rank == 0 or not right:
             print(f"{name}: relative error {error:.1e}{'' if right else ' FAILED'}", flush=True)
     dist.destroy_process_group()
-    return int(wrong > 0)
+    return wrong == 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    plugin.install()
+    os.environ.update(GALLERY_COMPILER_OPT="1", GALLERY_KERNELS="1")
+    if sys.argv[1:]:
+        record(Path(sys.argv[1]), sys.argv[2])
+    elif not average():
+        sys.exit(1)
+    sys.exit(len(work.failures()))

@@ -51,15 +51,15 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), BatchNormReLU(16)
-        self.conv2, self.norm2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), BatchNormReLU(16)
-        self.conv3, self.norm3 = nn.Conv2d(16, 16, 3, padding=1, bias=False), BatchNormReLU(16)
+        self.first, self.second, self.third = (
+            nn.Sequential(nn.Conv2d(planes, 16, 3, padding=1, bias=False), BatchNormReLU(16))
+            for planes in (3, 16, 16)
+        )
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm1(self.conv1(x))
-        inner = self.norm2(self.conv2(x))
-        return self.head((self.norm3(self.conv3(inner)) + x).mean((2, 3)))
+        x = self.first(x)
+        return self.head((self.third(self.second(x)) + x).mean((2, 3)))
 
 
 def net() -> Net:
@@ -99,7 +99,7 @@ class Training:
     def __init__(self, device: torch.device, compiler: Callable | None = None) -> None:
         self.device = device
         self.model = net().to(device)
-        for norm in (self.model.norm1, self.model.norm2, self.model.norm3):
+        for _, norm in (self.model.first, self.model.second, self.model.third):
             norm.own = True
         self.call = self.model if compiler is None else compiler(self.model)
         self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
@@ -118,10 +118,13 @@ class Training:
         return [tuple(part.to(self.device) for part in batch) for batch in batches()]
 
 
+def assert_as_on_the_cpu(losses: list[torch.Tensor]) -> None:
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+
+
 def test_the_losses_are_those_of_the_cpu(device):
     training, before = Training(device), operators.counts()
-    losses = [training.step(batch) for batch in training.on_device()]
-    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    assert_as_on_the_cpu([training.step(batch) for batch in training.on_device()])
     used = operators.counts() - before
     assert used and all(how == operators.KERNEL for _, how in used), used
     assert training.scaler.skipped_steps() == 0
@@ -130,51 +133,40 @@ def test_the_losses_are_those_of_the_cpu(device):
 def test_a_step_runs_on_the_stream_that_is_current(device):
     training = Training(device)
     given = training.on_device()
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        losses = torch.stack([training.step(batch) for batch in given])
-    torch.cuda.current_stream(device).wait_stream(side)
-    assert losses.cpu().tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    with work.on_a_side_stream(device):
+        losses = [training.step(batch) for batch in given]
+    assert_as_on_the_cpu(losses)
 
 
 def test_the_host_never_waits_in_a_step(device):
     training = Training(device)
     first, *rest = training.on_device()
     losses = [training.step(first)]
-    work.LIBRARY.fake_gpu_forbid_waiting(1)
-    try:
+    with work.waiting_forbidden():
         losses += [training.step(batch) for batch in rest]
-    finally:
-        work.LIBRARY.fake_gpu_forbid_waiting(0)
-    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    assert_as_on_the_cpu(losses)
 
 
 def test_an_overflow_is_skipped_without_waiting(device):
     training = Training(device)
-    first, *rest = training.on_device()
+    first, second, *_ = training.on_device()
     training.step(first)
     torch.cuda.synchronize(device)
     before = copy.deepcopy(training.model.state_dict())
     training.scaler._scale.fill_(float("inf"))
-    work.LIBRARY.fake_gpu_forbid_waiting(1)
-    try:
-        training.step(rest[0])
-    finally:
-        work.LIBRARY.fake_gpu_forbid_waiting(0)
-    after = training.model.state_dict()
+    with work.waiting_forbidden():
+        training.step(second)
     assert training.scaler.skipped_steps() == 1
-    for name in before:
+    for name, value in training.model.state_dict().items():
         if "running" not in name and "num_batches" not in name:
-            assert torch.equal(before[name].cpu(), after[name].cpu()), name
+            assert torch.equal(before[name].cpu(), value.cpu()), name
 
 
 def test_the_compiler_traces_a_step_whole(device):
     training = Training(
         device, lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)
     )
-    losses = [training.step(batch) for batch in training.on_device()]
-    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    assert_as_on_the_cpu([training.step(batch) for batch in training.on_device()])
 
 
 def test_every_operator_tells_the_compiler_its_results_without_running():
@@ -202,12 +194,9 @@ def test_forward_and_backward_are_captured_and_replayed(device):
 
     with torch.cuda.device(device):
         running = {name: value.clone() for name, value in model.named_buffers()}
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with work.on_a_side_stream():
             forward_and_backward()  # compiles and loads the kernels
             training.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
             loss = forward_and_backward()
@@ -222,4 +211,4 @@ def test_forward_and_backward_are_captured_and_replayed(device):
             graph.replay()
             training.optimizer.step()
             losses.append(loss.clone())
-    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
+    assert_as_on_the_cpu(losses)

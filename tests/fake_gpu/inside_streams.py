@@ -19,6 +19,7 @@ from gallery_lib.kernels.runtime import launch
 
 ORDER = os.environ["FAKE_GPU_ORDER"]
 late_only = pytest.mark.skipif(ORDER != "late", reason="the order late alone promises it")
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
 DEVICE = torch.device("cuda", 0)
 
 
@@ -27,13 +28,6 @@ def ordered():
     """Set the order of the streams' work within a test; the process's own comes back."""
     yield lambda order: work.LIBRARY.fake_gpu_order(order.encode())
     work.LIBRARY.fake_gpu_order(ORDER.encode())
-
-
-@pytest.fixture
-def waiting_forbidden():
-    """Forbid the host to wait within a test, and allow it again afterwards."""
-    yield lambda: work.LIBRARY.fake_gpu_forbid_waiting(1)
-    work.LIBRARY.fake_gpu_forbid_waiting(0)
 
 
 @late_only
@@ -99,19 +93,15 @@ def test_a_forgotten_record_of_a_stream_shows(ordered):
     assert not copied_ahead(with_record=False).eq(1).all()
 
 
-def test_pinned_memory_that_is_written_too_early_shows(ordered):
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pinned_memory_that_is_written_too_early_shows_and_pageable_is_read_at_the_call(
+    ordered, pinned
+):
     ordered("late")
-    pinned = torch.ones(8).pin_memory()
-    copied = pinned.to(DEVICE, non_blocking=True)
-    pinned.fill_(3)
-    assert copied.cpu().eq(3).all()
-
-
-def test_pageable_memory_is_read_at_the_call():
-    values = torch.ones(8)
+    values = torch.ones(8).pin_memory() if pinned else torch.ones(8)
     copied = values.to(DEVICE, non_blocking=True)
     values.fill_(3)
-    assert copied.cpu().eq(1).all()
+    assert copied.cpu().eq(3 if pinned else 1).all()
 
 
 @pytest.mark.parametrize(
@@ -124,27 +114,24 @@ def test_pageable_memory_is_read_at_the_call():
         lambda: torch.cuda.current_stream().synchronize(),
     ],
 )
-def test_waiting_is_an_error_where_it_is_forbidden(wait, waiting_forbidden):
-    waiting_forbidden()
-    with pytest.raises(RuntimeError, match=r"operation not permitted|forbids it"):
+def test_waiting_is_an_error_where_it_is_forbidden(wait):
+    forbidden = pytest.raises(RuntimeError, match=r"operation not permitted|forbids it")
+    with work.waiting_forbidden(), forbidden:
         wait()
 
 
-def test_a_step_without_waiting_passes_where_it_is_forbidden(waiting_forbidden):
+def test_a_step_without_waiting_passes_where_it_is_forbidden():
     weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
     x = torch.randn(4, 8, device=DEVICE)
-    waiting_forbidden()
-    (x @ weight).square().mean().backward()
-    torch.optim.SGD([weight], 0.1, fused=True).step()
+    with work.waiting_forbidden():
+        (x @ weight).square().mean().backward()
+        torch.optim.SGD([weight], 0.1, fused=True).step()
 
 
 def test_a_captured_graph_runs_again_with_new_inputs():
     x, weight = torch.zeros(4, 8, device=DEVICE), torch.ones(8, 2, device=DEVICE)
-    side = torch.cuda.Stream(DEVICE)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with work.on_a_side_stream(DEVICE):
         x @ weight
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = (x @ weight).relu()
@@ -179,7 +166,7 @@ def test_random_numbers_follow_the_seed():
     assert 400 < drawn[0].count_nonzero() < 600
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
+@two_devices
 def test_a_kernel_goes_to_its_tensors_device():
     values = torch.arange(100.0)
     norm, _ = gradient_statistics([values.to("cuda:1")])
@@ -195,7 +182,7 @@ def launch_of_packing(gradient: torch.Tensor) -> launch.Launch:
     return seen[0]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
+@two_devices
 def test_a_kernel_on_a_stream_of_another_device_is_refused():
     gradient = torch.ones(64, device="cuda:1")
     one = launch_of_packing(gradient)

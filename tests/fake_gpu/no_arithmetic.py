@@ -13,20 +13,11 @@ from typing import Any
 
 import torch
 from fake_gpu import work
+from fake_gpu.operators import layout_of
 from torch import Tensor
 
 _libraries: list[torch.library.Library] = []
 """What was registered; it lasts as long as the object."""
-
-
-def _layout_of(*tensors: Tensor) -> torch.memory_format:
-    channels_last = any(
-        each.dim() == 4
-        and each.is_contiguous(memory_format=torch.channels_last)
-        and not each.is_contiguous()
-        for each in tensors
-    )
-    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def _convolution(
@@ -37,7 +28,7 @@ def _convolution(
         torch.empty(x.shape, device="meta"), torch.empty(weight.shape, device="meta"),
         None, stride, padding, dilation, transposed, output_padding, groups,
     ).shape  # fmt: skip
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_layout_of(x, weight))
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout_of(x, weight))
 
 
 def _convolution_backward(

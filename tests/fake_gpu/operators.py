@@ -7,7 +7,7 @@ operator reads its inputs when its turn comes, not at the call: what has been ov
 overwritten, as on a device.
 
 Operators whose shapes depend on values wait for the device, as they do on CUDA. Operators that
-exist on CUDA alone have their mathematics in `cuda_only.py`.
+exist on CUDA alone have their mathematics in `MATHEMATICS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_gpu import cuda_only, work
+from fake_gpu import work
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -34,15 +34,60 @@ _AS_THEY_ARE = frozenset(
 """Operators that start no kernel: memory, views, and the copy of one value to the host."""
 
 
+COMPOSED = ("aten::convolution",)
+"""Operators that choose among kernels of CUDA's libraries: they run as a whole."""
+
+FOLLOW_CHANNELS_LAST = frozenset({"aten::convolution", "aten::convolution_backward"})
+"""Operators whose results are in channels_last if one of their inputs is."""
+
+
+def _lstm_cell(
+    of_input: Tensor, of_state: Tensor, cx: Tensor, input_bias: Any = None, state_bias: Any = None
+) -> tuple[Tensor, ...]:
+    """Return the new output and state of an LSTM's cell, and its gates for the way back."""
+    sums = of_input.float() + of_state.float()
+    for bias in (input_bias, state_bias):
+        sums = sums if bias is None else sums + bias.float()
+    i, f, g, o = sums.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx.float() + i * g
+    hy, gates = o * cy.tanh(), torch.cat([i, f, g, o], 1)
+    return hy.to(cx.dtype), cy.to(cx.dtype), gates.to(of_input.dtype)
+
+
+def _lstm_cell_backward(
+    grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, gates: Tensor, has_bias: bool
+) -> tuple[Any, ...]:
+    i, f, g, o = gates.float().chunk(4, 1)
+    squashed = cy.float().tanh()
+    of_hy = torch.zeros_like(squashed) if grad_hy is None else grad_hy.float()
+    of_cy = of_hy * o * (1 - squashed**2) + (0 if grad_cy is None else grad_cy.float())
+    of_gates = torch.cat(
+        [
+            of_cy * g * i * (1 - i),
+            of_cy * cx.float() * f * (1 - f),
+            of_cy * i * (1 - g**2),
+            of_hy * squashed * o * (1 - o),
+        ],
+        1,
+    )
+    of_bias = of_gates.sum(0).to(gates.dtype) if has_bias else None
+    return of_gates.to(gates.dtype), (of_cy * f).to(cx.dtype), of_bias
+
+
+MATHEMATICS: dict[str, Callable[..., Any]] = {
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+}
+
+
 def _device_of(flat: list[Any]) -> torch.device:
-    current = torch.device("cuda", torch.cuda.current_device())
-    for each in flat:
-        if isinstance(each, Tensor) and each.is_cuda:
-            return each.device
-    for each in flat:
-        if isinstance(each, torch.device) and each.type == "cuda":
-            return each if each.index is not None else current
-    return current
+    of_tensors = [each.device for each in flat if isinstance(each, Tensor) and each.is_cuda]
+    named = [each for each in flat if isinstance(each, torch.device) and each.type == "cuda"]
+    for device in (*of_tensors, *named):
+        if device.index is not None:
+            return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _on(kind: str) -> Callable[[Any], Any]:
@@ -50,11 +95,7 @@ def _on(kind: str) -> Callable[[Any], Any]:
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
-            if kind == "cpu":
-                return work.alias(value)
-            return torch.empty_strided(
-                value.size(), value.stride(), dtype=value.dtype, device="meta"
-            )
+            return work.alias(value) if kind == "cpu" else _like(value, "meta")
         if isinstance(value, Tensor) and kind == "meta" and value.device.type == "cpu":
             # a number in a tensor decides no shape; its value may decide a dtype
             return value if value.dim() == 0 else value.to("meta")
@@ -79,7 +120,10 @@ def _drawn(flat: list[Any], device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Any:
+def _seeded(seed: int | None) -> Any:
+    if seed is None:
+        yield
+        return
     before = torch.random.get_rng_state()
     torch.random.default_generator.manual_seed(seed)
     try:
@@ -126,7 +170,7 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
         if all_written:
             results, into = _written_results(operator, arguments, options), []
         else:
-            if full_name in cuda_only.FOLLOW_CHANNELS_LAST:
+            if full_name in FOLLOW_CHANNELS_LAST:
                 shapes = _laid_out_like(arguments, shapes)
             results = tree_map(lambda each: _like(each, device), shapes)
             into = [
@@ -136,7 +180,7 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
 
         def do_it() -> None:
             given, named = inputs
-            with _seeded(seed) if seed is not None else contextlib.nullcontext():
+            with _seeded(seed):
                 values = do(*given, **named)
             if into:
                 for target, value in zip(into, tree_flatten(values)[0], strict=True):
@@ -181,26 +225,33 @@ def _resize_targets(operator: Any, arguments: Any, options: Any) -> None:
             target.resize_(meta.size())
 
 
+def layout_of(*tensors: Tensor) -> torch.memory_format:
+    """Return channels_last if one of the tensors is in it."""
+    channels_last = any(
+        each.dim() == 4
+        and each.is_contiguous(memory_format=torch.channels_last)
+        and not each.is_contiguous()
+        for each in tensors
+    )
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
 def _laid_out_like(arguments: Any, shapes: Any) -> Any:
     """Return `shapes` in channels_last if one of the arguments is, as cuDNN's convolutions do."""
-    images = [each for each in arguments if isinstance(each, Tensor) and each.dim() == 4]
-    if not any(
-        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
-        for each in images
-    ):
-        return shapes
+    last = layout_of(*(each for each in arguments if isinstance(each, Tensor)))
 
     def laid_out(value: Any) -> Any:
         is_image = isinstance(value, Tensor) and value.dim() == 4
-        return value.contiguous(memory_format=torch.channels_last) if is_image else value
+        return value.contiguous(memory_format=last) if is_image else value
 
-    return tree_map(laid_out, shapes)
+    return shapes if last is torch.contiguous_format else tree_map(laid_out, shapes)
 
 
-def _like(meta: Any, device: torch.device) -> Any:
-    if not isinstance(meta, Tensor):
-        return meta
-    return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device=device)
+def _like(value: Any, device: torch.device | str) -> Any:
+    """Return new memory on a device for a tensor, laid out as it is; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
 
 
 def _written_results(operator: Any, arguments: Any, options: Any) -> Any:
@@ -221,14 +272,12 @@ def _at_once(run: Any, arguments: Any, options: Any, device: torch.device, flat:
     work.wait(device)
     given, named = tree_map(_on("cpu"), (arguments, options))
     seed = _drawn(flat, device) if flat is not None else None
-    with torch.no_grad(), _seeded(seed) if seed is not None else contextlib.nullcontext():
+    with torch.no_grad(), _seeded(seed):
         values = run(*given, **named)
 
     def up(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
-        if value.numel():
+        result = _like(value, device)
+        if isinstance(value, Tensor) and value.numel():
             work.alias(result).copy_(value)
         return result
 
@@ -273,22 +322,15 @@ def install() -> None:
         getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
     # cuDNN asks the device for what is not there; without it torch takes its own operators.
     torch.backends.cudnn.enabled = False
-    replaced = {torch.ops.aten.copy_.default: _copy_}
-    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
-        namespace, _, rest = full_name.partition("::")
-        name, _, overload = rest.partition(".")
-        if namespace != "aten" or name in _AS_THEY_ARE:
-            continue
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA"):
-            continue
-        operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-        if operator in replaced:
-            continue
-        replaced[operator] = on_device(operator, cuda_only.MATHEMATICS.get(full_name))
-    for full_name in cuda_only.COMPOSED:
-        name, _, overload = full_name.removeprefix("aten::").partition(".")
-        operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-        replaced.setdefault(operator, on_device(operator))
     torch.cuda._sleep = lambda cycles: work.enqueue("sleep", lambda: None)
-    for operator, implementation in replaced.items():
+    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+        name, _, overload = full_name.removeprefix("aten::").partition(".")
+        if not full_name.startswith("aten::") or name in _AS_THEY_ARE:
+            continue
+        of_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA")
+        if not of_cuda and full_name not in COMPOSED:
+            continue
+        operator = getattr(getattr(torch.ops.aten, name), overload or "default")
+        implementation = on_device(operator, MATHEMATICS.get(full_name))
         library.impl(operator, implementation, "CUDA", allow_override=True)
+    library.impl("copy_", _copy_, "CUDA", allow_override=True)

@@ -2,24 +2,39 @@
 
     python -m pytest -p fake_gpu.plugin …
 
-The process must have been started with `library.environment()`.
+The process must have been started with `running.environment()`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 import pytest
+
+from gallery_lib.kernels.runtime import launch, nvrtc
+
+_WORD = "fake GPU: "  # kernels.cpp knows it
+
+
+def _compiled(
+    source: str, defines: nvrtc.Defines, architecture: int, folder: Path = nvrtc.SOURCES
+) -> nvrtc.Compiled:
+    """Return in place of machine code the name of the library that is built for the host."""
+    from cuda_on_host import host
+
+    library = host.library(source, defines, folder)
+    return nvrtc.Compiled(f"{_WORD}{library._name}\0".encode(), "")
 
 
 @functools.cache
 def install() -> None:
     """Let torch's operators, own kernels and process groups work on the fake device, once."""
     import torch.distributed as dist
-    from fake_gpu import no_arithmetic, operators, own_kernels
+    from fake_gpu import no_arithmetic, operators
 
-    own_kernels.install()
+    launch.compiled = _compiled
     if os.environ["FAKE_GPU_OWN_KERNELS"] == "count":
         no_arithmetic.install()
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_gpu.running import ROOT, run
@@ -16,6 +17,13 @@ from gallery_lib.system import paths
 
 TINY = "tests/helpers/tiny_task.py:TASK"
 SHORT = ("--rounds=4", "--block-steps=2", "--parity-steps=1", "--workers=0", "--threads=1")
+
+
+def printed_by(*words: str, code: int = 0, **device: Any) -> str:
+    """Return what a command printed, which ended with `code` and without a traceback."""
+    done = run(*words, everywhere=True, **device)
+    assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
+    return done.stdout
 
 
 @pytest.fixture
@@ -45,9 +53,8 @@ def users(runs: Path) -> list[str]:
 @pytest.mark.slow
 def test_doctor_names_the_device_and_uses_it_not(own_folders, monkeypatch):
     monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "1")
-    done = run("-m", "gallery_lib", "doctor", everywhere=True, devices=2)
-    assert done.returncode == 0, done.stdout
-    assert "2 × Fake H100" in done.stdout and "used with compiler-opt" in done.stdout
+    printed = printed_by("-m", "gallery_lib", "doctor", devices=2)
+    assert "2 × Fake H100" in printed and "used with compiler-opt" in printed
     assert not (own_folders.parent / "users").exists()
 
 
@@ -56,9 +63,8 @@ def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_dev
     own_folders, monkeypatch
 ):
     words = ("-m", "gallery_lib", "compare", f"--model={TINY}", "--no-evaluate", *SHORT)
-    done = run(*words, everywhere=True)
-    assert done.returncode == 0, done.stdout
-    assert "same training (parity passed)" in done.stdout and "1 × Fake H100" in done.stdout
+    printed = printed_by(*words)
+    assert "same training (parity passed)" in printed and "1 × Fake H100" in printed
     (file,) = own_folders.rglob("compiler-opt/results.json")
     techniques = json.loads(file.read_text())["techniques"]
     assert techniques["compiler"] == "aot_eager, on the fake device"
@@ -68,9 +74,8 @@ def test_a_comparison_gives_a_verdict_with_parity_and_only_its_ranks_use_the_dev
     # Again, with the reference that is kept, until memory runs out in both variants.
     monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", "200")
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    done = run(*words, everywhere=True)
-    assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
-    assert "baseline: rank 0: the memory of the GPU ran out" in done.stdout
+    printed = printed_by(*words, code=1)
+    assert "baseline: rank 0: the memory of the GPU ran out" in printed
     assert len(list(own_folders.rglob("comparison.json"))) == 1
 
 
@@ -82,8 +87,7 @@ def test_a_training_keeps_the_choice_of_its_tuning(own_folders):
     told = []
     for number in ("1", "2"):
         folder = own_folders / number
-        done = run(*words, f"--run_dir={folder}", everywhere=True)
-        assert done.returncode == 0, done.stdout
+        printed_by(*words, f"--run_dir={folder}")
         results = json.loads((folder / "results.json").read_text())
         told.append(results["techniques"]["tuning"])
     (kept,) = (own_folders.parent / "cache" / "tuning").glob("*.json")
@@ -103,9 +107,8 @@ def test_a_bench_publishes_its_figures(own_folders, tmp_path):
     )
     (copy / "results" / "fake").mkdir(parents=True)
     (copy / "results" / "fake" / "machine.yaml").write_text("name: A fake GPU\nabout: For tests.\n")
-    done = run(str(copy / "bench.py"), "fake", TINY, "--profile=quick", "--variants=ours", *SHORT,
-               everywhere=True)  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    words = (str(copy / "bench.py"), "fake", TINY, "--profile=quick", "--variants=ours")
+    printed_by(*words, *SHORT)
     bench = json.loads((copy / "results" / "fake" / "bench-small.json").read_text())
     (task,) = bench["tasks"].values()
     assert bench["environment"]["device"] == "1 × Fake H100"
@@ -119,12 +122,10 @@ def test_a_bench_publishes_its_figures(own_folders, tmp_path):
 @pytest.mark.slow
 def test_the_first_ten_minutes_on_a_gpu_are_not_lost(tmp_path):
     out = tmp_path / "figures.json"
-    done = run(
+    printed_by(
         "benchmarks/on_a_gpu.py", "--tiny", "--second", "--out", str(out),
         "--tasks", "timm_vision_transformer", "--variants", "eager", "channels_last + fused",
-        everywhere=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
     figures = json.loads(out.read_text())
     assert figures["device"]["name"] == "Fake H100"
     rows = {(row["variant"], row["batch"]): row for row in figures["steps"]}
@@ -146,9 +147,8 @@ notebook.show_machine()
 notebook.show_data(settings)
 print(settings.profile, settings.train.amp_level, settings.device, settings.autocast_dtype)
 """
-    done = run("-c", code, everywhere=True)
-    assert done.returncode == 0, done.stdout
-    assert "Fake H100" in done.stdout and "full O1 cuda torch.bfloat16" in done.stdout
+    printed = printed_by("-c", code)
+    assert "Fake H100" in printed and "full O1 cuda torch.bfloat16" in printed
     assert not (own_folders.parent / "users").exists()
 
 
@@ -181,18 +181,16 @@ MODEL, FORWARD, OPTIMIZER = 3, 16, 40
 
 
 def run_short_of_memory(
-    command: str, allocation: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, str]:
+    command: str, allocation: int, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Return what a command prints when memory runs out; nothing that it wrote is in halves."""
     monkeypatch.setenv("FAKE_GPU_FAIL_ALLOCATION", str(allocation))
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    done = run(*COMMANDS[command], everywhere=True)
-    return done.returncode, done.stdout
-
-
-def nothing_half_written(runs: Path) -> None:
+    printed = printed_by(*COMMANDS[command], code=1)
     assert not list(runs.rglob("results.json")) and not list(runs.rglob("*.tmp"))
     for file in runs.rglob("*.json"):
         json.loads(file.read_text())
+    return printed
 
 
 @pytest.mark.slow
@@ -207,21 +205,17 @@ def nothing_half_written(runs: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allocation):
-    code, printed = run_short_of_memory(command, allocation, monkeypatch)
-    assert code == 1 and "Traceback" not in printed, printed
+    printed = run_short_of_memory(command, allocation, own_folders, monkeypatch)
     (error,) = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert "the memory of the GPU ran out" in error and "--batch_size" in error
-    nothing_half_written(own_folders)
     assert not list((own_folders.parent / "cache").glob("tuning/*"))
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_bench_keeps_the_reason(own_folders, monkeypatch):
-    code, printed = run_short_of_memory("bench", MODEL, monkeypatch)
-    assert code == 1 and "Traceback" not in printed, printed
+    printed = run_short_of_memory("bench", MODEL, own_folders, monkeypatch)
     assert "Not measured: what this GPU can do at most" in printed
     (file,) = own_folders.rglob("bench.json")
     (task,) = json.loads(file.read_text())["tasks"].values()
     assert "out of memory. nvidia-smi lists what uses the GPU" in task["reason"]
-    nothing_half_written(own_folders)

@@ -6,11 +6,12 @@ tells what a program has asked of the device, `failures()` what went wrong there
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -64,6 +65,26 @@ def enqueue(name: str, work: Callable[[], None], device: torch.device | None = N
 def wait(device: torch.device | None = None) -> None:
     """Wait for the current stream, as an operator does whose result has an unknown shape."""
     torch.cuda.current_stream(device).synchronize()
+
+
+@contextlib.contextmanager
+def waiting_forbidden() -> Iterator[None]:
+    """Context: whatever makes the host wait for the device is an error."""
+    LIBRARY.fake_gpu_forbid_waiting(1)
+    try:
+        yield
+    finally:
+        LIBRARY.fake_gpu_forbid_waiting(0)
+
+
+@contextlib.contextmanager
+def on_a_side_stream(device: torch.device | None = None) -> Iterator[None]:
+    """Context: work goes to a stream of its own, after what is enqueued and before what follows."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream(device).wait_stream(side)
 
 
 def begin() -> None:

@@ -1,7 +1,7 @@
 """Make the fake device usable in every Python process below this one: Python imports this first.
 
 Commands start processes of their own (launcher, comparison, benchmarks). This folder is on their
-PYTHONPATH when `library.environment(everywhere=True)` made their environment. Processes that never
+PYTHONPATH when `running.environment(everywhere=True)` made their environment. Processes that never
 import torch, and the compiler's workers, stay as they are.
 
 With FAKE_GPU_COMPILER=aot_eager (or eager) the compiler `inductor` is that one. Kernels that Triton
