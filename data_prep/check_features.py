@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from gallery_lib.data.commands import check
 from gallery_lib.data.folders import printable
-from gallery_lib.data.speech.check import check_features
+from gallery_lib.data.speech.features import check_features
 
 # values a frame, the command that makes mock data, and the number of tokens that the model has for
 # transcripts; None: labels are speakers

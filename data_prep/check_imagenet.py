@@ -27,7 +27,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib.data.commands import check
-from gallery_lib.data.images.check import check_image_folder
+from gallery_lib.data.images.listing import check_image_folder
 
 if __name__ == "__main__":
     sys.exit(

@@ -8,8 +8,8 @@ The English text takes a few MB. What is there already stays. Other files than .
 named.
 
 A task with FOLDER as its data_dir finds what this command made of it. Without this command the task
-makes the same itself, more slowly. Nothing is downloaded. gallery_lib/data/text/tokenized.py does
-the work.
+makes the same itself, more slowly. Nothing is downloaded. gallery_lib/data/text.py does the
+work.
 
 Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 """
@@ -28,7 +28,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib.data.commands import run
-from gallery_lib.data.text.tokenized import prepare
+from gallery_lib.data.text import prepare
 
 OPERANDS = {
     "--data-dir": {

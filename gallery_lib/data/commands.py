@@ -31,11 +31,11 @@ def check(description: str, summary: Callable[[Any], object], **options: dict[st
 
     Besides the folder and --full, the command takes `options`: names with argparse's arguments.
     """
-    text = "the folder that has train/ and val/ in it"
-    operands: dict[str, Any] = {"folder": {"type": Path, "help": text}}
-    operands |= {f"--{name}": arguments for name, arguments in options.items()}
-    text = "read everything instead of some of it"
-    operands["--full"] = {"action": "store_true", "help": text}
+    operands = {
+        "folder": {"type": Path, "help": "the folder that has train/ and val/ in it"},
+        **{f"--{name}": arguments for name, arguments in options.items()},
+        "--full": {"action": "store_true", "help": "read everything instead of some of it"},
+    }
     return run(description, summary, operands=operands)
 
 

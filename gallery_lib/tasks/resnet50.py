@@ -11,7 +11,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
-from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.domains.classification import start_branches_small
 from gallery_lib.tasks.task import FULL, QUICK
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
-from gallery_lib.tasks.domains.initial_weights import start_filters_centred
+from gallery_lib.tasks.domains.classification import start_filters_centred
 from gallery_lib.tasks.task import FULL, QUICK
 
 
@@ -24,8 +24,7 @@ def build_model(classes: int = 1000) -> nn.Module:
     from torchvision.models import vgg16
 
     model = vgg16(num_classes=classes)
-    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    start_filters_centred(layers[:-1])
+    start_filters_centred(model)
     return model
 
 

@@ -24,8 +24,8 @@ from gallery_lib.comm import process_group
 from gallery_lib.console.progress import DATA, MODEL, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.progress import EarlyWorkers
+from gallery_lib.data.loading.samplers import LengthBucketSampler
 from gallery_lib.errors import InputError
 from gallery_lib.optim.grad_scaler import Updates
 from gallery_lib.system.files import shorten_loaders_paths

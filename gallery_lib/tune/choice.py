@@ -34,7 +34,6 @@ from gallery_lib.console.text import seconds, text_table
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError
 from gallery_lib.memory import convert_images, memory_format
-from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import read_json, write_json
 from gallery_lib.system.hardware import version
@@ -50,6 +49,20 @@ SCALE_TOLERANCE = {"fp32": 4e-3, "half": 8e-2}
 _WITHOUT_END = 1e9
 # A gradient counts as zero below this fraction of the whole model's root mean square.
 _NEGLIGIBLE = 1e-5
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set every dropout rate in `model` to zero.
+
+    Backends draw different random numbers, so what two of them compute would differ. The rates are
+    those of modules and the plain numbers that models hand to functions (`self.dropout = 0.1`).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 @dataclass(frozen=True)

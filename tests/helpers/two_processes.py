@@ -16,7 +16,7 @@ from small_tasks import SMALL
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text import tokenized as text
+from gallery_lib.data import text
 from gallery_lib.system.processes import die_with_parent
 from gallery_lib.train.loop import train
 

@@ -10,8 +10,8 @@ import dataclasses
 from torch import nn
 
 from gallery_lib import tasks
-from gallery_lib.models.dropout import without_dropout
 from gallery_lib.tasks.task import Task
+from gallery_lib.tune.choice import without_dropout
 
 
 def __getattr__(name: str) -> Task:

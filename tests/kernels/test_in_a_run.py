@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gallery_lib.compiler import backend
 from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config.switches import kernels_enabled
-from gallery_lib.data.text.masking import IGNORED
+from gallery_lib.data.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.optim.adoption import accelerate_optimizer

@@ -37,10 +37,9 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "checkpoint": "state of a training: saved in the background, found whole, gone on from",
         "memory": "host allocator; whether a model gains from channels_last",
-        "models": "architectures that no well-kept library has",
     },
     {
-        "tasks": "the eleven tasks, one file each, and what tasks of a domain share",
+        "tasks": "the eleven tasks, one file each with its model, and what tasks of a domain share",
         "tune": "choice of layout and compiler by measurement on a real batch",
     },
     {

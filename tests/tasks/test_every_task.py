@@ -1,4 +1,4 @@
-"""What holds for each task of the gallery: its size, that it learns, and data parallelism.
+"""What holds for each task: size, learning, data parallelism, memory; and how one is added.
 
 Two processes train as one does. That baseline and backend compute the same training is tested with
 each task's notebook, which compares them.
@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 import two_processes
+from refusal import refused
 from small_tasks import LEARNING, MOVES, SMALL
 
 import gallery_lib
 from gallery_lib import tasks
-from gallery_lib.config import TrainConfig
+from gallery_lib.checkpoint.state import Parts
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.launcher.job import dry_run, launch
 from gallery_lib.system import hardware
+from gallery_lib.tasks import memory_estimate
 from gallery_lib.train.loop import evaluate, train
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.session import Observer, Session
@@ -69,8 +76,6 @@ def test_a_model_has_the_parameters_of_its_paper_and_its_task_says_what_there_is
 
 
 class _Untrained(Observer):
-    """Observer that takes the metrics before the first step."""
-
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         if step == 0:
             self.metrics = evaluate(session)
@@ -96,21 +101,15 @@ def test_a_task_learns(name, tmp_path):
     )
 
 
+# First losses of each task without dropout, seed 1, at twice the small batch. With
+# WRITE_GOLDEN_LOSSES=1 the test writes them anew.
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
-"""First losses of each task without dropout, seed 1, at twice the small batch.
+GOLDEN_TOLERANCE = 0.02  # relative: kernels of another processor or release round differently
 
-With WRITE_GOLDEN_LOSSES=1 the test writes them anew.
-"""
-GOLDEN_TOLERANCE = 0.02
-"""Relative difference: kernels of another processor or release round differently."""
-
+# Tasks with each loss and each kind of data; others share theirs with one of them.
 OF_EACH_DOMAIN = ("resnet18", "pytorch_unet", "hf_Bert", "speech_transformer", "tts_angular")
-"""Tasks with each loss and each kind of data; others share theirs with one of them."""
+# Relative: batch norm takes its statistics, and a mean over tokens its count, per process.
 TWO_PROCESSES_TOLERANCE = 0.05
-"""Relative difference of losses.
-
-Batch norm takes its statistics, and a mean over tokens its count, per process.
-"""
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +167,110 @@ def test_the_first_losses_are_those_on_record(name, on_one_process):
         golden[name] = [round(loss, 4) for loss in losses(on_one_process(name))]
         GOLDEN_LOSSES.write_text(json.dumps(dict(sorted(golden.items())), indent=1) + "\n")
     assert losses(on_one_process(name)) == pytest.approx(golden[name], rel=GOLDEN_TOLERANCE)
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_what_it_would_need():
+    if hardware.gpu_count():
+        pytest.skip("only host memory is asked about: run on a machine without a GPU")
+    about = re.compile(r"about [\d.]+ GiB")
+    with refused(None, "resnet50", "batch_size=100000", "image_size=224", about):
+        dry_run(TrainConfig(batch_size=100_000), LaunchConfig())
+
+
+def test_need_grows_with_the_batch_and_with_the_area_of_the_images():
+    small, large = (
+        memory_estimate.needed_bytes(TrainConfig(batch_size=16, image_size=size))
+        for size in (64, 128)
+    )
+    fixed = (
+        memory_estimate.needed_bytes(TrainConfig(batch_size=1, image_size=32))
+        - tasks.get("resnet50").activation_bytes_per_sample * 32**2 // 224**2
+    )
+    assert large - fixed == pytest.approx(4 * (small - fixed), rel=0.01)
+
+
+def test_what_resnet50_declares_is_what_its_forward_pass_keeps():
+    """The bytes that autograd keeps, by storage, and the largest once more, for its gradient."""
+    task = tasks.get("resnet50")
+    model, kept = task.build_model().train(), {}
+    own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        if (key := value.untyped_storage()._cdata) not in own:
+            kept[key] = value
+        return value
+
+    batch = (torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        task.loss(model, batch)
+    sizes = [value.untyped_storage().nbytes() for value in kept.values()]
+    declared = task.activation_bytes_per_sample
+    assert (sum(sizes) + max(sizes)) / 2 == pytest.approx(declared, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["tts_angular", "resnet50"])  # moments, and momentum alone
+def test_a_run_that_saves_checkpoints_needs_the_copy_that_they_are_written_from(name):
+    task = tasks.get(name)
+    model = task.build_model()
+    parameters = list(model.parameters())
+    optimizer = task.optimizer.build(parameters, lr=None, weight_decay=None, accelerated=False)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    leaves = torch.utils._pytree.tree_leaves(Parts(model, [optimizer]).state())
+    copy_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+    without, saving = TrainConfig(name), TrainConfig(name, checkpoint_every="10")
+    for processes in (1, 2):  # of which one has the copy
+        more = memory_estimate.needed_bytes(saving, processes) - memory_estimate.needed_bytes(
+            without, processes
+        )
+        assert more * processes == pytest.approx(copy_bytes, rel=0.01)
+
+
+@pytest.fixture
+def task_file(checkout: Path, tmp_path: Path) -> str:
+    """Write the example to a file, and return it as `--model` takes it."""
+    (source,) = re.findall(
+        r"```python\n(.*?)```", (checkout / "docs/guides/add_a_model.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "mobilenet_v3.py").write_text(source)
+    return f"{tmp_path / 'mobilenet_v3.py'}:TASK"
+
+
+def test_the_example_declares_what_is_true_of_its_model(task_file):
+    task = tasks.get(task_file)
+    with torch.device("meta"):
+        assert sum(p.numel() for p in task.build_model().parameters()) == task.parameters
+
+
+@pytest.mark.slow
+def test_the_example_trains_without_being_registered(task_file, tmp_path):
+    sizes = {"batch_size": 4, "image_size": 32, "max_steps": 3, "evaluate": False}
+    config = TrainConfig(model=task_file, run_dir=str(tmp_path / "run"), **sizes)
+    results = launch(config, LaunchConfig(), show_log=False, progress=False)
+    assert results is not None and results.steps == 3 and results.loss["last"] is not None
+
+
+def test_a_page_is_all_that_its_notebook_takes(task_file, checkout, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("build", checkout / "notebooks" / "build.py")
+    assert spec and spec.loader
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    task = tasks.get(task_file)
+    monkeypatch.setattr(tasks, "get", {"mobilenet_v3": task}.__getitem__)
+    page = tmp_path / "pages" / "mobilenet_v3.md"
+    page.parent.mkdir()
+    words = ["summary", "minutes", "data", "model", "architecture_text", "why", "exercises"]
+    sections = {name: f"{name}." for name in words} | {
+        "title": "MobileNetV3",
+        "architecture": "notebook.show_source(build_model)",
+        "batches": "3",
+        "techniques": '"compiler"',
+    }
+    page.write_text("\n".join(f"# {name}\n{text}\n" for name, text in sections.items()))
+    notebook = nbformat.reads(build.render(page), as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert 'notebook.settings("mobilenet_v3")' in text and "# MobileNetV3" in text
+    assert "resnet50" not in text
+    assert "mobilenet_v3_small(num_classes=1000, dropout=0.0)" in text
+    assert "torch.optim.AdamW(parameters, lr=1e-3)" in text

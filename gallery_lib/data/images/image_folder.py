@@ -29,7 +29,6 @@ from gallery_lib.data.images.decode import centre_crop, load, random_resized_cro
 from gallery_lib.data.images.listing import list_split
 from gallery_lib.data.loading import shared_memory
 from gallery_lib.data.seeded_items import SeededItems
-from gallery_lib.errors import InputError
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
 from gallery_lib.kernels.runtime import usage
 
@@ -37,12 +36,10 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 
 
+# Blocks of host memory without a user, by their number of values, which later batches take. The C
+# library maps a fresh block for a batch, and every page costs a first-touch page fault. That can
+# cost as much as filling the block; the block of an earlier batch is mapped already.
 _free: defaultdict[int, deque[NDArray[np.float32]]] = defaultdict(lambda: deque(maxlen=4))
-"""Blocks of host memory without a user, by their number of values, which later batches take.
-
-The C library maps a fresh block for a batch, and every page costs a first-touch page fault. That
-can cost as much as filling the block; the block of an earlier batch is mapped already.
-"""
 
 
 def empty(shape: tuple[int, ...]) -> torch.Tensor:
@@ -131,12 +128,6 @@ class ImageFolder(SeededItems[tuple[torch.Tensor, int]]):
         seed: int = 0,
         classes: Sequence[str] | None = None,
     ) -> None:
-        if image_size < 1:
-            raise InputError(
-                f"image_size is {image_size}; it must be at least 1 pixel.", parameter="image_size"
-            )
-        if seed < 0:
-            raise InputError(f"seed is {seed}; it must be 0 or more.", parameter="seed")
         super().__init__(train, seed)
         listing = list_split(root, split, classes)
         self.folder, self.classes, self.notices = listing.folder, listing.classes, listing.notices()

@@ -106,10 +106,11 @@ def encode(image: NDArray[np.uint8]) -> bytes:
     """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes of the data set's quality."""
     import simplejpeg
 
-    encoded: bytes = simplejpeg.encode_jpeg(
-        image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
+    return bytes(
+        simplejpeg.encode_jpeg(
+            image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
+        )
     )
-    return encoded
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:

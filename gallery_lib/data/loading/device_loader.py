@@ -40,11 +40,9 @@ class DeviceLoader:
         InputError: for a loader that cannot be divided over ranks, or a list of loaders.
     """
 
-    loader: Any
     device: torch.device
     memory_format: torch.memory_format
     niceness: int
-    _caller: Any
     _options: Loader
     _share: Share
     _epoch: int | None
@@ -224,12 +222,6 @@ def _is_plain(batch: Any) -> bool:
     return not objects and all(type(t) is Tensor and t.layout is torch.strided for t in tensors)
 
 
-def _used_on_current_stream(tensor: Tensor) -> None:
-    """Keep the memory of `tensor` from being reused on the copy stream while the model reads it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 class CopiedAhead:
     """Iterator over `batches` on the CUDA `device`, up to `depth` of them copied before their use.
 
@@ -254,7 +246,8 @@ class CopiedAhead:
         if error is None:
             torch.cuda.current_stream(self._device).wait_event(copied)
             for tensor in tensors_in(batch):
-                _used_on_current_stream(tensor)
+                if tensor.is_cuda:  # its memory is not reused for copies while the model reads it
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
         if not self._ended:
             self._fetch()
         if error is not None:

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states, samplers
-from gallery_lib.data.loading.length_buckets import LengthBucketSampler
 from gallery_lib.data.loading.random_states import DrawnFrom
-from gallery_lib.data.loading.samplers import ShardedSampler
+from gallery_lib.data.loading.samplers import LengthBucketSampler, ShardedSampler
 from gallery_lib.data.loading.sharding import Share
 from gallery_lib.errors import InputError
 
@@ -32,10 +31,9 @@ class Progress:
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self.passes = 0
-        """Number of passes that have ended."""
+        self.passes = 0  # number of passes that have ended
+        # batches taken in the pass under way; None between two passes
         self.taken: int | None = None
-        """Batches taken in the pass under way; None between two passes."""
         self._start: dict[str, Any] | None = None
         self._resumed: dict[str, Any] | None = None
         self._to_drop = 0
@@ -230,8 +228,8 @@ class EarlyWorkers(DataLoader[Any]):
     """
 
     _early: Any = None
+    # random states at the beginning of a pass whose workers have started early
     early_start: dict[str, Any] | None = None
-    """Random states at the beginning of a pass whose workers have started early."""
 
     def begin(self) -> None:
         """Start the workers of the first pass."""

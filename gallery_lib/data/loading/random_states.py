@@ -48,10 +48,8 @@ def restore(states: dict[str, Any]) -> None:
 class DrawnFrom:
     """Random states at which a sampler draws the order of a pass."""
 
-    common: dict[str, Any]
-    """Of the process's own generators, as `captured` returns them."""
-    set_generators: list[Callable[[], object]]
-    """Calls that set the sampler's generators."""
+    common: dict[str, Any]  # of the process's own generators, as `captured` returns them
+    set_generators: list[Callable[[], object]]  # calls that set the sampler's generators
 
 
 def seeded(seed: int, owners: Sequence[Any]) -> DrawnFrom:

@@ -8,13 +8,17 @@ drawn from it and from the place in the training (`process_group`), or from the 
 caller has set. So a pass after a training step has a new order, and a rank that iterates alone
 takes nothing away from the others. Passes of a thread that reads ahead of a training are drawn from
 their number instead.
+
+`LengthBucketSampler` keeps items of similar length together, so that little of a batch is padding.
+It yields single indices, not batches, so that it can be divided: every rank's share of a global
+batch has similar lengths, and no rank becomes a straggler.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +28,10 @@ from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states
 from gallery_lib.data.loading.random_states import DrawnFrom
 
-_DEEPEST = 4
-"""Maximum depth of the search for samplers in samplers in batch samplers."""
-ROUNDS = 512
-"""Rounds that are read ahead at a time; so an endless sampler streams."""
+_DEEPEST = 4  # maximum depth of the search for samplers in samplers in batch samplers
+# batches within whose items a pass sorts by length; the rest of its order is random
+WINDOW_BATCHES = 16
+ROUNDS = 512  # rounds that are read ahead at a time; so an endless sampler streams
 
 
 def below(sampler: Any, depth: int = 0) -> list[Any]:
@@ -94,21 +98,17 @@ class ShardedSampler(Sampler[Any]):
     ) -> None:
         self.base, self.rank, self.world_size, self.drop_last = base, rank, world_size, drop_last
         self.seed, self.used = seed, False
+        # draw from the sampler's own generators as they stand, and so as one process would: for
+        # loops that all ranks run alike, with generators that are alike
         self.from_generators = world_size == 1
-        """Draw from the sampler's own generators as they stand, and so as one process would: for
-        loops that all ranks run alike, with generators that are alike."""
-        self.epoch: int | None = None
-        """Epoch that the caller has set."""
+        self.epoch: int | None = None  # epoch that the caller has set
+        # averaged backward passes before this process was started: those before a resume
         self.steps_before = 0
-        """Averaged backward passes before this process was started: those before a resume."""
-        self.passes_ahead = 0
-        """Passes begun by a thread that reads ahead of a training."""
-        self.order: int | None = None
-        """Seed of the next pass; None: what `next_order` returns then."""
-        self.skip = 0
-        """Items of `base` that the next pass leaves out: a resumed pass has had them."""
+        self.passes_ahead = 0  # passes begun by a thread that reads ahead of a training
+        self.order: int | None = None  # seed of the next pass; None: what `next_order` returns then
+        self.skip = 0  # items of `base` that the next pass leaves out: a resumed pass has had them
+        # random states at which `base` draws that pass, if it was begun on one process
         self.states: DrawnFrom | None = None
-        """Random states at which `base` draws that pass, if it was begun on one process."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "base" or name.startswith("__"):
@@ -164,3 +164,36 @@ class ShardedSampler(Sampler[Any]):
                 whole = len(waiting)
             yield from waiting[self.rank : whole : self.world_size]
             waiting = waiting[whole:]
+
+
+class LengthBucketSampler(Sampler[int]):
+    """Sampler of all indices, once per pass, in runs of similar length.
+
+    Indices are 0 … len(lengths) − 1. Consecutive runs of `batch_items` indices have similar
+    lengths. `batch_items` is the number of items in a batch of all ranks together. `generator`
+    decides the order and advances with every pass. What does not fill a batch comes last.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], batch_items: int, generator: torch.Generator
+    ) -> None:
+        self.lengths = torch.as_tensor(lengths)
+        self.batch_items, self.generator = batch_items, generator
+        # items of a batch in the next pass alone, which a resume goes on with
+        self.next_batch_items: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        items, self.next_batch_items = self.next_batch_items or self.batch_items, None
+        order = torch.randperm(len(self.lengths), generator=self.generator)
+        batches: list[torch.Tensor] = []
+        for window in order.split(WINDOW_BATCHES * items):
+            batches += window[self.lengths[window].argsort(stable=True)].split(items)
+        full = [batch for batch in batches if len(batch) == items]
+        rest = [batch for batch in batches if len(batch) < items]
+        for number in torch.randperm(len(full), generator=self.generator).tolist():
+            yield from full[number].tolist()
+        for batch in rest:
+            yield from batch.tolist()

@@ -42,8 +42,7 @@ from torch.utils.data import (
 
 from gallery_lib.comm import process_group
 from gallery_lib.data.loading import random_states, samplers
-from gallery_lib.data.loading.length_buckets import LengthBucketSampler
-from gallery_lib.data.loading.samplers import ShardedSampler
+from gallery_lib.data.loading.samplers import LengthBucketSampler, ShardedSampler
 from gallery_lib.errors import InputError
 
 _STORES = (list, tuple, range, np.ndarray, Tensor)
@@ -115,7 +114,8 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     check = shard == "auto"
     is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
     place = samplers.place_of(loader) if check else None
-    kind = "a stream" if is_stream else " of ".join(_names_of_samplers(loader))
+    kinds_of_samplers = dict.fromkeys(type(one).__name__ for one in samplers.chain(loader)[:2])
+    kind = "a stream" if is_stream else " of ".join(kinds_of_samplers)
     seed = 0 if is_stream else samplers.new_seed(loader)
     kinds, places, seeds = zip(*process_group.all_ranks((kind, place, seed)), strict=True)
     _refuse_unlike(
@@ -164,10 +164,6 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
 
 def _unchanged(item: Any) -> Any:
     return item
-
-
-def _names_of_samplers(loader: Any) -> list[str]:
-    return list(dict.fromkeys(type(sampler).__name__ for sampler in samplers.chain(loader)[:2]))
 
 
 def _refuse_unlike(views: list[str], what: str, hint: str = "give every rank the same") -> None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
+# maximum number of blocks of a worker: more than are in flight, and a few that the loop holds
 _BLOCKS = 16
-"""Maximum number of blocks of a worker: more than are in flight, and a few that the loop holds."""
 _ALIGNMENT = 64  # bytes
 
 # a column of a batch in a block: dtype, shape, first byte, bytes
@@ -96,8 +96,7 @@ def _part(block: Tensor, place: Column) -> Tensor:
     return block[start : start + size].view(dtype).view(shape)
 
 
-_blocks: list[Tensor] = []
-"""Blocks of this process, if it is a worker: uint8 [bytes] each."""
+_blocks: list[Tensor] = []  # blocks of this process, if it is a worker: uint8 [bytes] each
 
 
 def _free_block(size: int) -> Tensor | None:
@@ -122,8 +121,8 @@ class _Message:
         return _received, self.content
 
 
+# blocks that the main process has mapped, by their worker's process and by their address
 _mapped: dict[int, dict[int, NDArray[np.uint8]]] = {}
-"""Blocks that the main process has mapped, by their worker's process and by their address."""
 
 
 def _received(

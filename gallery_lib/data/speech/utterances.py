@@ -41,8 +41,7 @@ from gallery_lib.errors import InputError
 FILTERS = 80  # values a frame
 STACKED, STRIDE = 4, 3
 FRAME_MULTIPLE, TARGET_MULTIPLE = 16, 4
-IGNORED = -100
-"""Label of padding in targets: the default `ignore_index` of torch's cross-entropy."""
+IGNORED = -100  # label of padding in targets: the default `ignore_index` of torch's cross-entropy
 MAKE_COMMAND = "python3 data_prep/mock_speech.py"
 
 

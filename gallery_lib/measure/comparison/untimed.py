@@ -48,7 +48,7 @@ _IRRELEVANT = (
 )
 # Code that a reference depends on, as rooms and modules of the package.
 _TRAINS_EAGER = (
-    *("models", "tasks", "data", "optim", "train", "acceleration", "comm"),
+    *("tasks", "data", "optim", "train", "acceleration", "comm"),
     *("measure/comparison/worker", "measure/comparison/gradient_probe"),
 )
 _EVERYTHING = (".",)

@@ -38,10 +38,10 @@ from gallery_lib.launcher import worker
 from gallery_lib.measure import variants
 from gallery_lib.measure.comparison import first_pass, gradient_probe
 from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
-from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
+from gallery_lib.tune.choice import without_dropout
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"

@@ -149,7 +149,7 @@ def loader(settings: Settings) -> DataLoader[Any]:
     from torch.utils.data import DataLoader
 
     from gallery_lib import tasks
-    from gallery_lib.data.loading.length_buckets import LengthBucketSampler
+    from gallery_lib.data.loading.samplers import LengthBucketSampler
 
     train, task = tasks.with_sizes(settings.train), settings.task
     assert train.batch_size is not None

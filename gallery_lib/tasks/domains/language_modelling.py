@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text import tokenized as text
-from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
+from gallery_lib.data import text
+from gallery_lib.data.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.task import Splits, Task
 
-Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text/masking.py for the fields
+Batch = dict[str, Tensor]  # each int64 [N, L], see data/masking.py for the fields
 
 HELD_OUT_SAMPLES = 64
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -98,11 +98,6 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
     return Splits(train, held_out)
 
 
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the logits [N, L, vocabulary] of a batch."""
-    return model(**{name: batch[name] for name in MODEL_INPUTS if name in batch}).logits
-
-
 def _hidden(batch: Batch) -> Tensor:
     """Return where the model has to guess, bool [N, L]; BART also writes what its encoder sees."""
     return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
@@ -122,7 +117,9 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     """Return hits and negative log-likelihood (in nats) of the hidden tokens."""
     hidden = _hidden(batch)
-    logits, labels = _logits(model, batch)[hidden], batch["labels"][hidden]  # [M, vocabulary], [M]
+    inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+    logits = model(**inputs).logits[hidden]  # [M, vocabulary]
+    labels = batch["labels"][hidden]  # [M]
     return {
         "masked_accuracy": ((logits.argmax(dim=1) == labels).sum(), len(labels)),
         "negative_log_likelihood": (cross_entropy(logits, labels, reduction="sum"), len(labels)),

@@ -26,8 +26,8 @@ from gallery_lib.tasks.task import FULL, QUICK, Splits, Task
 
 BATCHES = 256
 HELD_OUT_BATCHES = 8
+# function (batch size, generator) → batch: a nesting of tensors [batch size, …]
 MakeBatch = Callable[[int, torch.Generator], Any]
-"""Function (batch size, generator) → batch: a nesting of tensors [batch size, …]."""
 
 
 class MadeBatches(Dataset[Any]):
@@ -145,7 +145,6 @@ def task_from(
 
 
 BuildOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-_OF_THE_SPEC = ("params", "lr", "weight_decay")
 
 
 def spec_of(build_optimizer: BuildOptimizer) -> OptimizerSpec:
@@ -173,7 +172,8 @@ def spec_of(build_optimizer: BuildOptimizer) -> OptimizerSpec:
     arguments = {
         name: group[name]
         for name, parameter in inspect.signature(kind).parameters.items()
-        if name not in _OF_THE_SPEC and group.get(name) not in (parameter.default, None)
+        if name not in ("params", "lr", "weight_decay")
+        and group.get(name) not in (parameter.default, None)
     }
     weight_decay = float(group.get("weight_decay", 0.0))
     return OptimizerSpec(kind.__name__, float(group["lr"]), weight_decay, arguments=arguments)

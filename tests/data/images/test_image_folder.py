@@ -1,23 +1,28 @@
-"""The image data set for training: same images for any worker, every file kind, named errors.
-
-An error names its file.
-"""
+"""Items and batches of images and masks: the same for any worker, in memory that is used again."""
 
 from __future__ import annotations
 
 import io
+import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from data_command import run_data_command
 from PIL import Image
-from refusal import refused
+from refusal import check_refused_command, refused
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
+from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import centre_crop, decode, load, random_resized_crop
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder, finish_batch
+from gallery_lib.data.images.listing import check_segmentation_folder
+from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate, render
+from gallery_lib.data.images.segmentation_folder import SegmentationFolder
 
 
 def test_items_and_batches_have_the_promised_shapes_and_labels(tiny_root: Path) -> None:
@@ -138,11 +143,245 @@ def test_finish_batch_normalises_like_torchvision(
     assert same_labels is labels and torch.equal(images, before)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parameter", "value"), [((0, 0), "image_size", 0), ((8, -1), "seed", -1)]
-)
-def test_bad_options_are_named(
-    tiny_root: Path, arguments: tuple[int, int], parameter: str, value: int
+SHAPE = (4, 3, 32, 32)
+
+
+def test_memory_of_a_batch_that_has_ended_is_used_again() -> None:
+    first = image_folder.empty(SHAPE)
+    assert first.dtype == torch.float32 and first.shape == SHAPE and first.is_contiguous()
+    assert first.data_ptr() % 64 == 0
+    address = first.data_ptr()
+    del first
+    assert image_folder.empty(SHAPE).data_ptr() == address
+
+
+def test_memory_with_a_reference_is_left_alone() -> None:
+    batch = image_folder.empty(SHAPE).fill_(1.0)
+    view = batch[1:]
+    alias = batch.detach()
+    weight = torch.ones(32, requires_grad=True)
+    product = (batch * weight).sum()  # saves the batch
+    del batch
+    for _ in range(3):
+        image_folder.empty(SHAPE).fill_(2.0)
+    assert view.eq(1.0).all() and alias.eq(1.0).all()
+    del view, alias
+    for _ in range(3):
+        image_folder.empty(SHAPE).fill_(2.0)
+    product.backward()
+    assert weight.grad is not None and weight.grad.eq(4 * 3 * 32).all()
+
+
+def test_threads_never_share_memory() -> None:
+    wrong = []
+
+    def work(value: float) -> None:
+        for _ in range(300):
+            tensor = image_folder.empty((64,)).fill_(value)
+            if not tensor.eq(value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(float(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small mock set, which must not be changed."""
+    folder = tmp_path_factory.mktemp("segmentation") / "small"
+    generate(folder, SPEC)
+    return folder
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the mock set, to be damaged."""
+    return Path(shutil.copytree(root, tmp_path / "copy"))
+
+
+SPEC = SegmentationSpec(train=5, val=2, seed=3)
+SIZE = (32, 47)
+
+
+def training(root: Path, seed: int = 0) -> SegmentationFolder:
+    return SegmentationFolder(root, "train", SIZE, train=True, seed=seed)
+
+
+def save_mask(path: Path, mode: str, values: np.ndarray) -> None:
+    Image.fromarray(values).convert(mode).save(path)
+
+
+def half(value: int, other: int = 0) -> np.ndarray:
+    values = np.full((640, 959), other, np.uint8)
+    values[:, :400] = value
+    return values
+
+
+@pytest.mark.slow
+def test_every_mask_holds_both_classes() -> None:
+    shares = [float((render(0, "train", index)[1] == 255).mean()) for index in range(24)]
+    assert min(shares) > 0.005 and max(shares) < 0.75
+    assert 0.1 < np.mean(shares) < 0.3
+
+
+def test_files_are_photographs_in_size_and_masks_in_black_and_white(root: Path) -> None:
+    files = sorted((root / "train" / "images").iterdir())
+    assert [path.name for path in files] == [f"{i:06d}.jpg" for i in range(5)]
+    assert all(150_000 < path.stat().st_size < 500_000 for path in files)
+    with Image.open(root / "val" / "masks" / "000001.png") as mask:
+        assert (mask.mode, mask.size) == ("L", (959, 640))
+        assert set(np.unique(np.asarray(mask))) == {0, 255}
+
+
+def test_items_and_batches_have_the_promised_shapes_and_values(root: Path) -> None:
+    data = training(root)
+    image, mask = data[4]
+    assert (image.shape, image.dtype) == ((32, 47, 3), torch.uint8)
+    assert (mask.shape, mask.dtype, mask.unique().tolist()) == ((32, 47), torch.uint8, [0, 1])
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        batch = next(iter(DataLoader(data, 5)))
+        images, masks = data.finish_batch(batch, memory_format)
+        assert (images.shape, images.dtype) == ((5, 3, 32, 47), torch.float32)
+        assert images.is_contiguous(memory_format=memory_format)
+        assert masks.shape == (5, 32, 47) and masks.dtype == torch.int64
+        expected = (image.float() / 255 - torch.tensor(MEAN)) / torch.tensor(STANDARD_DEVIATION)
+        assert torch.allclose(images[4].movedim(0, -1), expected, atol=1e-5) and torch.equal(
+            masks[4], mask.long()
+        )
+
+
+def test_held_out_images_are_whole_at_any_size_and_stay_as_they_are(root: Path) -> None:
+    image, mask = SegmentationFolder(root, "val", (640, 959), train=False)[1]
+    drawn, drawn_mask = render(SPEC.seed, "val", 1)
+    assert np.abs(image.numpy().astype(int) - drawn).mean() < 3  # what JPEG costs
+    assert np.array_equal(mask.numpy(), drawn_mask // 255)
+
+
+@pytest.mark.slow
+def test_flips_turn_image_and_mask_together(root: Path) -> None:
+    plain, data = SegmentationFolder(root, "train", SIZE, train=False), training(root)
+    seen = set()
+    for epoch in range(8):
+        data.set_epoch(epoch)
+        for index in range(5):
+            image, mask = data[index]
+            flips = ((), (0,), (1,), (0, 1))
+            (axes,) = [f for f in flips if torch.equal(mask, plain[index][1].flip(f))]
+            difference = (image.float() - plain[index][0].flip(axes).float()).abs().mean()
+            assert difference < 3  # the fast DCT's rounding
+            seen.add(axes)
+    assert seen == {(), (0,), (1,), (0, 1)}
+
+
+@pytest.mark.parametrize("values", [half(255), half(1), np.zeros((640, 959), np.uint8)])
+def test_zero_is_background_and_any_one_other_value_the_object(
+    copy: Path, values: np.ndarray
 ) -> None:
-    with refused(parameter, value):
-        ImageFolder(tiny_root, "train", arguments[0], train=True, seed=arguments[1])
+    Image.fromarray(values).save(copy / "train" / "masks" / "000000.png")
+    mask = SegmentationFolder(copy, "train", (640, 959), train=False)[0][1]
+    assert np.array_equal(mask.numpy(), values != 0)
+    assert "7 read" in str(check_segmentation_folder(copy, full=True))
+
+
+def third_mask(mode: str, values: np.ndarray) -> Callable[[Path], object]:
+    return lambda folder: save_mask(folder / "train/masks/000003.png", mode, values)
+
+
+DEFECTS: list[tuple[Callable[[Path], object], list[str]]] = [
+    (lambda folder: shutil.rmtree(folder), ["does not exist"]),
+    (lambda folder: shutil.rmtree(folder / "val"), ["no val/images/"]),
+    (lambda folder: shutil.rmtree(folder / "train" / "masks"), ["no train/masks/"]),
+    (
+        lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()],
+        ["val/images holds no images", "data_prep/mock_segmentation.py"],
+    ),
+    (
+        third_mask("L", half(255)[:, :958]),
+        ["000003.png: 640×958 pixels", "000003.jpg has 640×959"],
+    ),
+    (third_mask("RGB", half(255)), ["000003.png: 3 channels"]),
+    (
+        lambda folder: shutil.copy(
+            folder / "train/images/000001.jpg", folder / "train/images/000001.jpeg"
+        ),
+        ["000001.jpeg", "000001.jpg"],
+    ),
+    (third_mask("L", half(2, 1)), ["000003.png: the values 1, 2"]),
+    (
+        third_mask("L", half(255) // 2 + half(1)[:, ::-1]),
+        ["000003.png: the values 0, 1, 127"],
+    ),
+    (
+        lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
+        ["train/masks/000003.png: no mask"],
+    ),
+    (
+        lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
+        ["train/images/000003.jpg: damaged", "1 bytes"],
+    ),
+]
+
+
+def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Path) -> None:
+    images, masks = copy / "train" / "images", copy / "train" / "masks"
+    with Image.open(images / "000001.jpg") as image:
+        image.save(images / "000001.webp")
+    (images / "000001.jpg").unlink()
+    (masks / "000001.png").rename(masks / "000001.PNG")
+    for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
+        (copy / "train" / name).write_bytes(b"x")
+    for folder, ending in ((images, "jpg"), (masks, "png")):
+        (folder / "below").mkdir()
+        (folder / f"000004.{ending}").rename(folder / "below" / f"000004.{ending}")
+    shutil.copy(masks / "000002.png", masks / "alone.png")
+    data = training(copy)
+    assert (
+        len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    )
+    said = (
+        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), "
+        "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
+    )
+    assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
+
+
+def test_all_faults_are_named_in_one_run(copy: Path) -> None:
+    for name in ("000001", "000002"):
+        (copy / "train" / "masks" / f"{name}.png").unlink()
+    save_mask(copy / "train/masks/000003.png", "RGB", half(255))
+    shutil.rmtree(copy / "val" / "masks")
+    words = "000001.jpg, 000002.jpg", "000003.png: 3 channels", "no val/masks/"
+    for full in (False, True):
+        with refused("data_dir", "3 faults were found", *words):
+            check_segmentation_folder(copy, full=full)
+
+
+@pytest.mark.parametrize(("damage", "values"), DEFECTS)
+def test_each_defect_has_its_message(
+    copy: Path, damage: Callable[[Path], object], values: list[str]
+) -> None:
+    damage(copy)
+    with refused("data_dir", *values):
+        check_segmentation_folder(copy)
+    if "the values" in values[0]:  # a training reads each mask by itself
+        with refused(copy / "train/masks/000003.png", "values"):
+            training(copy)[3]
+
+
+@pytest.mark.slow
+def test_the_full_check_finds_what_libjpeg_only_warns_about_and_ends_with_0_or_2(
+    root: Path, copy: Path
+) -> None:
+    good = run_data_command("check_segmentation", root)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
+    path = copy / "train/images/000003.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:90_000] + bytes(400) + data[90_400:])
+    training(copy)[3]
+    bad = run_data_command("check_segmentation", copy, "--full")
+    check_refused_command(bad.returncode, bad.stderr, path, "Corrupt JPEG")

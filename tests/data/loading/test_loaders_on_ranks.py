@@ -73,7 +73,7 @@ def test_ranks_with_other_seeds_divide_one_order_anew_after_each_training_step(
     ],
 )
 def test_loops_of_any_kind_see_every_sample_once(two: Ranks, loader: str, loop: str) -> None:
-    """Whatever rank 0 reads alone, and whether or not gradients are averaged between batches."""
+    # whatever rank 0 reads alone, and whether or not gradients are averaged between batches
     config = "always" if loader == "stream" else "plain"
     verdict = run(dataclasses.replace(SHARED, loader=loader, loop=loop, config=config), two)
     assert verdict.outcome in (SAME, ROUNDED), verdict.lines

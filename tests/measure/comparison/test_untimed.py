@@ -77,7 +77,7 @@ def test_a_reference_depends_on_the_code_that_trains_and_a_figure_on_all_code(
 ) -> None:
     monkeypatch.setattr(gallery_lib, "__file__", str(tmp_path / "__init__.py"))
     references, figures = [], []
-    for file in ("models/unet.py", "models/unet.py", "report/chart.py"):
+    for file in ("tasks/pytorch_unet.py", "tasks/pytorch_unet.py", "report/chart.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(f"# {len(figures)}")
         references.append(untimed.reference_file(config(), 1))

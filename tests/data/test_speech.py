@@ -1,9 +1,9 @@
-"""Utterances from a manifest, what is unfit, and the check of both."""
+"""Speech: mock utterances, manifests and what is unfit in them, items and batches."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import runpy
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +11,53 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_command import DATA_PREP, run_data_command
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.speech import features
-from gallery_lib.data.speech.check import check_features
-from gallery_lib.data.speech.features import list_utterances, load, statistics
-from gallery_lib.data.speech.utterances import SpeechFolder, stacked_length
+from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.features import check_features, list_utterances, load, statistics
+from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
+from gallery_lib.data.speech.utterances import (
+    IGNORED,
+    SpeechFolder,
+    collate,
+    stack_frames,
+    stacked_length,
+)
 from gallery_lib.tasks import speech_transformer
+
+TINY = SpeechSpec(characters=12, words=10, train=24, val=8)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return mock speech of spec TINY, which must not be changed."""
+    path = tmp_path_factory.mktemp("data") / "speech"
+    generate(path, TINY)
+    return path
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the mock speech, to be damaged."""
+    return Path(shutil.copytree(root, tmp_path / "copy"))
+
+
+def test_lengths_are_those_of_short_sentences() -> None:
+    spoken = language(SpeechSpec())
+    made = [utterance(SpeechSpec(), spoken, "train", index) for index in range(60)]
+    stacked = [stacked_length(len(features)) for features, _, _ in made]
+    assert 145 < np.mean(stacked) < 175 and np.std(stacked) > 20
+    assert 13 < np.mean([len(text) for _, text, _ in made]) < 17
+    assert {features.dtype for features, _, _ in made} == {np.dtype(np.float16)}
+
+
+def test_a_large_language_has_as_many_characters_as_asked() -> None:
+    letters = language(SpeechSpec(characters=4230, words=10)).letters
+    assert len(set(letters)) == 4230 and all(tidy(letter) == letter for letter in letters)
+
 
 ARRAYS = {
     f"u{i}": np.random.default_rng(i).normal(size=(10 + i, 4)).astype(np.float32) for i in range(6)
@@ -54,8 +93,8 @@ def test_a_manifest_lists_its_utterances_in_order_with_labels_frames_and_feature
     for utterances in (listed, list_speakers(tsv)):
         assert [u.label for u in utterances] == list(SPEAKER.values())
         assert [u.frames for u in utterances] == [10, 11, 12, 13, 14, 15]
-        for utterance, array in zip(utterances, ARRAYS.values(), strict=True):
-            found = load(utterance, 4)
+        for one, array in zip(utterances, ARRAYS.values(), strict=True):
+            found = load(one, 4)
             assert np.array_equal(found, array) and found.dtype == np.float32
 
 
@@ -197,8 +236,77 @@ def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path)
     assert check_features(copy, 80, "", vocabulary_size=100).notices == ()
     with refused("data_dir", "room for 2"):
         check_features(copy, 80, "", vocabulary_size=5)
-    spec = importlib.util.spec_from_file_location("check_features", DATA_PREP / "check_features.py")
-    assert spec and spec.loader
-    command = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(command)
-    assert command.TASKS["speech_transformer"][2] == speech_transformer.VOCABULARY
+    command = runpy.run_path(str(DATA_PREP / "check_features.py"))
+    assert command["TASKS"]["speech_transformer"][2] == speech_transformer.VOCABULARY
+
+
+@pytest.mark.parametrize("frames", [1, 3, 4, 10, 12])
+def test_a_stacked_frame_is_four_frames_from_every_third_on(frames: int) -> None:
+    plain = np.arange(frames, dtype=np.float32)[:, None].repeat(2, axis=1)
+    stacked = stack_frames(plain)
+    assert stacked.shape == (stacked_length(frames), 8)
+    for t, row in enumerate(stacked.reshape(-1, 4, 2)):
+        assert row[:, 0].tolist() == [min(3 * t + i, frames - 1) for i in range(4)]
+
+
+def test_an_item_is_normalised_frames_and_the_numbers_of_its_characters(root: Path) -> None:
+    data = SpeechFolder(root / "train", 160, 100)
+    features, characters = data[5]
+    listed = list_utterances(root / "train", "")[5]
+    assert data.characters.decode(characters.tolist()) == listed.label
+    assert (features.dtype, features.shape) == (
+        torch.float32,
+        (stacked_length(len(load(listed, 80))), 320),
+    )
+    frames = torch.cat([data[i][0][:, :80] for i in range(len(data))])
+    assert float(frames.mean().abs()) < 0.05 and 0.9 < float(frames.std()) < 1.1
+    assert data.lengths == [len(data[i][0]) for i in range(len(data))]
+
+
+def test_a_batch_is_padded_to_round_lengths() -> None:
+    items = [
+        (torch.ones(17, 320), torch.tensor([5, 6, 7, 8])),
+        (torch.ones(3, 320), torch.tensor([9])),
+    ]
+    batch = collate(items)
+    assert batch.features.shape == (2, 32, 320) and batch.lengths.tolist() == [17, 3]
+    assert batch.features.sum(dim=(1, 2)).tolist() == [17 * 320, 3 * 320]
+    assert batch.inputs.tolist() == [[BEGIN, 5, 6, 7, 8, END, END, END], [BEGIN, 9, *[END] * 6]]
+    assert batch.labels.tolist() == [[5, 6, 7, 8, END, *[IGNORED] * 3], [9, END, *[IGNORED] * 6]]
+
+
+def test_a_smaller_sequence_length_cuts_utterances_between_words(root: Path) -> None:
+    whole, cut = SpeechFolder(root / "train", 160, 100), SpeechFolder(root / "train", 40, 100)
+    assert 25 < np.mean(cut.lengths) < 55 and np.std(cut.lengths) > 8
+    spoken = {piece.utterance.name: "" for piece in whole.pieces}
+    stop = dict.fromkeys(spoken, 0)
+    for piece in cut.pieces:
+        assert piece.start == stop[piece.utterance.name]
+        spoken[piece.utterance.name] += piece.transcript
+        stop[piece.utterance.name] = piece.stop
+    assert spoken == {piece.utterance.name: piece.transcript for piece in whole.pieces}
+    assert stop == {piece.utterance.name: piece.utterance.frames for piece in whole.pieces}
+    assert [p.transcript for p in SpeechFolder(root / "train", 40, 100).pieces] == [
+        p.transcript for p in cut.pieces
+    ]
+
+
+def test_characters_are_numbered_by_frequency_and_others_are_unknown() -> None:
+    characters = Characters.of(["abba", "cab"], 10, "here")
+    assert characters.characters == ["a", "b", "c"] and len(characters) == 6
+    assert characters.encode("cabx") == [5, 3, 4, UNKNOWN]
+    assert characters.decode([5, 3, 4, END, 3]) == "cab"
+    assert characters.decode([3, UNKNOWN, BEGIN, 99]) == "a\ufffd\ufffd\ufffd"
+
+
+def test_spaces_stay_except_between_ideographs() -> None:
+    assert tidy("  two   words ") == "two words"
+    assert tidy("今天 天气 好 OK  now") == "今天天气好 OK now"
+    assert tidy("cafe\u0301") == "café"
+
+
+def test_held_out_data_takes_vocabulary_and_scale_from_the_training_data(root: Path) -> None:
+    train = SpeechFolder(root / "train", 160, 100)
+    held_out = SpeechFolder(root / "val", 160, 100, train)
+    for name in ("characters", "mean", "deviation"):
+        assert getattr(held_out, name) is getattr(train, name)

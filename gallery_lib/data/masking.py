@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from gallery_lib.data.seeded_items import SeededItems
-from gallery_lib.data.text.tokenized import TokenisedText
+from gallery_lib.data.text import TokenisedText
 from gallery_lib.errors import InputError
 
+# label of a token that is not predicted: the default `ignore_index` of cross-entropy
 IGNORED = -100
-"""Label of a token that is not predicted: the default `ignore_index` of cross-entropy."""
 MASKED_SHARE = 0.15  # of the ordinary tokens, selected by `mask_tokens` for prediction
 HIDDEN_SHARE = 0.30  # of the tokens, hidden by `infill`
 MEAN_SPAN = 3.0  # mean length of a span that `infill` hides, in tokens
 
+# function from token ids (int64 [n]) to the fields of a masked sample, each int64 [n + 2]
 Hide = Callable[[np.ndarray, np.random.Generator, TokenisedText], dict[str, np.ndarray]]
-"""Function from token ids (int64 [n]) to the fields of a masked sample, each int64 [n + 2]."""
 
 
 def mask_tokens(

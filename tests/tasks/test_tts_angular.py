@@ -1,20 +1,127 @@
-"""The angular prototypical loss, also over processes, and the equal error rate."""
+"""Speakers in pairs of utterances, their encoder, the angular loss, and the equal error rate."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from refusal import refused
+from torch.utils.data import DataLoader
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.models.speaker_encoder import SpeakerEncoder
-from gallery_lib.tasks.domains import speaker_verification as domain
+from gallery_lib.data.speech.mock_speakers import SpeakerSpec, features, generate
+from gallery_lib.tasks import tts_angular as domain
+from gallery_lib.tasks.tts_angular import SpeakerEncoder, SpeakerPairs
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return mock data of nine speakers, which must not be changed.
+
+    Six are to train on and three are held out, with five utterances each.
+    """
+    folder = tmp_path_factory.mktemp("speakers") / "small"
+    generate(folder, SpeakerSpec(train=6, val=3, utterances=5, seed=2))
+    return folder
+
+
+def training(root: Path, frames: int = 20) -> SpeakerPairs:
+    return SpeakerPairs(root, "train", frames, 40, train=True)
+
+
+def items(data: SpeakerPairs) -> torch.Tensor:
+    return torch.cat([batch for batch, _ in DataLoader(data, 4)])
+
+
+def test_a_training_item_is_a_speaker_in_two_different_utterances(root: Path) -> None:
+    data = training(root, frames=120)
+    assert len(data) == 6 and data.speakers == [f"train-{i:05d}" for i in range(6)]
+    pair, label = data[4]
+    assert (pair.shape, pair.dtype, label) == ((2, 120, 40), torch.float32, 4)
+    mean, deviation = data.statistics
+    heard = [0, 0]
+    for number in range(5):
+        whole = torch.from_numpy((features(2, "train", 4, number) - mean) / deviation)
+        crops = whole.unfold(0, 120, 1).transpose(1, 2)  # [starts, 120, 40]
+        found = [bool((crops - one).abs().amax((1, 2)).min() < 1e-5) for one in pair]
+        heard = [count + one for count, one in zip(heard, found, strict=True)]
+        assert found != [True, True]  # they are two
+    assert heard == [1, 1]
+
+
+def test_items_are_normalised_by_the_training_utterances(root: Path) -> None:
+    train = training(root, frames=100)
+    values = torch.cat([items(train) for _ in range(3)])
+    assert abs(values.mean()) < 0.2 and abs(values.std() - 1) < 0.2
+    held_out = SpeakerPairs(root, "val", 100, 40, train=False, statistics=train.statistics)
+    mean, deviation = train.statistics
+    whole = features(2, "val", 0, 0)
+    start = (len(whole) - 100) // 2
+    assert np.allclose(
+        held_out[0][0][0].numpy(), (whole[start : start + 100] - mean) / deviation, atol=1e-5
+    )
+
+
+def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path) -> None:
+    data = SpeakerPairs(root, "val", 20, 40, train=False)
+    # Five utterances are two pairs.
+    assert [data[i][1] for i in range(len(data))] == [0, 1, 2] * 2
+    first = items(data)
+    data.set_epoch(3)
+    assert torch.equal(first, items(data))
+    assert len({tuple(values) for values in first[:, :, 0, 0].tolist()}) == 6
+    assert not set(data.speakers) & set(training(root).speakers)
+
+
+def test_utterances_shorter_than_a_crop_are_counted_and_named(root: Path, tmp_path: Path) -> None:
+    with refused("sequence_length", "201 frames", "train-00000 has 0"):
+        training(root, frames=201)
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    assert training(copy).notices == ()
+    lines = (copy / "train" / "manifest.tsv").read_text().splitlines()
+    path, label, _ = lines[3].split("\t")
+    np.save(copy / "train" / path, np.zeros((10, 40), np.float32))
+    lines[3] = f"{path}\t{label}\t10"
+    (copy / "train" / "manifest.tsv").write_text("\n".join(lines) + "\n")
+    (line,) = training(copy).notices
+    assert f"1 of 30 utterances of fewer than 20 frames ({path})" in line
+
+
+def small() -> SpeakerEncoder:
+    torch.manual_seed(0)
+    return SpeakerEncoder(dims=6, hidden=24, projection=16)
+
+
+def test_any_leading_shape_gives_unit_vectors():
+    model, features = small(), torch.randn(5, 2, 9, 6)
+    embeddings = model(features)
+    assert embeddings.shape == (5, 2, 16)
+    assert torch.allclose(embeddings.norm(dim=-1), torch.ones(5, 2))
+    assert torch.allclose(embeddings[3, 1], model(features[3:4, 1])[0], atol=1e-6)
+    assert (model.scale.item(), model.offset.item()) == (10, -5)
+
+
+def test_the_embedding_is_the_last_frame_s_and_depends_on_the_first_one():
+    model, features = small(), torch.randn(1, 9, 6, requires_grad=True)
+    last = model.layers(features)[:, -1]
+    assert torch.allclose(model(features), last / last.norm())
+    model(features)[0, 0].backward()
+    assert features.grad is not None and features.grad[0, 0].abs().max() > 0
+
+
+def test_embeddings_are_float32_under_autocast_and_float64_in_float64():
+    model, features = small(), torch.randn(2, 9, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(features).dtype is torch.float32
+    assert model.double()(features.double()).dtype is torch.float64
 
 
 def test_the_loss_is_the_cross_entropy_of_picking_one_s_own_centroid():
@@ -57,15 +164,11 @@ def test_the_equal_error_rate_of_known_scores():
 
 
 def test_metrics_of_batches_add_up_to_the_error_rate_of_all_trials():
-    class Given(torch.nn.Module):
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return features
-
     def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         vectors = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(number))
         return F.normalize(vectors, dim=-1), torch.tensor([0, 1, 2, 3, 4, 0])
 
-    found = [domain.metrics(Given(), batch(number)) for number in range(3)]
+    found = [domain.metrics(torch.nn.Identity(), batch(number)) for number in range(3)]
     # The first and the last item are the same speaker.
     assert [count for _, count in found[0].values()] == [8, 28]
     shares = {
@@ -93,8 +196,8 @@ import torch
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
-from gallery_lib.models.speaker_encoder import SpeakerEncoder
-from gallery_lib.tasks.domains import speaker_verification
+from gallery_lib.tasks.tts_angular import SpeakerEncoder
+from gallery_lib.tasks import tts_angular
 
 process_group.ensure_initialized()
 torch.manual_seed(0)
@@ -107,7 +210,7 @@ optimizer = torch.optim.RAdam(wrapped.parameters(), lr=1e-2)
 losses = []
 for _ in range(3):
     optimizer.zero_grad()
-    loss = speaker_verification.loss(wrapped, (share, torch.arange(len(share))))
+    loss = tts_angular.loss(wrapped, (share, torch.arange(len(share))))
     loss.backward()
     losses.append(loss.item())
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}

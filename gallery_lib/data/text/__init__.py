@@ -1,1 +1,0 @@
-"""English text for language models, without a download: collected, tokenised, masked."""

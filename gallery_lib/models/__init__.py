@@ -1,1 +1,0 @@
-"""Architectures that no well-kept library has, written from their papers."""
