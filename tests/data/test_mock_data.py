@@ -66,9 +66,7 @@ def test_the_second_call_finds_it_complete_and_changes_nothing(tmp_path: Path) -
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-class Interrupt:
-    """Writer that is interrupted at a file, of which it has written a part."""
-
+class Interrupt:  # a writer that is interrupted at a file, of which it has written a part
     def __init__(self, at: str) -> None:
         self.at = at
         self.written: list[str] = []

@@ -154,9 +154,7 @@ def test_without_its_progress_a_loader_goes_on_as_it_was() -> None:
     assert torch.equal(torch.cat(list(loader)), torch.arange(4))
 
 
-class Numbered(Dataset[Any]):
-    """Data set whose item i has an image full of i, a mask [3] of i as int16, i, and i / 2."""
-
+class Numbered(Dataset[Any]):  # item i: an image full of i, a mask [3] of i as int16, i, i / 2
     def __len__(self) -> int:
         return 200
 
@@ -166,8 +164,7 @@ class Numbered(Dataset[Any]):
 
 
 class Shaped(Numbered):
-    """Data set that only torch's own collate function takes: `form` makes an item of an index."""
-
+    # only torch's own collate function takes these: `form` makes an item of an index
     def __init__(self, form: Any) -> None:
         self.form = form
 
