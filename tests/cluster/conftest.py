@@ -6,18 +6,18 @@ has its own cache folder, and labs their own namespaces.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from refusal import check_refused_command
 
 from gallery_lib.system.processes import search_path
 
@@ -26,6 +26,7 @@ ip link add name bridge type bridge && ip link add name one type veth peer name 
 tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
 """
 GALLERY = [sys.executable, "-m", "gallery_lib.cli.main"]
+PLAIN = ("lab", "run", "--no-torchrun", "--")
 
 
 @functools.cache
@@ -59,8 +60,10 @@ def cache(
     The check is made also when the test failed.
     """
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    if request.node.get_closest_marker("cluster") and (reason := why_no_lab()):
+    makes_labs = request.node.get_closest_marker("cluster")
+    if makes_labs and (reason := why_no_lab()):
         pytest.skip(reason)
+    before = machine() if makes_labs else {}
     path = tmp_path / "cache"
     monkeypatch.setenv("PYTHONPATH", search_path())
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(path))
@@ -71,11 +74,19 @@ def cache(
     for pid in left:
         os.kill(pid, 9)
     assert not left, f"processes {left} were left behind"
+    assert not makes_labs or machine() == before
 
 
 def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run the gallery command to its end."""
     return subprocess.run([*GALLERY, *words], capture_output=True, text=True, timeout=timeout)
+
+
+def said(*words: str, timeout: float = 60) -> str:
+    """Return what the gallery command prints. It has to end with 0, and to warn of nothing."""
+    done = gallery(*words, timeout=timeout)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done.stdout
 
 
 def start_gallery(*words: str) -> subprocess.Popen[str]:
@@ -85,14 +96,29 @@ def start_gallery(*words: str) -> subprocess.Popen[str]:
     )
 
 
+def start_on_hosts(lines: str, hosts: int = 2) -> subprocess.Popen[str]:
+    """Start lines of sh on every host of the lab; return once they have said `started` on all."""
+    run = start_gallery(*PLAIN, "sh", "-c", f"{lines} & echo started; wait")
+    assert {run.stdout.readline() for _ in range(hosts)} == {
+        f"host{number} | started\n" for number in range(hosts)
+    }
+    return run
+
+
+def check_refused_in_one_line(done: subprocess.CompletedProcess[str], *values: object) -> None:
+    """Assert that a command has refused its input with exit code 2 and one line on stderr."""
+    check_refused_command(done.returncode, done.stderr, *values)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
 def processes_of(cache: Path) -> list[int]:
     """Return every process but this one that was started with the cache folder, directly or not."""
-    wanted, found = f"GALLERY_CACHE_DIR={cache}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
+    cache_of = {
+        process.pid: (process.info["environ"] or {}).get("GALLERY_CACHE_DIR")
+        for process in psutil.process_iter(["environ"])
+    }
+    return [pid for pid, own in cache_of.items() if own == str(cache) and pid != os.getpid()]
 
 
 def cgroups(lab_id: str) -> list[Path]:
@@ -103,31 +129,21 @@ def cgroups(lab_id: str) -> list[Path]:
 
 def machine() -> dict[str, list[str]]:
     """Return what a lab might leave on the machine's own network and among its mounts."""
-
-    def lines(*command: str) -> list[str]:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return sorted(done.stdout.splitlines())
-
-    mounts = sorted(Path("/proc/self/mountinfo").read_text().splitlines())
-    links = lines("ip", "-brief", "link")
-    return {"namespaces": lines("ip", "netns"), "links": links, "mounts": mounts}
+    commands = (["ip", "netns"], ["ip", "-brief", "link"], ["cat", "/proc/self/mountinfo"])
+    texts = {
+        " ".join(words): subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        for words in commands
+    }
+    return {command: sorted(text.splitlines()) for command, text in texts.items()}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Return as soon as the condition holds, and fail when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come true in time"
-        time.sleep(0.03)
-
-
-def kept(cache: Path, name: str = "lab") -> dict:
+def kept(cache: Path) -> dict:
     """Return what the lab's file says."""
-    return json.loads((cache / "lab" / f"{name}.json").read_text())
+    return json.loads((cache / "lab" / "lab.json").read_text())
 
 
-def assert_nothing_is_left(cache: Path, lab_id: str, before: dict[str, list[str]]) -> None:
+def assert_nothing_is_left(cache: Path, lab_id: str) -> None:
+    """Assert that the lab has left nothing; the machine is compared at the end of the test."""
     assert processes_of(cache) == []
     assert cgroups(lab_id) == []
-    assert machine() == before
     assert [path.name for path in (cache / "lab").iterdir()] == [".lock"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.conftest import machine, processes_of
+from cluster.conftest import processes_of
+from worker_processes import wait_until
 
 from gallery_lib.cluster import Lab
 from gallery_lib.system.processes import end_supervised
@@ -31,10 +30,8 @@ It has room for the timeout, a look at which ranks still beat, and a busy machin
 class Training:
     """`per_host` processes on each host of a lab, none of which anybody restarts or ends."""
 
-    def __init__(self, lab: Lab, per_host: int, steps: int) -> None:
-        self.lines: list[list[str]] = []
-        self._said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        self.processes = []
+    def __init__(self, lab: Lab, folder: Path, per_host: int, steps: int) -> None:
+        self.processes, self._logs = [], []
         total = len(lab.hosts) * per_host
         for rank in range(total):
             variables = {
@@ -50,22 +47,22 @@ class Training:
                 "TORCH_CPP_LOG_LEVEL": "ERROR",
             }
             command = [sys.executable, str(SCRIPT), str(steps), str(TIMEOUT_SECONDS)]
-            process = lab.popen(
-                rank // per_host, command, environment=variables, stdout=-1, stderr=-2, text=True
-            )
-            self.processes.append(process)
-            self.lines.append([])
-            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+            self._logs.append(folder / f"steps{steps}-rank{rank}.txt")
+            with self._logs[-1].open("w") as log:
+                self.processes.append(
+                    lab.popen(
+                        rank // per_host, command, environment=variables, stdout=log, stderr=log
+                    )
+                )
 
-    def _read(self, rank: int) -> None:
-        for line in self.processes[rank].stdout:
-            self.lines[rank].append(line.rstrip())
-            self._said.put((rank, line.rstrip()))
+    @property
+    def lines(self) -> list[list[str]]:
+        """Return what each rank has said so far."""
+        return [log.read_text().splitlines() for log in self._logs]
 
     def wait_for_step(self, step: int) -> None:
         """Wait until any rank has done the step."""
-        while self._said.get(timeout=60)[1] != f"step {step}":
-            pass
+        wait_until(lambda: any(f"step {step}" in lines for lines in self.lines), 60)
 
     def ended(self, seconds: float, ranks: list[int] | None = None) -> list[tuple[int, str]]:
         """Return exit code and last line of `ranks` (all), which have to end within `seconds`."""
@@ -74,35 +71,34 @@ class Training:
         codes = [
             self.processes[rank].wait(timeout=max(0.1, until - time.monotonic())) for rank in chosen
         ]
-        time.sleep(0.2)  # for what was said last
         return [(code, self.lines[rank][-1]) for code, rank in zip(codes, chosen, strict=True)]
 
 
 @pytest.fixture
 def lab(cache: Path) -> Iterator[Lab]:
-    """Yield a lab of two hosts, and check that nothing of it is left afterwards."""
-    before = machine()
     with Lab(2, rate="100mbit") as lab:
         yield lab
-    assert machine() == before and processes_of(cache) == []
+    assert processes_of(cache) == []
 
 
-def test_ranks_of_which_one_is_killed_name_it(lab: Lab) -> None:
-    training = Training(lab, per_host=2, steps=10_000)
+@pytest.mark.parametrize(("per_host", "sent"), [(2, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_rank_that_is_killed_or_hangs_is_named(
+    lab: Lab, tmp_path: Path, per_host: int, sent: signal.Signals
+) -> None:
+    training, last = Training(lab, tmp_path, per_host, steps=10_000), 2 * per_host - 1
     training.wait_for_step(5)
     environments = {p: Path(f"/proc/{p}/environ").read_bytes() for p in lab.processes(1)}
-    os.kill(
-        next(p for p, text in environments.items() if b"RANK=3" in text.split(b"\0")),
-        signal.SIGKILL,
-    )
-    for code, last in training.ended(NOTICED_SECONDS, [0, 1, 2]):
-        assert (code, last[:7]) == (1, "error: "), training.lines
-        assert "rank 3 gives no sign of life" in last
+    own = f"RANK={last}".encode()
+    os.kill(next(p for p, text in environments.items() if own in text.split(b"\0")), sent)
+    for code, line in training.ended(NOTICED_SECONDS, list(range(last))):
+        assert (code, line[:7]) == (1, "error: "), training.lines
+        assert f"rank {last} gives no sign of life" in line
+    end_supervised(training.processes[last])
 
 
 @pytest.mark.thorough
-def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> None:
-    training = Training(lab, per_host=1, steps=10_000)
+def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab, tmp_path: Path) -> None:
+    training = Training(lab, tmp_path, per_host=1, steps=10_000)
     training.wait_for_step(5)
     lab.cut(1)
     ended = training.ended(NOTICED_SECONDS)
@@ -112,11 +108,11 @@ def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> N
 
 
 @pytest.mark.thorough
-def test_a_link_that_is_cut_for_5_seconds_changes_nothing(lab: Lab) -> None:
-    undisturbed = Training(lab, per_host=1, steps=60).ended(60)
+def test_a_link_that_is_cut_for_5_seconds_changes_nothing(lab: Lab, tmp_path: Path) -> None:
+    undisturbed = Training(lab, tmp_path, per_host=1, steps=60).ended(60)
     assert undisturbed[0] == undisturbed[1]
     assert undisturbed[0][0] == 0 and undisturbed[0][1].startswith("weights ")
-    training = Training(lab, per_host=1, steps=60)
+    training = Training(lab, tmp_path, per_host=1, steps=60)
     training.wait_for_step(5)
     lab.cut(1)
     time.sleep(5)
@@ -124,12 +120,3 @@ def test_a_link_that_is_cut_for_5_seconds_changes_nothing(lab: Lab) -> None:
     lab.mend(1)
     training.wait_for_step(30)
     assert training.ended(120) == undisturbed
-
-
-def test_a_rank_that_hangs_is_named(lab: Lab, cache: Path) -> None:
-    training = Training(lab, per_host=1, steps=10_000)
-    training.wait_for_step(5)
-    os.kill(lab.processes(1)[0], signal.SIGSTOP)  # it hangs
-    code, last = training.ended(NOTICED_SECONDS, [0])[0]
-    assert code == 1 and "rank 1 gives no sign of life" in last
-    end_supervised(training.processes[1])

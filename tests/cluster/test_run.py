@@ -8,8 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.conftest import gallery, processes_of, start_gallery, wait_until
-from refusal import check_refused_command
+from cluster.conftest import (
+    PLAIN,
+    check_refused_in_one_line,
+    gallery,
+    processes_of,
+    said,
+    start_on_hosts,
+)
+from worker_processes import wait_until
 
 from gallery_lib.system import hardware
 
@@ -32,33 +39,26 @@ dist.destroy_process_group()
 @pytest.fixture
 def lab() -> str:
     """Yield the name of a lab of two hosts that is up."""
-    done = gallery("lab", "up", "--rate", "100mbit")
-    assert done.returncode == 0, done.stderr
+    said("lab", "up", "--rate", "100mbit")
     return "lab"
-
-
-def run_plain(*command: str) -> list[str]:
-    return ["lab", "run", "--no-torchrun", "--", *command]
 
 
 def test_each_host_is_told_who_it_is_and_ends_when_another_fails(lab: str, cache: Path) -> None:
     """A process also knows the cores that its host has, half of this machine's each."""
     names = "$NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME"
-    done = gallery(*run_plain("sh", "-c", f"echo {names}; echo --x >&2"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [
+    shown = said(*PLAIN, "sh", "-c", f"echo {names}; echo --x >&2")
+    assert sorted(shown.splitlines()) == [
         "host0 | --x",
         "host0 | 0/2 10.77.0.1:29400 eth0 eth0",
         "host1 | --x",
         "host1 | 1/2 10.77.0.1:29400 eth0 eth0",
     ]
     code = "from gallery_lib.system import hardware; print(hardware.cores())"
-    done = gallery(*run_plain(sys.executable, "-c", code))
-    assert (done.returncode, done.stderr) == (0, "")
+    shown = said(*PLAIN, sys.executable, "-c", code)
     each = max(1, hardware.cores() // 2)
-    assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
+    assert sorted(shown.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
     began = time.monotonic()
-    done = gallery(*run_plain("sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100"))
+    done = gallery(*PLAIN, "sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100")
     assert done.returncode == 1
     assert done.stderr == f"error: host1 ended with exit code 7.{OTHERS}\n"
     assert time.monotonic() < began + 20
@@ -71,18 +71,14 @@ def test_each_host_is_told_who_it_is_and_ends_when_another_fails(lab: str, cache
 def test_a_signal_ends_everything_that_was_started(
     lab: str, cache: Path, sent: signal.Signals, code: int
 ) -> None:
-    started = "sleep 100 & setsid sleep 100 & echo started; wait"
-    process = start_gallery(*run_plain("sh", "-c", started))
-    assert process.stdout is not None
-    first = {process.stdout.readline(), process.stdout.readline()}
-    assert first == {"host0 | started\n", "host1 | started\n"}
+    process = start_on_hosts("sleep 100 & setsid sleep 100")
     process.send_signal(sent)
-    _, said = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == code
-    assert said == ("interrupted: every process of the run has been ended.\n" if code > 0 else "")
+    assert errors == ("interrupted: every process of the run has been ended.\n" if code > 0 else "")
     wait_until(lambda: len(processes_of(cache)) == 1)
     # The lab is up, and there is no process in a host.
-    assert gallery("lab", "status").stdout.count(" 0\n") == 2
+    assert said("lab", "status").count(" 0\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -96,10 +92,7 @@ def test_a_signal_ends_everything_that_was_started(
 def test_bad_input_ends_with_2_and_one_message(
     lab: str, cache: Path, words: list[str], values: list[str]
 ) -> None:
-    done = gallery(*words)
-    check_refused_command(done.returncode, done.stderr, *values)
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    check_refused_in_one_line(gallery(*words), *values)
     assert len(processes_of(cache)) == 1
 
 
@@ -107,7 +100,7 @@ def test_bad_input_ends_with_2_and_one_message(
 def test_torch_sums_over_the_hosts(lab: str, tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
-    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), "--flag", timeout=120)
+    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), "--flag", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(lines) == [f"host{host} | sum [3.0] at 10.77.0.1 --flag" for host in range(2)]
@@ -130,10 +123,10 @@ def test_a_script_that_refuses_its_input_ends_the_others_and_is_heard(
     """And without torchrun's own report, which is a traceback of torchrun."""
     script = tmp_path / "refuses.py"
     script.write_text(REFUSES)
-    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), timeout=120)
+    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), timeout=300)
     assert done.returncode == 1
     assert done.stderr == f"error: host1 ended with exit code 2.{OTHERS}\n"
     # There is none of the other host's torchrun either, which a signal has ended.
     assert "Traceback" not in done.stdout
-    said = [line for line in done.stdout.splitlines() if line.startswith("host1")]
-    assert said == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("host1")]
+    assert lines == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]

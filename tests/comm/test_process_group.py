@@ -1,20 +1,25 @@
-"""A process finds its rank in torch.distributed, then torchrun's variables, then a scheduler's."""
+"""What a process reads from its environment: its rank, and the options of `gallery_lib.comm.auto`.
+
+The rank is that of torch.distributed, else of torchrun's variables, else of a scheduler's.
+"""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 from against_torch.case import Case
 from against_torch.launches import Server
 from against_torch.run import SAME, run
+from ranks import Ranks
 from refusal import refused
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gallery_lib.comm import process_group
 from gallery_lib.comm.process_group import Topology
 
-VARIABLES = {name for names in process_group.LAUNCHERS.values() for name in names} | {
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
+VARIABLES = {name for names in process_group.LAUNCHERS.values() for name in names}
+VARIABLES |= {"MASTER_ADDR", "MASTER_PORT"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -62,10 +67,7 @@ def test_the_launchers_variables_tell(
     ],
 )
 def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    parameter: str,
-    values: list[str],
+    monkeypatch: pytest.MonkeyPatch, variables: dict, parameter: str, values: list
 ) -> None:
     without_launcher(monkeypatch, variables)
     with refused(parameter, *values) as raised:
@@ -79,15 +81,43 @@ def test_processes_that_were_not_started_by_torchrun_train_together(launch: str)
     """A process group that is made after accelerate() is refused at the first call."""
     verdict = run(Case(launch=launch), Server())
     if launch == "two_group_after":
-        assert verdict.lines[0].count(
-            "the process group of 2 processes was made after accelerate()"
-        )
+        assert "group of 2 processes was made after accelerate()" in verdict.lines[0]
     else:
         assert verdict.outcome == SAME, verdict.lines
 
 
 def test_hosts_and_their_processes_in_words() -> None:
-    hosts = Topology(((0, 2), (1, 3), (4, 5)))
-    assert hosts.uniform and str(hosts) == "3 hosts × 2 processes"
-    hosts = Topology(((0,), (1, 2)))
-    assert not hosts.uniform and str(hosts) == "hosts of 1, 2 processes"
+    assert str(Topology(((0, 2), (1, 3), (4, 5)))) == "3 hosts × 2 processes"
+    assert str(Topology(((0,), (1, 2)))) == "hosts of 1, 2 processes"
+
+
+def test_options_come_from_the_environment_and_the_import_can_be_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auto = importlib.import_module("gallery_lib.comm.auto")
+    auto.disable()
+    plain = DDP.__init__
+    for name, value in {"TUNE": "0", "STREAMS": "2", "BUCKET_MB": "2.5", "WIRE": "bf16"}.items():
+        monkeypatch.setenv(f"GALLERY_COMM_{name}", value)
+    read = importlib.reload(auto).options
+    assert (read.tune, read.streams, read.bucket_mb, read.wire) == (False, 2, 2.5, "bf16")
+    for change, same in ((auto.disable, True), (auto.enable, False), (auto.disable, True)):
+        change()
+        assert (DDP.__init__ is plain) is same
+    for name, value, message in (
+        ("STREAMS", "two", "streams='two' must be a whole number"),
+        ("TUNE", "maybe", "tune='maybe' must be true or false"),
+        ("STREAM", "2", "unknown parameter `stream`"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"GALLERY_COMM_{name}", value)
+            with pytest.raises(ValueError, match=f"variables GALLERY_COMM_…: {message}"):
+                importlib.reload(auto)
+
+
+@pytest.mark.slow
+def test_the_import_accelerates_what_it_can_and_can_be_undone(two: Ranks) -> None:
+    for found in two.call("ways.automatic", {"streams": 2}):
+        assert found["accelerated"] == [True, False, True] and found["subclass"] == "mine"
+        assert "not in the default process group" in found["own group"]
+        assert "delay_all_reduce_named_params" in found["delayed"]

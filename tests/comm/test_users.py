@@ -1,4 +1,4 @@
-"""User code around a DistributedDataParallel works the same under every way of averaging.
+"""User code works the same under every way of averaging, and with what accelerate() returns.
 
 There are two ranks, where means are exact.
 """
@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 from against_torch.case import Case
-from against_torch.run import REFUSED, SAME, run
+from against_torch.run import FAILED, REFUSED, SAME, run
 from ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -60,14 +60,11 @@ def test_a_communication_hook_of_the_users_wins_until_another_way_has_one(
         assert refused or found["exact"]
 
 
-def test_copies_and_pickles_are_those_of_plain_ddp_at_any_time(two: Ranks) -> None:
-    assert all(two.call("ways.copies"))
-
-
-def test_a_layer_that_is_frozen_while_a_way_begins_is_averaged_once_it_is_unfrozen(
-    two: Ranks,
+@pytest.mark.parametrize("function", ["copies", "frozen_at_a_rebuild"])
+def test_copies_pickles_and_layers_frozen_while_a_way_begins_are_those_of_plain_ddp(
+    two: Ranks, function: str
 ) -> None:
-    assert all(two.call("ways.frozen_at_a_rebuild"))
+    assert all(two.call(f"ways.{function}"))
 
 
 def test_nothing_is_left_of_ways_and_models_that_have_gone(two: Ranks) -> None:
@@ -100,13 +97,10 @@ def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"bucket_views": True},
-        {"streams": 2},
-        {"hierarchical": True, "streams": 2, "bucket_mb": 0.001},
-    ],
+    [{"bucket_views": True}, {"streams": 2},
+     {"hierarchical": True, "streams": 2, "bucket_mb": 0.001}],
     ids=str,
-)
+)  # fmt: skip
 def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(
     two: Ranks, values: dict
 ) -> None:
@@ -125,3 +119,76 @@ def test_a_rank_alone_averages_and_rounds_nothing() -> None:
             case = dataclasses.replace(USERS, launch="one_group_before", comm=comm)
             verdict = run(case, alone)
             assert verdict.outcome == SAME, verdict.lines
+
+
+# --------------------------------------------------------------------------------------------------
+# A model that accelerate() returned: it stays the user's, and is averaged by every road
+
+
+@pytest.mark.parametrize(
+    "loop",
+    ["simple", "two_backwards", "output_by_output", "two_calls", "same_graph_twice", "accumulate",
+     "freeze", "gradient_penalty", "laid_out_anew"],
+)  # fmt: skip
+def test_gradients_are_the_mean_of_those_of_the_ranks(two: Ranks, loop: str) -> None:
+    case = Case(model="named_tuple_output", loop=loop, launch="two_group_before", epochs=3)
+    verdict = run(case, two)
+    assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
+
+
+def test_what_several_processes_cannot_train_is_refused_in_one_line(two: Ranks) -> None:
+    for said in two.call("twins.refusals"):
+        expected = (
+            "InputError: the model has lazy parameters",
+            "InputError: the model has SyncBatchNorm",
+            "InputError: the model is a DistributedDataParallel already",
+            "InputError: the gradient of head.",
+        )
+        for message, beginning in zip(said, expected, strict=True):
+            assert message.startswith(beginning) and "\n" not in message
+
+
+def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -> None:
+    for said in two.call("twins.after_an_error"):
+        assert said.startswith("RunFailed: the last backward pass ended with an error")
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"config": "aot"}]
+    + [{"loop": loop} for loop in ("simple", "two_calls", "two_backwards", "closure")],
+    ids=str,
+)
+def test_unused_parameters_are_named_and_not_stepped_with_the_option_that_handles_them(
+    two: Ranks, change: dict
+) -> None:
+    """There is one step, which no forward pass follows."""
+    case = Case(model="unused", launch="two_group_before", samples=6, epochs=1, **change)
+    verdict = run(case, two)
+    assert verdict.outcome == REFUSED, verdict.lines
+    (said,) = verdict.lines
+    assert said.startswith("second.weight (and 1 more) got no gradient in the last backward pass")
+    assert "config.comm.find_unused_parameters = True" in said
+    if case.loop != "two_calls":  # of which DDP takes only one, where it looks for parameters
+        verdict = run(dataclasses.replace(case, comm="find_unused"), two)
+        assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
+
+
+YES = dict.fromkeys(("checkpoint", "module", "pickled", "averaged", "attributes"), True)
+
+
+@pytest.mark.parametrize(
+    ("function", "answers"),
+    [
+        # Parts that are put in later start alike everywhere, and are averaged.
+        ("heads_in_turn", [[True] * 18] * 2),
+        # Gradients of a rank alone are to be had inside no_sync.
+        ("around_the_model_on_purpose", [True, True]),
+        # The model inside may be called on one rank alone.
+        ("evaluated_on_rank_0_alone", [5, 0]),
+        ("facts", [{**YES, "device": "cpu", "copy": (True, True)}] * 2),
+    ],
+)
+def test_a_twin_is_the_users_model(two: Ranks, function: str, answers: list) -> None:
+    assert two.call(f"twins.{function}") == answers

@@ -1,8 +1,10 @@
-"""Search for the training processes of a run among the descendants of a process."""
+"""Search for the training processes of a run among the descendants of a process, and waiting."""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 
 import psutil
 
@@ -39,3 +41,11 @@ def workers_of(process: psutil.Process) -> list[psutil.Process]:
             if _is_worker(each):
                 found.append(each)
     return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Return as soon as the condition holds, and fail when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come true in time"
+        time.sleep(0.03)

@@ -1,10 +1,13 @@
 """Runs of real processes: results, refusals and failures; no process is ever left running."""
 
+import contextlib
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,42 +15,33 @@ import pytest
 import tiny_task
 from refusal import refused
 from tiny_task import config
-from worker_processes import workers_of
+from worker_processes import wait_until, workers_of
 
 from gallery_lib.cli.main import launch_single_task
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import RunFailed
-from gallery_lib.launcher.job import dry_run, launch, start
+from gallery_lib.launcher.job import Job, dry_run, launch, start
 from gallery_lib.train.results import read_results, read_steps
 
-TWO = LaunchConfig(nproc_per_node=2)
-
-
-def command(checkout: Path, *words: str) -> list[str]:
-    return [sys.executable, str(checkout / "launch_single_task.py"), *words]
-
-
-def words_of(name: str, **values: object) -> list[str]:
-    options = config(name, **values)
-    return [
-        f"--model={options.model}",
-        f"--amp_level={options.amp_level}",
-        "--workers=0",
-        f"--max_steps={options.max_steps}",
-        "--log_interval=1",
-        "--threads=1",
-    ]
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
+ALONE, TWO = LaunchConfig(), LaunchConfig(nproc_per_node=2)
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextlib.contextmanager
+def sleeping_run(run_dir: Path, launch: LaunchConfig = ALONE) -> Iterator[tuple[Job, list]]:
+    """Yield a run that has done two steps, with its processes; check that none is left."""
+    job = start(config("SLEEPING", max_steps=1000, run_dir=str(run_dir)), launch)
+    try:
+        wait_until(lambda: job.steps_done() >= 2, 60)
+        tree = psutil.Process(job._process.pid)
+        everyone = [tree, *tree.children(recursive=True)]
+        yield job, everyone
+    finally:
+        job.stop()
+    assert alive(everyone) == []
 
 
 @pytest.mark.slow
@@ -56,7 +50,6 @@ def test_a_run_writes_its_directory_and_learns(
 ) -> None:
     results = launch(config(run_dir=str(tmp_path / "run"), max_steps=60))
     assert results == read_results(tmp_path / "run")
-    assert results is not None
     assert results.metrics["top1"] > 0.5  # chance is a quarter
     assert results.loss["last"] < results.loss["first"]
     assert len(read_steps(tmp_path / "run")) == 60
@@ -74,9 +67,8 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
     tmp_path: Path,
 ) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
-    assert one is not None
     two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
-    assert two is not None and two.world_size == 2
+    assert two.world_size == 2
     for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     assert one.metrics == two.metrics
@@ -93,22 +85,16 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))
         meeting = {"nnodes": 2, "master_addr": "127.0.0.2", "master_port": free.getsockname()[1]}
-    jobs = [
-        start(
-            config(batch_size=4, run_dir=str(tmp_path / "run")),
-            LaunchConfig(node_rank=host, **meeting),
-        )
-        for host in (0, 1)
-    ]
+    options = config(batch_size=4, run_dir=str(tmp_path / "run"))
+    jobs = [start(options, LaunchConfig(node_rank=host, **meeting)) for host in (0, 1)]
     try:
         first, second = (job.result() for job in jobs)
     finally:
         for job in jobs:
             job.stop()
-    assert first is not None and second is None
-    assert (first.world_size, first.nodes) == (2, 2)
+    assert (first.world_size, first.nodes, second) == (2, 2, None)
     one_host = launch(config(batch_size=4, run_dir=str(tmp_path / "one host")), TWO, show_log=False)
-    assert one_host is not None and first.loss == one_host.loss
+    assert first.loss == one_host.loss
 
 
 @pytest.mark.slow
@@ -116,9 +102,9 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
 def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO, show_log=False)
+    said = str(caught.value)
     lines = Path(tiny_task.__file__).read_text().splitlines()
     number = lines.index('    raise ValueError("planted failure")') + 1
-    said = str(caught.value)
     assert f'tiny_task.py, line {number}: raise ValueError("planted failure")' in said
     assert "ValueError: planted failure" in said and "Last log lines" in said
     assert "Traceback" not in said and "log-rank" in said  # it is in the log that is named
@@ -128,36 +114,23 @@ def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.several_cores
 def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path) -> None:
-    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO)
-    try:
-        wait_for(lambda: job.steps_done() >= 2)
-        tree = psutil.Process(job._process.pid)
-        everyone = [tree, *tree.children(recursive=True)]
-        victim = workers_of(tree)[1]
+    with sleeping_run(tmp_path / "run", TWO) as (job, everyone):
+        victim = workers_of(everyone[0])[1]
         victim.kill()
-        wait_for(lambda: not job.running(), 10)
+        wait_until(lambda: not job.running(), 10)
         assert alive(everyone) == []
         with pytest.raises(RunFailed, match=rf"process {victim.pid}\) was killed by SIGKILL"):
             job.result()
-    finally:
-        job.stop()
 
 
 @pytest.mark.slow
 def test_a_run_whose_folder_is_gone_is_ended_with_that_reason(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    job = start(config("SLEEPING", max_steps=1000, run_dir=str(run_dir)))
-    try:
-        wait_for(lambda: job.steps_done() >= 2)
-        tree = psutil.Process(job._process.pid)
-        everyone = [tree, *tree.children(recursive=True)]
+    with sleeping_run(run_dir) as (job, _):
         run_dir.rename(run_dir.with_name("renamed"))
         run_dir.mkdir()
         with pytest.raises(RunFailed, match="was removed or renamed"):
-            wait_for(lambda: not job.running())
-    finally:
-        job.stop()
-    assert alive(everyone) == []
+            wait_until(lambda: not job.running(), 60)
 
 
 @pytest.mark.slow
@@ -168,20 +141,19 @@ def test_killing_the_launching_process_ends_everything_within_ten_seconds(
     run_dir = tmp_path / "run"
     launching = subprocess.Popen(
         [
-            *command(checkout, *words_of("SLEEPING", max_steps=1000)),
-            "--nproc_per_node=2",
-            f"--run_dir={run_dir}",
+            *(sys.executable, str(checkout / "launch_single_task.py"), f"--run_dir={run_dir}"),
+            *(f"--model={tiny_task.__file__}:SLEEPING", "--workers=0", "--max_steps=1000"),
+            *("--log_interval=1", "--threads=1", "--nproc_per_node=2"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
     )
-    wait_for(lambda: len(read_steps(run_dir)) >= 2)
+    wait_until(lambda: len(read_steps(run_dir)) >= 2, 60)
     everyone = psutil.Process(launching.pid).children(recursive=True)
     assert len(everyone) >= 4  # supervisor, forked, two workers
     launching.kill()
     launching.communicate(timeout=15)
-    wait_for(lambda: alive(everyone) == [], 10)
+    wait_until(lambda: alive(everyone) == [], 10)
     assert not (run_dir / "results.json").exists()
 
 
@@ -220,3 +192,34 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(runs_dir: Path) -> None
     for part in (started, "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
         assert part in line
     assert not runs_dir.exists()
+
+
+@pytest.mark.slow
+def test_the_table_of_candidates_is_shown_and_no_printed_time_holds_the_tuning(
+    checkout: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "GALLERY_CACHE_DIR": str(tmp_path / "cache")}
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run = tmp_path / "run"
+    training = said(
+        str(checkout / "launch_single_task.py"),
+        *(f"--model={tiny_task.__file__}:TASK", "--compiler-opt", "--tune", "--workers=0"),
+        *("--max_steps=12", "--log_interval=12", "--threads=1", f"--run_dir={run}"),
+    )
+    table = training.partition("Why it runs so")[2]
+    assert "over eager (interval)" in table and "gradient norms differ by" in table
+    assert re.search(r"^eager +.*baseline$", table, re.MULTILINE)
+    assert re.search(r"runs as `.*` \(measured now on the first batch\)", table)
+    assert len(list((tmp_path / "cache" / "tuning").glob("*.json"))) == 1
+    assert table.partition("results:")[0].strip() in said("-m", "gallery_lib", "show", str(run))
+    (line,) = read_steps(run)
+    counted = line["each_step_seconds"][3:]
+    assert line["step_seconds"] == pytest.approx(sum(counted) / len(counted))
+    assert line["each_step_seconds"][0] > 10 * line["step_seconds"]

@@ -71,10 +71,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         assert processes_of(cache) == []
 
 
-@pytest.fixture(scope="module")
-def left_alone(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def left_alone(cluster: SlurmCluster, run_dir: Path) -> Path:
     """Return the folder of a run on both nodes that srun has started, and nothing interrupted."""
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
     launcher = Path(__file__).parents[2] / "launch_single_task.py"
     words = [str(launcher), f"--model={TASK}", f"--run_dir={run_dir}", *TRAINING]
     srun = ["srun", "-N2", "--ntasks-per-node=1", sys.executable]
@@ -96,27 +94,20 @@ def submit(cluster: SlurmCluster, run_dir: Path, options: list[str], *words: str
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Return the loss of each step that a run has logged; the last one counts."""
-    lines = (run_dir / "steps.jsonl").read_text().splitlines() if run_dir.exists() else []
+    log = run_dir / "steps.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
     return {step["step"]: step["loss"] for step in map(json.loads, lines)}
 
 
-def wait_for_step(cluster: SlurmCluster, run_dir: Path, step: int) -> None:
-    cluster.until(
-        lambda: (run_dir / "steps.jsonl").exists() and step in losses(run_dir),
-        f"{run_dir.name} has not logged step {step}",
-        seconds=120,
-    )
-
-
 def test_an_interrupted_job_ends_like_one_that_was_left_alone(
-    cluster: SlurmCluster, left_alone: Path, tmp_path: Path
+    cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """It is preempted by an urgent job, told that its time is up, and loses a node."""
     run_dir = tmp_path / "interrupted"
     options = ["--nodes=2", "--gpus-per-node=1", "--time=20"]
     job = submit(cluster, run_dir, options, TASK, *TRAINING, CHECKPOINTS)
 
-    wait_for_step(cluster, run_dir, 3)
+    wait_until_it_goes_on(cluster, job, run_dir, after=2)
     words = ("--parsable", "-p", "urgent", "-N2", "--exclusive", "--output=/dev/null")
     urgent = cluster.run("sbatch", *words, "--wrap", "true").stdout
     cluster.wait_for(urgent.strip(), "COMPLETED")
@@ -143,8 +134,9 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     assert 2 <= len(interruptions) <= 3 and interruptions[-1]["lost_steps"] <= 2, interruptions
     assert "Exited with exit code 75" in (tmp_path / f"slurm-{job}.out").read_text()
 
-    assert losses(run_dir) == losses(left_alone)
-    results = json.loads((left_alone / "results.json").read_text())
+    alone = left_alone(cluster, tmp_path / "alone")
+    assert losses(run_dir) == losses(alone)
+    results = json.loads((alone / "results.json").read_text())
     assert (results["world_size"], results["steps"]) == (2, STEPS)
 
 

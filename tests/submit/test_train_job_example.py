@@ -24,17 +24,18 @@ def resources(checkout: Path) -> list[dict[str, Any]]:
 def test_its_resources_have_no_field_that_kubernetes_does_not_know(
     resources: list[dict[str, Any]],
 ) -> None:
+    """A field that a model does not know is not in what it writes."""
     claim, job = resources
-    # A field that the model does not know is not in what it writes.
-    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
     assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim")
-    metadata = models.IoK8sApimachineryPkgApisMetaV1ObjectMeta
-    assert metadata.from_dict(claim["metadata"]).to_dict() == claim["metadata"]
-    spec = models.IoK8sApiCoreV1PersistentVolumeClaimSpec
-    assert spec.from_dict(claim["spec"]).to_dict() == claim["spec"]
+    for model, part in (
+        (models.TrainerV1alpha1TrainJob, job),
+        (models.IoK8sApimachineryPkgApisMetaV1ObjectMeta, claim["metadata"]),
+        (models.IoK8sApiCoreV1PersistentVolumeClaimSpec, claim["spec"]),
+    ):
+        assert model.from_dict(part).to_dict() == part
 
 
-def test_its_workers_share_the_claim_and_ask_for_cores_and_memory(
+def test_its_workers_share_the_claim_and_have_a_command_that_the_launcher_takes(
     resources: list[dict[str, Any]],
 ) -> None:
     claim, job = resources
@@ -47,36 +48,24 @@ def test_its_workers_share_the_claim_and_ask_for_cores_and_memory(
     (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]
     assert node["name"] == pod["containers"][0]["name"] == "node"
-    names = [one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"][:1]]
-    assert names == [claim["metadata"]["name"]]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    _, script, *words = trainer["command"]
+    config, _ = LAUNCH.parse(words)
+    assert script.endswith("launch_single_task.py") and config.run_dir.startswith(WORKSPACE)
 
 
 def test_the_image_has_what_the_command_names_and_is_not_root(
     resources: list[dict[str, Any]], checkout: Path
 ) -> None:
     lines = (checkout / "docs/examples/Dockerfile").read_text().splitlines()
-    words = [line.split() for line in lines]
-    copied = [
-        word
-        for line in words
-        if line[:1] == ["COPY"] and "--from=build" not in line
-        for word in line[1:-1]
-    ]
-    assert {"requirements.lock", "gallery_lib", "launch_single_task.py"} <= set(copied)
+    copies = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    copied = {name for words in copies if words[0] != "--from=build" for name in words[:-1]}
+    assert {"requirements.lock", "gallery_lib", "launch_single_task.py"} <= copied
     assert all((checkout / name).exists() for name in copied)
     sent = (checkout / "docs/examples/Dockerfile.dockerignore").read_text().splitlines()
-    assert {line[1:] for line in sent if line.startswith("!")} == set(copied)
-    patch = json.dumps(resources[1]["spec"]["runtimePatches"])
-    (user,) = [line[1] for line in words if line[:1] == ["USER"]]
-    assert f'"runAsUser": {user}' in patch
+    assert {line[1:] for line in sent if line.startswith("!")} == copied
+    (user,) = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert f'"runAsUser": {user}' in json.dumps(resources[1]["spec"]["runtimePatches"])
     folder, _, name = resources[1]["spec"]["trainer"]["command"][1].rpartition("/")
-    assert ["COPY", name, f"{folder}/"] in words
-    assert f"WORKDIR {WORKSPACE}" in lines
-
-
-def test_its_command_is_one_that_the_launcher_takes(resources: list[dict[str, Any]]) -> None:
-    _, script, *words = resources[1]["spec"]["trainer"]["command"]
-    assert script.endswith("launch_single_task.py")
-    config, _ = LAUNCH.parse(words)
-    assert config.run_dir and config.run_dir.startswith(WORKSPACE)
+    assert [name, f"{folder}/"] in copies and f"WORKDIR {WORKSPACE}" in lines
