@@ -33,9 +33,8 @@ from gallery_lib.acceleration import arguments
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.compiler import recompiles
-from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.backend import announce_first_call, compile_model
 from gallery_lib.compiler.calls import Call, wrap_calls
-from gallery_lib.compiler.notices import announce_first_call
 from gallery_lib.config import Config
 from gallery_lib.config.options import checked
 from gallery_lib.config.switches import kernels_enabled

@@ -1,8 +1,8 @@
 """The accelerated backend's compiler: what `--compiler-opt` switches on for a model's code.
 
 - `backend`: the compiler behind a small registry, Inductor by default, for a module's calls,
-  whoever wrote its `forward`; CUDA graphs whose outputs a caller may keep. `cache` keeps its code.
-- `notices`: what the user is told about compilation, and when it happens.
+  whoever wrote its `forward`; CUDA graphs whose outputs a caller may keep; what the
+  user is told about compilation. `cache` keeps its code.
 - `calls`: the calls of a module, routed through functions.
 - `passes`: graph passes inside Inductor, one file each.
 

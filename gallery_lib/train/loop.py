@@ -32,7 +32,7 @@ from gallery_lib.checkpoint.training import Notice
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.comm.heartbeat import Heartbeat
-from gallery_lib.compiler import notices, recompiles
+from gallery_lib.compiler import backend, recompiles
 from gallery_lib.config import TrainConfig, switches
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.progress import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
@@ -99,7 +99,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         saved, logged_steps = choose(config), last_step(config.run_dir)
         phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
         compiling = (phases.compilation_began, phases.build_began, phases.compilation_ended)
-        shown = functools.partial(notices.observed, *compiling)
+        shown = functools.partial(backend.observed, *compiling)
         with shown():
             session = open_session(
                 config,

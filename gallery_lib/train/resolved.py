@@ -57,7 +57,15 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
 
     config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model)
-    _check_checkpoints(config)
+    if config.checkpoint_every is not None:
+        interval_of(config.checkpoint_every)
+    if config.resume not in (None, AUTO):
+        named(Path(str(config.resume)).expanduser())  # the ranks look at what is in it
+    if config.resume == AUTO and not config.run_dir:
+        raise InputError(
+            "resume=auto needs run_dir: it goes on from the newest checkpoint in there.",
+            parameter="resume",
+        )
     default = task.optimizer
     completed = {
         "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
@@ -69,18 +77,6 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         "run_dir": config.run_dir or run_dir,
     }
     return ResolvedConfig(**vars(config) | completed)
-
-
-def _check_checkpoints(config: TrainConfig) -> None:
-    if config.checkpoint_every is not None:
-        interval_of(config.checkpoint_every)
-    if config.resume not in (None, AUTO):
-        named(Path(str(config.resume)).expanduser())  # the ranks look at what is in it
-    if config.resume == AUTO and not config.run_dir:
-        raise InputError(
-            "resume=auto needs run_dir: it goes on from the newest checkpoint in there.",
-            parameter="resume",
-        )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ STEPS_FILE = "steps.jsonl"
 _TAIL_BYTES = 2**20
 """Bytes at the end of the log in which its last line is."""
 SCHEMA = 1
-_AGAIN = "Run it again."
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def read_results(run_dir: Path | str) -> Results:
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:
-        return read_json(path, Results, again=_AGAIN, schema=SCHEMA)
+        return read_json(path, Results, again="Run it again.", schema=SCHEMA)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: that run did not finish. Its log-rank0.txt says why.",

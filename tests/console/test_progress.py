@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gallery_lib.compiler import notices
+from gallery_lib.compiler import backend
 from gallery_lib.console.progress import (
     DATA,
     IMPORTS,
@@ -137,7 +137,7 @@ def test_phases_are_read_in_their_order_with_what_is_counted(tmp_path: Path) -> 
 
 def test_notices_of_forward_and_backward_and_builds_of_own_kernels_are_noticed() -> None:
     said: list[str] = []
-    with notices.observed(
+    with backend.observed(
         lambda: said.append("graph"), lambda: said.append("build"), lambda: said.append("done")
     ):
         model = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
