@@ -1,7 +1,5 @@
 """Small model of convolution, batch norm and linear layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """accelerate() tells its parts apart by type and hands them back in the order given."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -16,7 +14,6 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 
 
 def parts() -> dict[str, Any]:
-    """Return a model, a loader, an optimizer, a scheduler and a config that fit together."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {

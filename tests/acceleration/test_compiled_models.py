@@ -73,4 +73,5 @@ def test_a_model_with_a_graph_break_computes_the_same_gradients_and_says_so(capf
     assert "compiling Branching; later starts take it from the cache" in said
     breaks = techniques(ours)["graph breaks"]
     assert breaks.startswith("1: ") and "ata-dependent" in breaks
+    assert "test_compiled_models.py:" in breaks
     assert "Branching is not one graph" in said

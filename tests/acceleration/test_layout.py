@@ -1,7 +1,5 @@
 """The layout of convolutions shows only in speed; a user sees what plain PyTorch shows."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -141,22 +139,17 @@ def test_views_have_the_strides_of_plain_pytorch_for_sizes_that_vary():
         torch.testing.assert_close(ours.conv.weight.grad, plain.conv.weight.grad)
 
 
-def test_an_uncompiled_model_computes_in_channels_last_where_it_is_asked_for_by_name():
+def test_an_uncompiled_model_computes_in_channels_last_by_name_unless_it_has_code_of_its_own(
+    plain, capsys
+):
     seen: list[Tensor] = []
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    config = Config()
+    config.compiler.enabled, config.memory.layout = False, "channels_last"
+    model = accelerate(nn.Sequential(nn.Conv2d(3, 4, 3)), config)
     model[0].register_forward_hook(lambda module, args, result: seen.append(result))
-    config = Config()
-    config.compiler.enabled, config.memory.layout = False, "channels_last"
-    model = accelerate(model, config)
-    assert model(images()).is_contiguous()
+    assert model(images()).is_contiguous() and model[0].weight.is_contiguous()
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
-    assert model[0].weight.is_contiguous()
-
-
-def test_an_uncompiled_model_of_ones_own_stays_contiguous_and_says_so(plain, capsys):
-    config = Config()
-    config.compiler.enabled, config.memory.layout = False, "channels_last"
-    model = accelerate(copy.deepcopy(plain), config)
-    assert techniques(model)["layout"].startswith("contiguous")
+    own = accelerate(copy.deepcopy(plain), config)
+    assert techniques(own)["layout"].startswith("contiguous")
     assert "Net stays contiguous" in capsys.readouterr().err
-    torch.testing.assert_close(model(images())[0], copy.deepcopy(plain)(images())[0])
+    torch.testing.assert_close(own(images())[0], copy.deepcopy(plain)(images())[0])

@@ -1,7 +1,5 @@
 """A declared precision that the training does not have is said, once, and no other."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -51,8 +49,6 @@ def test_another_precision_than_declared_is_named(kind):
 
 
 class Inside(nn.Module):
-    """Model with autocast in its forward pass."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = model()
@@ -62,24 +58,25 @@ class Inside(nn.Module):
             return {"scores": self.body(images)}
 
 
-@pytest.mark.parametrize("kind", ["autocast", "autocast inside", "bfloat16 model", "evaluation"])
+AS_DECLARED = {
+    "autocast": (model, lambda changed: step(changed, dtype=torch.bfloat16)),
+    "autocast inside": (Inside, lambda changed: changed(IMAGES)["scores"].sum()),
+    "bfloat16 model": (
+        lambda: model().bfloat16(),
+        lambda changed: changed(IMAGES.bfloat16()).sum(),
+    ),
+    "without gradients": (model, torch.no_grad()(lambda changed: changed(IMAGES))),
+    "evaluation": (model, lambda changed: changed.eval()(IMAGES)),
+}
+
+
+@pytest.mark.parametrize("kind", AS_DECLARED)
 def test_nothing_is_said_where_the_training_is_as_declared(kind):
-    made = Inside() if kind == "autocast inside" else model()
-    if kind == "bfloat16 model":
-        made = made.bfloat16()
-    changed, _ = accelerate(made, None, declared())
+    build, call = AS_DECLARED[kind]
+    changed, _ = accelerate(build(), None, declared())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if kind == "evaluation":
-            with torch.no_grad():
-                changed(IMAGES)
-            changed.eval()(IMAGES)
-        elif kind == "bfloat16 model":
-            changed(IMAGES.bfloat16()).sum().backward()
-        elif kind == "autocast inside":
-            changed(IMAGES)["scores"].sum().backward()
-        else:
-            step(changed, dtype=torch.bfloat16).backward()
+        call(changed)
     assert "precision" not in techniques(changed)
 
 

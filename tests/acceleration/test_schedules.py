@@ -1,7 +1,5 @@
 """A scheduler that was built for the undivided loader is named, on two processes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 They run alone and on two processes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -81,7 +79,6 @@ BATCHES = 4
 
 
 def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
-    """Return (epoch, step) of each line that the script printed."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

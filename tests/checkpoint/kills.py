@@ -7,8 +7,6 @@ end its losses and metrics must be those of an undisturbed run, bit for bit. Che
 another so closely that many a kill comes in the middle of one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random
@@ -48,7 +46,6 @@ class Outcome:
 
 
 def started(config: TrainConfig, processes: int) -> Job:
-    """Return a run that has been started, without torchrun."""
     return start(config, LaunchConfig(nproc_per_node=processes))
 
 
@@ -103,7 +100,6 @@ def kill_and_go_on(folder: Path, moments: int, processes: int, seed: int, **valu
 
 
 def main() -> int:
-    """Kill as the command line says; return 1 where a killed run differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.checkpoint.kills", description=__doc__)
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])

@@ -1,7 +1,5 @@
 """States beyond one plain model and numbers of Python: gone on with exactly, or said by name."""
 
-from __future__ import annotations
-
 import decimal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +14,6 @@ from gallery_lib.checkpoint import Checkpoint
 
 
 class Buffer(nn.Module):
-    """A layer and a buffer, which a step makes anew from itself."""
-
     def __init__(self, first: Tensor, following: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.layer, self.following = nn.Linear(3, 2), following

@@ -1,7 +1,5 @@
 """Runs that are killed, told to end, started again, and gone on with by other processes."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Compilation in place compiles modules with torch's own `forward`, and says where it did not."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 
@@ -9,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gallery_lib.compiler import notices
-from gallery_lib.compiler.backend import compile_calls, compile_model
+from gallery_lib.compiler.backend import announce_first_call, compile_calls, compile_model
 from gallery_lib.config import Compiler
 
 LIMIT = 8
@@ -24,8 +21,6 @@ def limit() -> Iterator[None]:
 
 
 class Counted:
-    """A backend that counts graphs and calls, and runs them as they are."""
-
     def __init__(self) -> None:
         self.graphs = self.calls = 0
 
@@ -42,10 +37,10 @@ class Counted:
 class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.layer, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.layer(x).relu()
+        return self.second(self.layer(x).relu())
 
 
 @pytest.mark.parametrize(
@@ -70,26 +65,20 @@ def test_a_module_is_one_graph_whoever_wrote_its_forward(build):
     assert (backend.graphs, backend.calls) == (1, 2)
 
 
-class Refused(nn.Module):
-    """A model that the compiler may not look into."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
+class Refused(Own):
     @torch.compiler.disable
-    def _layer(self, x):
-        return self.layer(x)
+    def refused(self, x):
+        return super().forward(x)
 
     def forward(self, x):
-        return self._layer(x)
+        return self.refused(x)
 
 
 def test_a_model_of_which_no_graph_was_made_is_named(capsys):
     torch._dynamo.reset()
     model, done = Refused(), {"compiler": "inductor"}
     compile_calls(model, backend=Counted())
-    notices.announce_first_call(model, done)
+    announce_first_call(model, done)
     model(torch.randn(3, 4))
     assert done["compiler"] == "none: the compiler made no graph of Refused"
     assert "Refused runs as it is" in capsys.readouterr().err
@@ -105,7 +94,7 @@ def test_every_model_of_a_process_is_compiled_however_many_there_were(ours, caps
     for model in models if ours else models[-1:]:
         backend, done = Counted(), {"compiler": "inductor"}
         compile_calls(model, backend=backend)
-        notices.announce_first_call(model, done)
+        announce_first_call(model, done)
         x = torch.randn(3, 4)
         torch.testing.assert_close(model(x), model.forward(x))
         assert (backend.graphs, backend.calls) == (1, 1)
@@ -122,17 +111,8 @@ def test_a_copy_of_a_compiled_model_is_not_compiled():
     assert (backend.graphs, backend.calls) == (1, 1)
 
 
-class Two(Own):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.second(self.layer(x).relu())
-
-
 @pytest.mark.parametrize(
-    "build", [Two, lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))]
+    "build", [Own, lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))]
 )
 def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build):
     torch._dynamo.reset()

@@ -1,7 +1,5 @@
 """A compiled model's backward pass with `retain_graph=True`, whatever came before it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

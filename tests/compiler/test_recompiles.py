@@ -1,7 +1,5 @@
 """Compiled code that is compiled again: what is said, once, and what the results have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +15,6 @@ pytestmark = pytest.mark.slow
 
 
 class Model(nn.Module):
-    """A model with an attribute that its graph depends on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -69,16 +65,3 @@ def test_torchs_limit_is_said_with_the_line(capsys: pytest.CaptureFixture[str]) 
     assert said.count("Model: torch's limit of graphs is reached, and new inputs run eagerly") == 1
     assert "test_recompiles.py:" in techniques(model)["recompilations"]
     assert "a Python value that changes" in techniques(model)["recompilations"]
-
-
-def test_a_graph_break_names_the_users_line(capsys: pytest.CaptureFixture[str]) -> None:
-    class Branching(Model):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.sum() > 0:
-                x = x + 1
-            return super().forward(x)
-
-    model = accelerate(Branching(), None, Config())[0]
-    model(torch.ones(3, 4))
-    assert "test_recompiles.py:" in techniques(model)["graph breaks"]
-    assert "is not one graph" in capsys.readouterr().err

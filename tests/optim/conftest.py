@@ -1,7 +1,5 @@
 """Fixtures of the tests of optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +10,6 @@ from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use our own operators on the CPU, as on a CUDA device."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
     with on_cpu_too():

@@ -3,17 +3,15 @@
 LAMB is compared with timm's. `test_forms.py` has weights and gradients of any kind.
 """
 
-from __future__ import annotations
-
-import contextlib
 import copy
+import functools
 import pickle
-import warnings
 
 import pytest
 import torch
 from optim.training import (
     ADAM,
+    BY_NAME,
     OVERFLOW_AT,
     PAIRS,
     SCALING,
@@ -23,14 +21,13 @@ from optim.training import (
     model,
     warmup,
 )
-from own_operators import on_cpu_too
+from ranks import Ranks
 from refusal import refused
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.kernels.runtime import operators
-from gallery_lib.optim import sync_free
+from gallery_lib.optim import fused_cpu, sync_free
 from gallery_lib.optim.grad_scaler import GradScaler, Updates
 
 EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -38,20 +35,18 @@ WITH_ADAM = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pai
 
 
 @pytest.fixture(params=["torch's check", "one read"])
-def read(request, monkeypatch):
+def read(request):
     """Check gradients by torch's operator, as on a CPU, or by ours, as where kernels run."""
-    monkeypatch.setenv(COMPILER_VARIABLE, "1")
-    monkeypatch.setenv(KERNELS_VARIABLE, "1")
-    with on_cpu_too() if request.param == "one read" else contextlib.nullcontext():
-        yield request.param
+    if request.param == "one read":
+        request.getfixturevalue("kernels")
+    return request.param
 
 
 def updates(kind: str, pair, net, max_norm: float | None = None) -> Updates:
-    """Return optimizer, scaler and schedule, all `ours` or all torch's."""
-    optimizer = pair.ours(net.parameters()) if kind == "ours" else pair.theirs(net.parameters())
-    scaler = (
-        GradScaler("cpu", **SCALING) if kind == "ours" else torch.amp.GradScaler("cpu", **SCALING)
+    build, scaling = (
+        (pair.ours, GradScaler) if kind == "ours" else (pair.theirs, torch.amp.GradScaler)
     )
+    optimizer, scaler = build(net.parameters()), scaling("cpu", **SCALING)
     return Updates(optimizer, scaler, LambdaLR(optimizer, warmup), max_norm)
 
 
@@ -59,24 +54,10 @@ def run(net, chosen: Updates, steps=range(STEPS), overflow_at=OVERFLOW_AT) -> li
     return losses(net, chosen.optimizer, steps, chosen.scaler, overflow_at, chosen.take)
 
 
-@pytest.mark.slow
-@EACH
-def test_200_clipped_steps_with_overflows_have_the_losses_of_torchs_scaler_optimizer_and_schedule(
-    pair,
-):
-    net, other = model(torch.float64), model(torch.float64)
-    ours, theirs = updates("ours", pair, net, 0.3), updates("torch's", pair, other, 0.3)
-    assert run(net, ours) == pytest.approx(run(other, theirs), rel=1e-5)
-    assert ours.skipped_steps() == theirs.skipped_steps() == len(OVERFLOW_AT)
-    assert ours.scaler.state_dict() == theirs.scaler.state_dict()
-    assert ours.schedule.state_dict() == theirs.schedule.state_dict()
-    assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
-
-
 @EACH
 @pytest.mark.parametrize("max_norm", [None, 0.3], ids=["unclipped", "clipped"])
 def test_nothing_in_an_update_waits(pair, max_norm, read):
-    net = model()
+    net, before = model(), operators.counts()
     chosen = updates("ours", pair, net, max_norm)
     scaler = chosen.scaler
     with NothingWaits():
@@ -87,14 +68,8 @@ def test_nothing_in_an_update_waits(pair, max_norm, read):
                 net[3].bias.grad.fill_(torch.nan)
             chosen.take()
     assert scaler.skipped_steps() == 1
-
-
-def test_where_kernels_run_gradients_are_checked_by_one_read(read):
-    before = operators.counts()
-    net = model()
-    run(net, updates("ours", PAIRS[0], net), range(5), ())
-    name = ("gradient_statistics", operators.PLAIN_TORCH)
-    assert operators.counts()[name] - before[name] == (5 if read == "one read" else 0)
+    checks = (operators.counts() - before)["gradient_statistics", operators.PLAIN_TORCH]
+    assert checks == (4 if read == "one read" and max_norm is None else 0)
 
 
 def test_torchs_scaler_waits_with_an_optimizer_that_is_none_of_ours():
@@ -131,24 +106,23 @@ def test_an_optimizer_that_knows_nothing_of_scaling_works():
     "pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name
 )
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
+@pytest.mark.filterwarnings("error")
 def test_a_checkpoint_with_scaler_and_schedule_is_continued_with_the_same_losses(
     pair, direction, tmp_path
 ):
     first, second = ("torch's", "ours") if direction == "from torch" else ("ours", "torch's")
-    net = model(torch.float64)
-    chosen = updates(first, pair, net)
-    run(net, chosen, range(4))  # the last step was skipped
+    net, other = model(torch.float64), model(torch.float64)
+    chosen, continued = updates(first, pair, net), updates(second, pair, other)
+    run(net, chosen, range(4))
+    assert chosen.skipped_steps() == 2  # the first and the last step
 
     def parts(net, of):
-        return {"net": net, "optimizer": of.optimizer, "scaler": of.scaler, "schedule": of.schedule}
+        return net, of.optimizer, of.scaler, of.schedule
 
-    state = {name: part.state_dict() for name, part in parts(net, chosen).items()}
-    torch.save(state, tmp_path / "checkpoint.pt")
+    torch.save([part.state_dict() for part in parts(net, chosen)], tmp_path / "checkpoint.pt")
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    other = model(torch.float64)
-    continued = updates(second, pair, other)
-    for name, part in parts(other, continued).items():
-        part.load_state_dict(saved[name])
+    for part, state in zip(parts(other, continued), saved, strict=True):
+        part.load_state_dict(state)
     assert run(other, continued, range(4, 24)) == pytest.approx(
         run(net, chosen, range(4, 24)), rel=1e-5
     )
@@ -171,25 +145,14 @@ def test_two_optimizers_are_skipped_one_by_one():
     assert (scaler.get_scale(), scaler.skipped_steps()) == (4.0, 1)
 
 
-def test_disabled_it_passes_everything_through():
-    net = model()
-    optimizer, scaler = PAIRS[0].ours(net.parameters()), GradScaler("cpu", enabled=False)
-    loss = net(torch.ones(2, 12)).square().mean()
-    assert scaler.scale(loss) is loss
-    loss.backward()
-    scaler.step(optimizer), scaler.update()
-    assert (scaler.state_dict(), scaler.skipped_steps()) == ({}, 0)
-
-
-def test_it_is_a_grad_scaler_of_torchs_and_survives_pickling():
-    net = model()
-    scaler = GradScaler("cpu", **SCALING)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_a_grad_scaler_of_torchs_that_survives_pickling_and_may_be_disabled(enabled):
+    net, scaler = model(), GradScaler("cpu", **SCALING, enabled=enabled)
     assert isinstance(scaler, torch.amp.GradScaler)
     losses(net, PAIRS[0].ours(net.parameters()), range(2), scaler, (1,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        other = pickle.loads(pickle.dumps(scaler))
-    assert other.state_dict() == scaler.state_dict()
+    assert scaler.skipped_steps() == enabled and bool(scaler.state_dict()) is enabled
+    assert pickle.loads(pickle.dumps(scaler)).state_dict() == scaler.state_dict()
 
 
 @WITH_ADAM
@@ -241,5 +204,39 @@ def test_a_step_that_is_called_below_the_compiler_is_torchs(pair, groups):
         return [weight.detach() for weight in weights]
 
     torch._dynamo.reset()
-    ours, theirs = weights_after(pair.ours, True), weights_after(pair.theirs, False)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    theirs = weights_after(pair.theirs, False)
+    one_pass = functools.partial(getattr(fused_cpu, pair.name, pair.ours), **pair.arguments)
+    for ours in (pair.ours, pair.ours if pair.name == "LAMB" else one_pass):
+        torch.testing.assert_close(weights_after(ours, True), theirs, rtol=1e-5, atol=1e-6)
+
+
+RUNS = [*((name, True) for name in BY_NAME if name != "Adam"), ("AdamW", False), ("SGD", False)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(processes=2, hosts=1) as ranks:
+        yield ranks
+
+
+@pytest.mark.slow
+@pytest.mark.several_cores
+@pytest.mark.parametrize(("name", "before"), RUNS)
+def test_ranks_skip_the_same_steps_and_train_as_one_process_does_with_torchs_classes(
+    ranks, name, before
+):
+    seen, other = ranks.call("overflow.run", name, before)
+    assert seen == other
+    before = [0, *seen["skipped"]]
+    skipped = [step for step in range(STEPS) if before[step + 1] > before[step]]
+    assert skipped == list(OVERFLOW_AT)
+    net = model(torch.float64)
+    theirs = updates("torch's", BY_NAME[name], net, 0.3)
+    expected, scales, rates = [], [], []
+    for step in range(STEPS):
+        expected += run(net, theirs, range(step, step + 1))
+        scales.append(theirs.scaler.get_scale())
+        rates.append(theirs.learning_rate())
+    assert seen["losses"] == pytest.approx(expected, rel=1e-5)
+    assert seen["scales"] == scales
+    assert seen["rates"] == pytest.approx(rates, rel=1e-6)

@@ -1,7 +1,5 @@
 """A small training for every optimizer: ours, and the one that it is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +54,6 @@ def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return inputs [16, 12] and the labels [16], which depend on the inputs."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(16, 12, generator=generator, dtype=torch.float64).to(dtype)
     return inputs, inputs[:, :4].argmax(1)
@@ -101,15 +98,8 @@ def losses(
 class NothingWaits(TorchDispatchMode):
     """Mode in which an operator raises if the host would have to wait for the device's value."""
 
-    WAITING = (
-        "_local_scalar_dense",
-        "item",
-        "is_nonzero",
-        "equal",
-        "nonzero",
-        "masked_select",
-        "allclose",
-    )
+    WAITING = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select",
+               "allclose")  # fmt: skip
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__

@@ -1,19 +1,16 @@
 """A training whose loss is no finite number says where, and ends there unless told to go on."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_task
-import torch
 from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.errors import Diverged
-from gallery_lib.train.loop import divergence, train
+from gallery_lib.train.loop import train
 from gallery_lib.train.results import read_results
 
 
@@ -57,9 +54,3 @@ def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None
     assert results == read_results(tmp_path / "run")
     assert results.diverged_at is not None and results.diverged_at["step"] == 6
     assert (results.status, results.steps) == ("finished", 12)
-
-
-def test_the_first_step_and_rank_without_a_finite_loss_are_told() -> None:
-    good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
-    assert divergence([1.0, float("nan")], [good, bad], 11) == {"step": 12, "rank": 0}
-    assert divergence([1.0], [good], 1) is None

@@ -1,7 +1,5 @@
 """The reason of a failed run is told from the files it left, whichever rank failed first."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

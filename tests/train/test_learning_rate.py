@@ -1,7 +1,5 @@
 """The learning rate of each step is that of torch's scheduler, and the log tells it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,6 @@ STEPS, LR = 12, 0.02
 
 
 class Batches(Observer):
-    """Keep the batches of a run."""
-
     def __init__(self) -> None:
         self.batches: list[Any] = []
 
@@ -32,7 +28,6 @@ class Batches(Observer):
 
 
 def after_warm_up(optimizer: Any) -> LRScheduler:
-    """Return torch's cosine behind its linear warm-up."""
     warmup = lr_scheduler.LinearLR(optimizer, 1 / 5, total_iters=4)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 4)
     return lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [4])

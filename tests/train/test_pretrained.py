@@ -1,7 +1,5 @@
 """Weights of a file go where name and shape are the model's; all else is named and stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,6 @@ State = dict[str, Tensor]
 
 
 class Net(nn.Module):
-    """A trunk with a batch norm, and a head of so many classes."""
-
     def __init__(self, seed: int, classes: int = 3) -> None:
         super().__init__()
         torch.manual_seed(seed)
@@ -47,17 +43,17 @@ def from_file(model: nn.Module, content: Any, path: Path) -> Fit:
 @pytest.mark.parametrize("kind", ["safetensors", "old", "DDP", "compiled", "trainer", "checkpoint"])
 def test_weights_are_found_in_each_kind_of_file(kind: str, tmp_path: Path) -> None:
     state, model, path = trained(), Net(2), tmp_path / "weights.bin"
+    contents: dict[str, Any] = {
+        "old": state,
+        "DDP": {f"module.{name}": value for name, value in state.items()},
+        "compiled": {f"_orig_mod.{name}": value for name, value in state.items()},
+        "trainer": {"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}},
+        "checkpoint": {"epoch": 3, "model": state, "optimizer": {"lr": 0.1}},
+    }
     if kind == "safetensors":
         save_file(state, path)
-    elif kind == "old":
-        torch.save(state, path, _use_new_zipfile_serialization=False)
     else:
-        prefix = {"DDP": "module.", "compiled": "_orig_mod."}.get(kind, "")
-        content: Any = {prefix + name: value for name, value in state.items()}
-        if not prefix:
-            key = "state_dict" if kind == "trainer" else "model"
-            content = {"epoch": 3, key: content, "optimizer": {"lr": 0.1}}
-        torch.save(content, path)
+        torch.save(contents[kind], path, _use_new_zipfile_serialization=kind != "old")
     fit = pretrained.load(model, pretrained.read_weights(path), str(path))
     assert fit == Fit(str(path), tensors=9, fitted=9)
     assert fit.lines() == [f"{path}: 9 of 9 tensors of the model fitted"]
@@ -105,8 +101,6 @@ def test_weights_of_another_model_are_refused_and_change_nothing(tmp_path: Path)
 
 
 class First(Observer):
-    """Keep the first batch of a run."""
-
     batch: Any = None
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
@@ -131,8 +125,6 @@ def test_a_run_starts_from_another_s_weights_and_says_so(
 
 
 class Trap:
-    """An object whose loading would create a file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

@@ -1,7 +1,5 @@
 """The options of a run: completed once, carried by one file, and the precision they mean."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -46,36 +44,21 @@ def test_nothing_is_left_open_and_what_was_given_is_checked(tmp_path: Path) -> N
         resolve(TrainConfig("vgg16", batch_size=0), local_processes=1, run_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("asked", "device_type", "has_units", "chosen"),
-    [
-        ("auto", "cpu", True, "O1"),
-        ("auto", "cpu", False, "O0"),
-        ("O1", "cpu", False, "O1"),
-        ("O0", "cuda", True, "O0"),
-        ("auto", "cuda", False, "O1"),
-    ],
-)
-def test_auto_is_what_the_device_is_for(
-    monkeypatch: pytest.MonkeyPatch, asked: Any, device_type: str, has_units: bool, chosen: str
-) -> None:
-    monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
-    assert precision.chosen_level(asked, device_type) == chosen
-
-
-@pytest.mark.parametrize(("has_units", "words"), [(True, "bf16 autocast"), (False, "fp32")])
-def test_baseline_and_candidate_have_the_precision_of_the_machine_unless_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, has_units: bool, words: str
+@pytest.mark.parametrize("has_units", [True, False])
+def test_auto_is_what_the_device_is_for_and_is_the_same_for_baseline_and_candidate(
+    monkeypatch: pytest.MonkeyPatch, has_units: bool
 ) -> None:
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
     monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
 
     def level(**options: Any) -> str:
-        options_ = TrainConfig("tts_angular", **options)
-        return resolve(options_, local_processes=1, run_dir="x").amp_level
+        config = TrainConfig("tts_angular", **options)
+        return resolve(config, local_processes=1, run_dir="x").amp_level
 
     assert level() == level(compiler_opt=True) == ("O1" if has_units else "O0")
     assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
-    assert precision.described(TrainConfig(), "cpu") == f"{words} (auto)"
+    assert precision.chosen_level("auto", "cuda") == "O1"
+    words = "bf16 autocast (auto)" if has_units else "fp32 (auto)"
+    assert precision.described(TrainConfig(), "cpu") == words
     with refused("amp_dtype", "fp16"):
         precision.described(TrainConfig(amp_level="O1", amp_dtype="fp16"), "cpu")

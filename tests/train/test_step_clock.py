@@ -3,8 +3,6 @@
 Two numbers of a step are the median one, and the sustained one, in which no slow loader hides.
 """
 
-from __future__ import annotations
-
 import mmap
 import time
 from pathlib import Path
@@ -34,40 +32,31 @@ def test_phases_of_usual_steps_add_up_to_one_where_medians_of_phases_do_not() ->
     }
 
 
+def touch_pages(pages: int) -> None:
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as fresh:
+        fresh.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(pages):
+            fresh[page * mmap.PAGESIZE] = 1
+
+
 def test_a_pause_is_in_no_step_and_the_wait_before_it_in_its_own() -> None:
     clock = StepClock("cpu")
     clock.start()
     time.sleep(0.03)
     clock.phase_done("input")
     clock.pause()
+    touch_pages(256)
     time.sleep(0.2)
     clock.resume()
     clock.phase_done("forward")
+    clock.step_done()
+    touch_pages(256)
     clock.step_done()
     phases = {name: values[0] for name, values in clock.phases.items()}
     assert 0.03 <= phases["input"] <= clock.read()[0] < 0.2 and phases["forward"] < 0.2
     assert clock.read()[0] == pytest.approx(sum(phases.values()), abs=0.02)
     assert clock.paused_seconds >= 0.2
-
-
-def test_page_faults_are_those_of_the_step_and_not_of_a_pause() -> None:
-    pages = 256
-
-    def touch() -> None:
-        with mmap.mmap(-1, pages * mmap.PAGESIZE) as fresh:
-            fresh.madvise(mmap.MADV_NOHUGEPAGE)
-            for page in range(pages):
-                fresh[page * mmap.PAGESIZE] = 1
-
-    clock = StepClock("cpu")
-    clock.start()
-    touch()
-    clock.step_done()
-    clock.pause()
-    touch()
-    clock.resume()
-    clock.step_done()
-    assert clock.page_faults[0] >= pages > clock.page_faults[1]
+    assert clock.page_faults[0] < 256 <= clock.page_faults[1]
 
 
 WORKERS = 4

@@ -1,7 +1,5 @@
 """The graph pass that draws dropout's masks by our operator: the same elements, to the bit."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -43,7 +41,6 @@ class Dropouts(nn.Module):
 
 
 def trained(model: nn.Module, *, vector: bool, sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Return results and gradients of a step of a compiled copy with each number of samples."""
     model = copy.deepcopy(model)
     compile_model(model, Compiler(without=() if vector else ("vector_dropout",)), CPU)
     kept = []

@@ -1,7 +1,5 @@
 """The graph pass that computes bfloat16 convolutions and products on fp32 units."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -14,7 +12,6 @@ from gallery_lib.compiler.passes.emulated_bf16 import PASS
 
 
 def dtypes(graph: fx.Graph) -> list[torch.dtype]:
-    """Return the dtypes of the results of convolutions and products."""
     words = ("convolution", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
     found = []
     for node in graph.nodes:

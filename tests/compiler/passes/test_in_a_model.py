@@ -1,7 +1,5 @@
 """All graph passes in one compiled model: what each writes, and values as exact as torch's."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 
@@ -52,7 +50,6 @@ class Model(nn.Module):
 
 
 def step(model: Model, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Return the result, all gradients and the buffers, under autocast unless in float64."""
     x = x.to(dtype, copy=True).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.float32):
         result = model(x)

@@ -1,7 +1,5 @@
 """The graph pass of our batch norm with ReLU: what it rewrites, and that values are torch's."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -19,7 +17,6 @@ LAST = torch.channels_last
 
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count every image as a large one."""
     monkeypatch.setattr(large_batch_norms, "SMALLEST_BYTES", 0)
 
 
@@ -43,8 +40,6 @@ def rewritten(model: nn.Module, x: torch.Tensor) -> int:
 
 
 class Called(nn.Module):
-    """Model that calls a function with a batch norm's parameters."""
-
     def __init__(self, function: Any, **options: Any) -> None:
         super().__init__()
         self.function, self.norm = function, nn.BatchNorm2d(8, **options)

@@ -1,7 +1,5 @@
 """The graph pass that puts our max pooling in the place of torch's: what it takes, and a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Attention over short sequences as plain products: the same values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,7 +56,6 @@ MASKS = (
 
 
 def mask(kind: str, queries: int, keys: int) -> list[Tensor]:
-    """Return a list with a mask, or with none."""
     torch.manual_seed(1)
     may = torch.rand(3, 1, queries, keys) > 0.3
     may[..., 0] = True

@@ -1,7 +1,5 @@
 """Convolutions over few positions as matrix products: values and gradients as exact as torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,7 +42,6 @@ def inputs(size, kernel, dtype=torch.bfloat16, *, bias=False, weights=torch.cont
 
 
 def convolutions(graph: GraphModule) -> list[str]:
-    """Return the names of the convolutions that are left."""
     nodes = [node for node in graph.graph.nodes if "convolution" in str(node.target)]
     return [node.target.__name__.split(".")[0] for node in nodes]
 

@@ -1,7 +1,5 @@
 """Masks by vector instructions in compiled code: the lines that change, and the same values."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -33,15 +31,11 @@ class Masks(nn.Module):
 
 
 class Turned(nn.Module):
-    """Model whose masks are read or written across memory."""
-
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.where(mask.t(), x, 0.0).contiguous(), (x > 0).t().contiguous(), x.t() > 0
 
 
 class Each(nn.Module):
-    """Model that calls another one with each pair."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -51,7 +45,6 @@ class Each(nn.Module):
 
 
 def check(model: nn.Module, pairs: list[tuple[torch.Tensor, ...]]) -> None:
-    """Assert that a compiled model's values are eager's for each pair."""
     torch._dynamo.reset()
     model = Each(model)
     plain = model(pairs)
@@ -100,18 +93,3 @@ def test_masks_are_loaded_and_stored_as_bytes_where_asked_for_and_only_there():
             codes.append("".join(run_and_get_code(model, x, mask)[1]))
     assert [BY_BYTES in code for code in codes] == [True, False, False]
     assert "::from(in_ptr" not in codes[0]
-
-
-def test_a_feed_forward_block_has_the_same_gradients_to_the_bit():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 72), nn.ReLU(), nn.Linear(72, 40), nn.ReLU())
-    x, kept = torch.randn(6, 9, 40), []
-    for vector in (False, True):
-        torch._dynamo.reset()
-        copy = nn.Sequential(*model)
-        compile_model(copy, Compiler(without=() if vector else ("vector_masks",)), CPU)
-        copy.zero_grad()
-        copy(x).square().sum().backward()
-        kept.append([weight.grad.clone() for weight in copy.parameters()])
-    for one, other in zip(*kept, strict=True):
-        assert torch.equal(one, other)
