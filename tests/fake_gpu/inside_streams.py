@@ -60,15 +60,6 @@ def written_on_a_side_stream(with_wait: bool) -> torch.Tensor:
     return read.cpu()
 
 
-def test_a_stream_that_waits_reads_what_was_written():
-    assert written_on_a_side_stream(with_wait=True).eq(1).all()
-
-
-def test_a_forgotten_wait_shows(ordered):
-    ordered("late")
-    assert not written_on_a_side_stream(with_wait=False).eq(1).all()
-
-
 def copied_ahead(with_record: bool) -> torch.Tensor:
     """Return what is read of a batch made on a side stream, whose memory is used again there."""
     side = torch.cuda.Stream(DEVICE)
@@ -84,13 +75,13 @@ def copied_ahead(with_record: bool) -> torch.Tensor:
     return read.cpu()
 
 
-def test_memory_that_is_recorded_is_not_used_again_too_early():
-    assert copied_ahead(with_record=True).eq(1).all()
-
-
-def test_a_forgotten_record_of_a_stream_shows(ordered):
-    ordered("early")
-    assert not copied_ahead(with_record=False).eq(1).all()
+@pytest.mark.parametrize(
+    ("program", "order"), [(written_on_a_side_stream, "late"), (copied_ahead, "early")]
+)
+def test_what_is_forgotten_shows_in_an_order_and_what_is_not_never_does(program, order, ordered):
+    assert program(True).eq(1).all()
+    ordered(order)
+    assert not program(False).eq(1).all()
 
 
 @pytest.mark.parametrize("pinned", [False, True])

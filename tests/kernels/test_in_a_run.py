@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import picture_task
 import pytest
@@ -184,17 +185,18 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     assert ours.skipped_steps == theirs.skipped_steps
 
 
-def on_device(device: torch.device) -> torch.nn.Sequential:
-    """Return the model of `optim.training` on a device, which takes and returns CPU tensors."""
-    net = model().to(device)
-    net.register_forward_pre_hook(lambda _, given: (given[0].to(device),))
-    net.register_forward_hook(lambda *call: call[-1].cpu())
-    return net
+def losses_on(device: torch.device, *training_of: Any) -> list[float]:
+    """Return the losses of `optim.training` with its batches on a device."""
+    on_cpu = training.batch
+    with pytest.MonkeyPatch.context() as patch:
+        batch = lambda *which: tuple(part.to(device) for part in on_cpu(*which))  # noqa: E731
+        patch.setattr(training, "batch", batch)
+        return training.losses(*training_of)
 
 
 def updated(pair, device: torch.device, ours: bool) -> tuple[list[float], Updates]:
     """Return losses and updates, all ours or all torch's; in ours waiting for the device raises."""
-    net = on_device(device)
+    net = model().to(device)
     optimizer = pair.ours(net.parameters()) if ours else pair.theirs(net.parameters())
     scaler = (GradScaler if ours else torch.amp.GradScaler)("cuda", **SCALING)
     updates = Updates(optimizer, scaler, LambdaLR(optimizer, warmup), 0.3)
@@ -209,7 +211,7 @@ def updated(pair, device: torch.device, ours: bool) -> tuple[list[float], Update
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    return training.losses(net, optimizer, range(60), scaler, OVERFLOW_AT, take), updates
+    return losses_on(device, net, optimizer, range(60), scaler, OVERFLOW_AT, take), updates
 
 
 @pytest.mark.gpu
@@ -228,20 +230,20 @@ def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_a_fused_optimizers_state_goes_on_wherever_it_is_loaded(name, where, cuda_kernels):
     kind, found = getattr(torch.optim, name), []
-    plain, net = on_device(torch.device("cpu")), on_device(cuda_kernels)
+    plain, net = model(), model().to(cuda_kernels)
     usual = training.losses(plain, kind(plain.parameters(), lr=1e-2), range(12))
     optimizer = kind(net.parameters(), lr=1e-2)
     said = accelerate_optimizer(optimizer, scaled=False)
     assert said == f"{name} takes torch's fused form on {cuda_kernels}."
-    found += training.losses(net, optimizer, range(4))
+    found += losses_on(cuda_kernels, net, optimizer, range(4))
     for device in (torch.device(where), cuda_kernels):
         assert optimizer.state_dict()["param_groups"][0]["fused"] is None
-        other = on_device(device)
+        other = model().to(device)
         loaded = kind(other.parameters(), lr=1e-2)
         accelerate_optimizer(loaded, scaled=False)
         other.load_state_dict(net.state_dict())
         loaded.load_state_dict(optimizer.state_dict())
         assert loaded.param_groups[0]["fused"] is (None if device.type == "cpu" else True)
-        found += training.losses(other, loaded, range(len(found), len(found) + 4))
+        found += losses_on(device, other, loaded, range(len(found), len(found) + 4))
         net, optimizer = other, loaded
     assert found == pytest.approx(usual, rel=1e-3)
