@@ -49,16 +49,19 @@ class Command(NamedTuple):
     run: Callable[..., int | None]
 
 
-COMMANDS: dict[str, Command] = {}
-"""Commands by their words, in the order of the help."""
+COMMANDS: dict[str, Command] = {}  # by their words, in the order of the help
 
 
 def _command(
-    name: str, does: str, *classes: type, **line: Any
+    name: str, *classes: type, **line: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Return a decorator that adds a function to COMMANDS; `line` is for its CommandLine."""
+    """Return a decorator that adds a function to COMMANDS; `line` is for its CommandLine.
+
+    The function's docstring is what the help says of the command.
+    """
 
     def add(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        does = " ".join((function.__doc__ or "").split())
         COMMANDS[name] = Command(CommandLine(f"gallery {name}", does, classes, **line), function)
         return function
 
@@ -87,14 +90,9 @@ _GIVEN = {
 }
 
 
-@_command(
-    "run",
-    "Run notebooks headless; exit code 1: not all passed.",
-    BatchConfig,
-    operands={"names": _NAMES, "-p": _GIVEN},
-)
+@_command("run", BatchConfig, operands={"names": _NAMES, "-p": _GIVEN})
 def run(words: Words, config: BatchConfig, operands: Operands) -> int:
-    """Run notebooks, and print which of them passed."""
+    """Run notebooks headless; exit code 1: not all passed."""
     from gallery_lib.notebooks import plan
 
     planned = plan.plan(operands.names, config.profile, dict(operands.given))
@@ -119,7 +117,6 @@ _OF_COMPARE = (
 
 @_command(
     "compare",
-    "Compare the baseline with the accelerated backend, in turns, or two batches: BEFORE AFTER.",
     *(TrainConfig, LaunchConfig, CompareConfig),
     operands={
         "batches": {
@@ -137,7 +134,7 @@ def compare(
     compare_config: CompareConfig,
     operands: Operands,
 ) -> int | None:
-    """Compare baseline and accelerated backend, or two batches; return 1 for a regression."""
+    """Compare the baseline with the accelerated backend, in turns, or two batches: BEFORE AFTER."""
     if operands.batches:
         if len(words) != 2 or len(operands.batches) != 2:
             raise InputError(
@@ -167,14 +164,11 @@ def compare(
 
 @_command(
     "bench",
-    "Measure tasks in variants: eager, compiled, other libraries, ours, each technique.",
     BenchConfig,
-    operands={
-        "tasks": {"nargs": "*", "metavar": "TASK", "help": "or FILE.py:NAME (default: all)"},
-    },
+    operands={"tasks": {"nargs": "*", "metavar": "TASK", "help": "or FILE.py:NAME (default: all)"}},
 )
 def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
-    """Measure tasks × variants; return 1 where ours did not run with parity everywhere."""
+    """Measure tasks in variants: eager, compiled, other libraries, ours, each technique."""
     from gallery_lib.console.progress import Progress
 
     progress = Progress()
@@ -196,9 +190,9 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     return 0 if complete(result) else 1
 
 
-@_command("lab up", "Make hosts on this machine, with emulated links and CPU shares.", LabConfig)
+@_command("lab up", LabConfig)
 def lab_up(words: Words, config: LabConfig) -> None:
-    """Make a lab, which stays until `gallery lab down`."""
+    """Make hosts on this machine, with emulated links and CPU shares."""
     from gallery_lib.cluster import Lab
 
     made = Lab(config.hosts, config.rate, config.cpus, config.name).up()
@@ -206,31 +200,26 @@ def lab_up(words: Words, config: LabConfig) -> None:
     print(made.described())
 
 
-@_command(
-    "lab run",
-    "Run a Python script over torchrun, or any command, on every host of a lab.",
-    LabRunConfig,
-    behind_dashes="SCRIPT.py or COMMAND …",
-)
+@_command("lab run", LabRunConfig, behind_dashes="SCRIPT.py or COMMAND …")
 def lab_run(words: Words, config: LabRunConfig, command: Words) -> None:
-    """Run a command on every host; where it fails on one, the others are ended."""
+    """Run a Python script over torchrun, or any command, on every host of a lab."""
     from gallery_lib.cluster.lab import Lab, run_on_hosts
 
     run_on_hosts(Lab.named(config.name), command, config)
 
 
-@_command("lab status", "Show the labs that are up.")
+@_command("lab status")
 def lab_status(words: Words) -> None:
-    """Show hosts, addresses, rates, CPU shares and processes of each lab."""
+    """Show the labs that are up."""
     from gallery_lib.cluster import Lab, keeper
 
     texts = [Lab.named(name).described() for name in keeper.names_up()]
     print("\n\n".join(texts) or "no lab is up.")
 
 
-@_command("lab down", "End a lab and all its processes.", LabNameConfig)
+@_command("lab down", LabNameConfig)
 def lab_down(words: Words, config: LabNameConfig) -> None:
-    """Take a lab down, and clear what killed commands have left of others."""
+    """End a lab and all its processes."""
     from gallery_lib.cluster import keeper
 
     gone = keeper.take_down(config.name)
@@ -243,13 +232,9 @@ def lab_down(words: Words, config: LabNameConfig) -> None:
 _FOLDER = "a run, a comparison, a batch, a bench, a roofline, or a folder of runs and comparisons"
 
 
-@_command(
-    "show",
-    "Print the tables of what a folder holds.",
-    operands={"folder": {"metavar": "FOLDER", "help": _FOLDER}},
-)
+@_command("show", operands={"folder": {"metavar": "FOLDER", "help": _FOLDER}})
 def show(words: Words, operands: Operands) -> None:
-    """Print the tables of the run, comparison, batch, bench or roofline in a folder."""
+    """Print the tables of what a folder holds."""
     with _reading(operands.folder):
         print(_text_of(Path(operands.folder)))
 
@@ -277,11 +262,10 @@ def _text_of(folder: Path) -> str:
 
 @_command(
     "doctor",
-    "Say what this machine offers, or where a run's step went, and what to change.",
     operands={"folder": {"nargs": "?", "metavar": "RUN", "help": "a run, a comparison or a batch"}},
 )
 def doctor(words: Words, operands: Operands) -> None:
-    """Say what a machine offers or where a step went."""
+    """Say what this machine offers, or where a run's step went, and what to change."""
     with importing():
         from gallery_lib.report.doctor import text
 
@@ -298,13 +282,12 @@ _NOT_OF_A_FEW_STEPS = (
 
 @_command(
     "roofline",
-    "Measure a task's training step against this machine's limits, by operators.",
     *(RooflineConfig, TrainConfig),
     operands={"task": {"metavar": "TASK", "help": "a name from `gallery list`, or FILE.py:NAME"}},
     without=_NOT_OF_A_FEW_STEPS,
 )
 def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
-    """Measure a roofline, and print its table."""
+    """Measure a task's training step against this machine's limits, by operators."""
     from gallery_lib.console.progress import Progress
 
     with Progress() as progress:
@@ -317,9 +300,9 @@ def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands:
     print(f"results: {folder}/roofline.json")
 
 
-@_command("list", "Name the tasks of the gallery.")
+@_command("list")
 def list_(words: Words) -> None:
-    """Print a line for each task: name, title and domain."""
+    """Name the tasks of the gallery."""
     with importing():
         from gallery_lib import tasks
 
@@ -330,14 +313,13 @@ def list_(words: Words) -> None:
 
 @_command(
     "pack",
-    "Write one task as an archive that runs by itself on another machine.",
     operands={
         "task": {"metavar": "TASK", "help": "a name from `gallery list`"},
         "--out": {"metavar": "FILE", "help": "the archive (default: gallery-TASK.tar.gz)"},
     },
 )
 def pack(words: Words, operands: Operands) -> None:
-    """Write one task as a .tar.gz archive, and print the archive's path."""
+    """Write one task as an archive that runs by itself on another machine."""
     with importing():
         from gallery_lib.notebooks.pack import pack as write
 
@@ -347,9 +329,9 @@ def pack(words: Words, operands: Operands) -> None:
 _BUNDLE = {"file": {"metavar": "FILE", "help": "the bundle, a zip archive"}}
 
 
-@_command("cache save", "Write all compiled code into one file.", operands=_BUNDLE)
+@_command("cache save", operands=_BUNDLE)
 def cache_save(words: Words, operands: Operands) -> None:
-    """Write a bundle of compiled code, and print what is in it."""
+    """Write all compiled code into one file."""
     with importing():
         from gallery_lib.compiler import bundle
 
@@ -357,14 +339,12 @@ def cache_save(words: Words, operands: Operands) -> None:
     print(f"{operands.file}: {count} files of compiled code, {size / 1e6:.0f} MB unpacked")
 
 
-@_command(
-    "cache load",
-    "Take compiled code from a file of the same kind of machine. It is machine code: load what you "
-    "trust.",
-    operands=_BUNDLE,
-)
+@_command("cache load", operands=_BUNDLE)
 def cache_load(words: Words, operands: Operands) -> None:
-    """Load a bundle of compiled code, and print what was new."""
+    """Take compiled code from a file of the same kind of machine.
+
+    It is machine code: load what you trust.
+    """
     with importing():
         from gallery_lib.compiler import bundle
 

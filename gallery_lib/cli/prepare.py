@@ -29,14 +29,14 @@ from gallery_lib.system.files import locked
 from gallery_lib.system.processes import adopt_orphans, die_with_parent, shell_exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
+# The extras: the packages that the gallery needs, or all that pyproject.toml names.
 PLAIN, DEVELOPMENT = "plain", "dev"
-"""The extras: the packages that the gallery needs, or all that pyproject.toml names."""
 DATA_COMMANDS = ("mock_imagenet", "mock_segmentation", "text", "mock_speech", "mock_speakers")
+# What torch.compile needs to compile C++: a command or a file, and Debian's package of it.
 BUILD_TOOLS = {
     os.environ.get("CXX") or "g++": "g++",
     f"{sysconfig.get_path('include')}/Python.h": "python{}.{}-dev".format(*sys.version_info),
 }
-"""What torch.compile needs to compile C++: a command or a file, and Debian's package of it."""
 TEST_TOOLS = {"chromium": "chromium", "tc": "iproute2", "slurmctld": "slurm-wlm", "munged": "munge"}
 STAMP = "gallery-stamp"
 PACKAGES = ("torch", "torchvision", "jupyterlab", "gallery_lib")

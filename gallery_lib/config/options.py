@@ -35,8 +35,7 @@ from typing import Any, Literal, TypeVar, Union
 from gallery_lib.errors import InputError, did_you_mean
 
 T = TypeVar("T")
-GREATEST = 1e9
-"""Greatest value of a number. A larger one is a slip: the run would lack memory or never end."""
+GREATEST = 1e9  # of a number; a larger one is a slip: the run would lack memory or never end
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _NUMBER = re.compile(r"[-+.e\d]+", re.ASCII | re.IGNORECASE)

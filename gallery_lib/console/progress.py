@@ -108,8 +108,7 @@ def read_phases(run_dir: Path | str) -> list[Phase]:
 # --------------------------------------------------------------------------------------------------
 # Display
 
-LINE_SECONDS = 10.0
-"""Seconds between two plain lines of one phase."""
+LINE_SECONDS = 10.0  # between two plain lines of one phase
 _TICK_SECONDS = 1.0
 
 

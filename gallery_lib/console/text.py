@@ -15,8 +15,7 @@ from typing import Any, TextIO
 
 Rows = Sequence[Sequence[str]]
 _SIGNIFICANT_DIGITS = 3
-_SMALLEST_PLAIN = 1e-3
-"""Figures below this value are written with an exponent."""
+_SMALLEST_PLAIN = 1e-3  # smaller figures are written with an exponent
 
 
 def markdown_table(rows: Rows) -> str:

@@ -19,8 +19,7 @@ from typing import Any
 
 from gallery_lib.errors import InputError
 
-CELL_FILE = "your_cell.py"
-"""File that a notebook's cell is written to; messages call it `your cell`."""
+CELL_FILE = "your_cell.py"  # that a notebook's cell is written to; messages say `your cell`
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()

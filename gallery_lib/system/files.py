@@ -121,8 +121,7 @@ def locked(
 
 
 T = TypeVar("T")
-_LARGEST = 1e300
-"""Bound of numbers in a file: far above what is measured, and products of a few stay finite."""
+_LARGEST = 1e300  # number in a file: far above what is measured; products of a few stay finite
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -183,10 +182,8 @@ def _number(text: str) -> float:
 # Private folders
 
 _FOLDERS_PREFIX = "gallery-sockets-"
-_NEW_SECONDS = 60
-"""A younger folder may not have its owner's lock yet."""
-_LONGEST_BASE = 60
-"""Bytes: a socket may have 107, of which the folder's name and its own take 42."""
+_NEW_SECONDS = 60  # a younger folder may not have its owner's lock yet
+_LONGEST_BASE = 60  # bytes: a socket may have 107, of which the folder's name and its own take 42
 
 
 class PrivateFolder:

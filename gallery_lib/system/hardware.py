@@ -25,8 +25,7 @@ from gallery_lib.errors import RunFailed
 from gallery_lib.system.paths import checkout
 
 CPU_FACTS = Path("/proc/cpuinfo")
-CGROUPS = Path("/sys/fs/cgroup")
-"""Control groups of a container, of version 2 or 1."""
+CGROUPS = Path("/sys/fs/cgroup")  # of a container, of version 2 or 1
 _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 

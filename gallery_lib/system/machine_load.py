@@ -15,15 +15,9 @@ from pathlib import Path
 
 import psutil
 
-WAITED = 0.1
-"""Part of the time with work to do that threads wait for a core, above which a machine is busy.
-
-A loader costs some per cent.
-"""
-STOLEN = 0.02
-"""Part of the CPU time that the hypervisor gives to other machines, likewise."""
-OTHERS = 0.02
-"""Part of the CPU time that other processes take, up to which threads wait for each other alone."""
+# Limits of a quiet machine. Of the time with work to do, threads wait for a core (a loader costs
+# some per cent); of the CPU time, the hypervisor gives to other machines, and other processes take.
+WAITED, STOLEN, OTHERS = 0.1, 0.02, 0.02
 
 
 @dataclass(frozen=True)

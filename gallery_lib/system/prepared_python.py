@@ -19,8 +19,7 @@ import sys
 from pathlib import Path
 
 OLDEST_PYTHON = (3, 11)
-PACKAGES = ("torch", "numpy", "psutil")
-"""Packages without which no command starts."""
+PACKAGES = ("torch", "numpy", "psutil")  # without which no command starts
 
 
 def _reason_not_usable() -> str | None:

@@ -19,40 +19,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gallery_lib.errors import Interrupted
+from gallery_lib.errors import GoOnLater, Interrupted
 
+# Variables of the processes of a run: the file in which those on one host meet, instead of at a
+# port; the private folder, which goes with the launcher; the launch time, as `now()` says it, from
+# which start-up is counted.
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
-"""Variable with the file in which processes of a run on one host meet, instead of at a port."""
-
-PYTHON = (sys.executable, "-P")
-"""Words that start this Python for a module of this package.
-
-It looks for no module in the working folder: a `queue.py` of the reader's there is none of ours.
-"""
-
-STOP_SECONDS = 8.0
-"""Time that a supervisor may take to end everything before it is killed itself."""
-
 SOCKETS_VARIABLE = "GALLERY_SOCKETS"
-"""Variable with the private folder of a run, which goes with its launcher."""
-
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
-"""Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
-
+# This host's number, of a run that saves a checkpoint when it is told to end. Slurm sends SIGTERM
+# or SIGUSR1 to every process of a job; launcher and ranks alone heed them.
 HEARS_NOTICE_VARIABLE = "GALLERY_HEARS_NOTICE"
-"""Variable with this host's number, of a run that saves a checkpoint when it is told to end.
+GO_ON_LATER = GoOnLater.exit_code
 
-Slurm sends SIGTERM or SIGUSR1 to every process of a job; launcher and ranks alone heed them.
-"""
-
-GO_ON_LATER = 75
-"""Exit code of a run that has saved a checkpoint and ended, because it was told to.
-
-EX_TEMPFAIL of sysexits.h: not an error, to be tried again later.
-"""
-
+# Words that start this Python for a module of this package. It looks for no module in the working
+# folder: a `queue.py` of the reader's there is none of ours.
+PYTHON = (sys.executable, "-P")
+# Arguments of Popen for a command whose output is read; a run may print any bytes.
 OUTPUT: Mapping[str, Any] = {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
-"""Arguments of Popen for a command whose output is read; a run may print any bytes."""
+STOP_SECONDS = 8.0  # that a supervisor may take to end everything before it is killed itself
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -171,9 +156,7 @@ def signal_of_exit_code(exit_code: int) -> signal.Signals | None:
 
 
 def start_supervised(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    **arguments: Any,
+    command: Sequence[str], environment: Mapping[str, str], **arguments: Any
 ) -> subprocess.Popen[Any]:
     """Start a command below a supervisor, in a session of its own; return the supervisor.
 
