@@ -78,11 +78,10 @@ class Interrupted(KeyboardInterrupt):
         return [f"Interrupted: {self}"]
 
 
-_PACKAGES = {
+_PACKAGES = {  # whose modules have other names
     **{"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "cuda": "cuda-core"},
     **{"IPython": "ipykernel", "nbformat": "papermill", "nbconvert": "papermill"},
 }
-"""Packages whose modules have other names."""
 
 
 def missing_package(error: ModuleNotFoundError) -> InputError | None:

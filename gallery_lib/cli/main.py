@@ -29,6 +29,7 @@ from gallery_lib.config import (
 )
 from gallery_lib.config.options import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of, importing
+from gallery_lib.console.progress import Progress
 from gallery_lib.console.text import text_columns
 from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -38,6 +39,7 @@ from gallery_lib.system.processes import began_at
 if TYPE_CHECKING:
     from gallery_lib.measure.bench_result import Bench
 
+Function = Callable[..., int | None]
 Words = Sequence[str]
 Operands = argparse.Namespace
 
@@ -46,21 +48,16 @@ class Command(NamedTuple):
     """What stands behind `gallery`: a line of options and operands, and a function."""
 
     line: CommandLine
-    run: Callable[..., int | None]
+    run: Function
 
 
 COMMANDS: dict[str, Command] = {}  # by their words, in the order of the help
 
 
-def _command(
-    name: str, *classes: type, **line: Any
-) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Return a decorator that adds a function to COMMANDS; `line` is for its CommandLine.
+def _command(name: str, *classes: type, **line: Any) -> Callable[[Function], Function]:
+    """Return a decorator that adds a function to COMMANDS; its docstring stands in the help."""
 
-    The function's docstring is what the help says of the command.
-    """
-
-    def add(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    def add(function: Function) -> Function:
         does = " ".join((function.__doc__ or "").split())
         COMMANDS[name] = Command(CommandLine(f"gallery {name}", does, classes, **line), function)
         return function
@@ -107,12 +104,12 @@ def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     return 0 if report.passed else 1
 
 
+# Options that a comparison decides itself: its length, its folder, and its one host.
 _OF_COMPARE = (
     *("compiler_opt", "dry_run", "run_dir", "log_interval", "max_steps", "epochs"),
     *("checkpoint_every", "keep", "resume", "max_restarts"),
     *("nnodes", "node_rank", "master_addr", "master_port"),
 )
-"""Options that a comparison decides itself: its length, its folder, and its one host."""
 
 
 @_command(
@@ -148,8 +145,6 @@ def compare(
             before, after = (reports.read_report(Path(folder)) for folder in operands.batches)
             print(reports.text_of_changes(before, after))
             return 1 if reports.regressions(reports.changes(before, after)) else 0
-    from gallery_lib.console.progress import Progress
-
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.measure.comparison.compare import compare_backend
@@ -169,8 +164,6 @@ def compare(
 )
 def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     """Measure tasks in variants: eager, compiled, other libraries, ours, each technique."""
-    from gallery_lib.console.progress import Progress
-
     progress = Progress()
     with progress.importing():
         from gallery_lib.measure import bench as measure
@@ -235,29 +228,28 @@ _FOLDER = "a run, a comparison, a batch, a bench, a roofline, or a folder of run
 @_command("show", operands={"folder": {"metavar": "FOLDER", "help": _FOLDER}})
 def show(words: Words, operands: Operands) -> None:
     """Print the tables of what a folder holds."""
-    with _reading(operands.folder):
-        print(_text_of(Path(operands.folder)))
-
-
-def _text_of(folder: Path) -> str:
-    """Return the tables of what a folder holds."""
     from gallery_lib.measure.roofline_result import FILE as ROOFLINE_FILE
-    from gallery_lib.measure.roofline_result import read_roofline
     from gallery_lib.notebooks import reports
-    from gallery_lib.report import tables
 
-    if (folder / "bench.json").exists():
-        from gallery_lib.measure.bench_result import read_bench
-        from gallery_lib.report import bench
+    folder = Path(operands.folder)
+    with _reading(operands.folder):
+        if (folder / "bench.json").exists():
+            from gallery_lib.measure.bench_result import read_bench
+            from gallery_lib.report import bench
 
-        return bench.text(read_bench(folder / "bench.json"))
-    if (folder / ROOFLINE_FILE).exists():
-        from gallery_lib.report import roofline
+            text = bench.text(read_bench(folder / "bench.json"))
+        elif (folder / ROOFLINE_FILE).exists():
+            from gallery_lib.measure.roofline_result import read_roofline
+            from gallery_lib.report import roofline
 
-        return roofline.text(read_roofline(folder / ROOFLINE_FILE))
-    if (folder / reports.REPORT_FILE).exists():
-        return reports.text(reports.read_report(folder), folder)
-    return tables.folder_text(folder)
+            text = roofline.text(read_roofline(folder / ROOFLINE_FILE))
+        elif (folder / reports.REPORT_FILE).exists():
+            text = reports.text(reports.read_report(folder), folder)
+        else:
+            from gallery_lib.report import tables
+
+            text = tables.folder_text(folder)
+        print(text)
 
 
 @_command(
@@ -288,8 +280,6 @@ _NOT_OF_A_FEW_STEPS = (
 )
 def roofline(words: Words, asked: RooflineConfig, config: TrainConfig, operands: Operands) -> None:
     """Measure a task's training step against this machine's limits, by operators."""
-    from gallery_lib.console.progress import Progress
-
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.measure.roofline import measure
@@ -377,10 +367,7 @@ def _guarded(body: Callable[[], int | None]) -> int:
 
 
 def launch_single_task(arguments: Sequence[str]) -> int:
-    """Train one task and return the exit code.
-
-    The options are those of TrainConfig and LaunchConfig.
-    """
+    """Train one task with options of TrainConfig and LaunchConfig; return the exit code."""
 
     def body() -> None:
         if "--version" in arguments:
@@ -393,8 +380,6 @@ def launch_single_task(arguments: Sequence[str]) -> int:
 
             print(dry_run(config, launch_config))
             return
-        from gallery_lib.console.progress import Progress
-
         with Progress() as progress:
             with progress.importing():
                 from gallery_lib.launcher import job

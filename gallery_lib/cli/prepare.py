@@ -61,29 +61,39 @@ def main(start_folder: str, *words: str) -> int:
     return exit_code_of(body, error_prefix="prepare.sh", interrupted=stopped)
 
 
+LINE = CommandLine(
+    "bash prepare.sh",
+    "Make the environment .venv from requirements.lock, register the Jupyter kernel "
+    '"Gallery" in it, and make mock data.\n'
+    "What is there already is kept, so that a second run takes seconds.",
+    operands={
+        "--run": {
+            "metavar": "NOTEBOOK",
+            "help": "also run this notebook in a new folder of runs/notebooks/, and print its "
+            "results",
+        },
+        "-p": {
+            **{"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")},
+            "help": "with --run: a parameter of the notebook, checked before anything is made; "
+            "repeatable",
+        },
+        "--lab": {
+            "action": "store_true",
+            "help": "afterwards start JupyterLab with copies of the notebooks, on this machine "
+            "alone",
+        },
+        "--test": {
+            "action": "store_true",
+            "help": "also install the tools for development (as root, Debian packages too), then "
+            "run all tests but those for a GPU",
+        },
+    },
+)
+
+
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the options that `words` give; raise InputError for a wrong one."""
-    run_help = "also run this notebook in a new folder of runs/notebooks/, and print its results"
-    given = "with --run: a parameter of the notebook, checked before anything is made; repeatable"
-    lab_help = "afterwards start JupyterLab with copies of the notebooks, on this machine alone"
-    test_help = (
-        "also install the tools for development (as root, Debian packages too), then run all tests "
-        "but those for a GPU"
-    )
-    pair = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")}
-    line = CommandLine(
-        "bash prepare.sh",
-        "Make the environment .venv from requirements.lock, register the Jupyter kernel "
-        '"Gallery" in it, and make mock data.\n'
-        "What is there already is kept, so that a second run takes seconds.",
-        operands={
-            "--run": {"metavar": "NOTEBOOK", "help": run_help},
-            "-p": {**pair, "help": given},
-            "--lab": {"action": "store_true", "help": lab_help},
-            "--test": {"action": "store_true", "help": test_help},
-        },
-    )
-    (options,) = line.parse(words)
+    (options,) = LINE.parse(words)
     if options.lab and options.test:
         raise InputError("--lab and --test do not go together: --test ends with the tests.")
     if options.p and not options.run:

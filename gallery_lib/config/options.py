@@ -148,11 +148,7 @@ def default_of(f: dataclasses.Field[Any]) -> Any:
 
 
 def check_value(cls: type, name: str, value: Any) -> Any:
-    """Return `value` converted to the type of option `name`.
-
-    Raises:
-        InputError: naming the option when the value does not fit.
-    """
+    """Return `value` converted to the type of option `name`; InputError where it does not fit."""
     declared = options_of(cls)[name]
     try:
         return declared.convert(value)
@@ -162,12 +158,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return an instance of the options class `cls` from plain values, each checked.
-
-    Raises:
-        InputError: for an unknown name (with the closest known one), a wrong type, or a value out
-            of range.
-    """
+    """Return an instance of the options class `cls` from plain values, names and values checked."""
     known: Mapping[str, Option] = options_of(cls)  # type: ignore[arg-type]
     for name in values:
         if name not in known:
@@ -180,19 +171,11 @@ def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def checked(config: T) -> T:
-    """Return `config` with every value checked, in its parts too; for options set in Python.
-
-    Raises:
-        InputError: for a value of another type or out of range.
-    """
+    """Return `config` with every value checked, in its parts too; for options set in Python."""
     cls: Any = type(config)
     values = {name: check_value(cls, name, getattr(config, name)) for name in options_of(cls)}
     parts = {name: checked(part) for name, part in values.items() if dataclasses.is_dataclass(part)}
     return cls(**values | parts)
-
-
-# --------------------------------------------------------------------------------------------------
-# Command lines
 
 
 _UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
@@ -226,10 +209,7 @@ class CommandLine:
     behind_dashes: str = ""
 
     def parser(self) -> argparse.ArgumentParser:
-        """Return the parser, with a group for each class. Only `--help` ends the process.
-
-        The first line of the docstring of a class names its group.
-        """
+        """Return the parser, with a group for each class, named by its docstring's first line."""
         parser = _Parser(
             self.prog,
             f"{self.prog} [options] -- {self.behind_dashes}" if self.behind_dashes else None,
@@ -258,12 +238,9 @@ class CommandLine:
         """Return an instance of each class, then the operands, then the words behind `--`.
 
         Options have dashes, or underscores instead, and operands stand anywhere among them. The
-        operands are a namespace, and only returned where the command declares operands. The words
-        behind `--` are only returned where it declares `behind_dashes`. `--help` prints every
-        option with its default, and ends with exit code 0.
-
-        Raises:
-            InputError: on anything wrong.
+        operands are a namespace. They, and the words behind `--`, are only returned where the
+        command declares them. `--help` prints every option with its default, and ends with exit
+        code 0. Anything wrong is an InputError.
         """
         words = list(arguments)
         end = words.index("--") if self.behind_dashes and "--" in words else len(words)
@@ -280,10 +257,7 @@ class CommandLine:
 
 
 def words_of(*configs: Any) -> list[str]:
-    """Return the shortest words that `CommandLine.parse` turns back into `configs`.
-
-    Only options that differ from their defaults are written.
-    """
+    """Return the shortest words that `CommandLine.parse` turns back into `configs`."""
     words = []
     for config in configs:
         for f in fields(config):

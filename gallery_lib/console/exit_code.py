@@ -80,12 +80,11 @@ def _prepare_streams() -> None:
 def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code of the command.
 
-    The code is the result of `body` (None is 0), the code of a GalleryError, 130 after Ctrl-C, or
-    143 after SIGTERM. The error's text, after `error_prefix`, or the line `interrupted` goes to
-    standard error. A command whose output nobody reads any more (`… | head`) ends in silence with
-    141, as other commands do. What the system refuses (a full disk, a folder without rights)
-    becomes one line and exit code 1. Any other exception is a defect of this package, and keeps its
-    traceback.
+    It is the result of `body` (None is 0), the code of a GalleryError, 130 after Ctrl-C, 143 after
+    SIGTERM, or 141 where nobody reads the output any more (`… | head`). The error's text, after
+    `error_prefix`, or the line `interrupted` goes to standard error. What the system refuses (a
+    full disk, say) becomes one line and exit code 1. Any other exception is a defect of this
+    package, and keeps its traceback.
     """
     _prepare_streams()
     try:
@@ -128,11 +127,11 @@ def _refused(error: OSError, error_prefix: str) -> int:
 
 def refusal(error: OSError) -> str:
     """Return in one line what the system has refused: the reason, the path, and what may help."""
-    what = error.strerror or str(error) or type(error).__name__
+    text = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
-        return what
+        return text
     where = Path(str(error.filename))
-    text = f"{where}: {what}"
+    text = f"{where}: {text}"
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if is_full:
         there = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())

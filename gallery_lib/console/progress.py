@@ -105,9 +105,6 @@ def read_phases(run_dir: Path | str) -> list[Phase]:
         return []
 
 
-# --------------------------------------------------------------------------------------------------
-# Display
-
 LINE_SECONDS = 10.0  # between two plain lines of one phase
 _TICK_SECONDS = 1.0
 
@@ -157,13 +154,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     ) -> None:
         """Show a phase, or show again that it still goes on.
 
-        Args:
-            label: the phase, as it is shown.
-            count: what is done so far.
-            total: what there is to do; None where nothing is counted.
-            unit: the unit of `count` and `total`.
-            began: when the phase began, as returned by `processes.now()`; default: now, where the
-                label is new.
+        Without a `total` nothing is counted. The phase `began` at that time of `processes.now()`;
+        default: now, where the label is new.
         """
         if not self.enabled:
             return

@@ -41,10 +41,7 @@ def text_table(rows: Rows) -> str:
 
 
 def number(value: float) -> str:
-    """Return a measured value with three significant digits and thousands separators.
-
-    Examples are `0.125`, `38.1` and `24,600`.
-    """
+    """Return a measured value with three significant digits: `0.125`, `38.1`, `24,600`."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
@@ -73,10 +70,6 @@ def rate(samples_per_second: float) -> str:
     return f"{number(samples_per_second)} samples/s"
 
 
-# --------------------------------------------------------------------------------------------------
-# Words of others
-
-
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for tab and newline
@@ -96,10 +89,7 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """Text stream that writes what is `visible`; `unescaped` is the stream below it.
-
-    `failure` is the last error of writing.
-    """
+    """Text stream that writes what is `visible` to `unescaped`; `failure` is its last error."""
 
     def __init__(self, unescaped: TextIO) -> None:
         self.unescaped = unescaped

@@ -1,8 +1,6 @@
 """Messages for errors in the reader's own code: one line in the library's words, and their line.
 
-A message has no frame of this package or of a library. `message(error)` tells of an exception that
-came out of the reader's code. `at_definition(function, what)` reports a fault of a function, or of
-what it returned.
+A message has no frame of this package or of a library.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ class Line:
 
 
 def short_name(task: str) -> str:
-    """Return the name of a task as progress and verdict show it: without its file.
-
-    A model from a cell of `your_model` has the name of its class, which is that of its folder.
-    """
+    """Return the name of a task without its file; of one from a cell, that of its folder."""
     file, _, name = task.rpartition(":")
     path = PurePath(file.replace("\\", "/"))
     return path.parent.name if (path.name, name) == (CELL_FILE, "TASK") else name
@@ -79,10 +74,9 @@ def line_of_definition(function: Callable[..., Any]) -> Line | None:
 
 
 def message(error: BaseException, otherwise: Line | None = None) -> str:
-    """Return the error's type, the first line of its message, and the reader's line.
+    """Return the error's type, the first line of its message, and the reader's line or `otherwise`.
 
-    Without a line of the reader's, `otherwise` is shown. The traceback that a data-loading process
-    put around the message is left out.
+    The traceback that a data-loading process put around the message is left out.
     """
     kind = type(error).__name__
     text = str(error).rpartition(f"\n{kind}: ")[2].strip()

@@ -1,10 +1,4 @@
-"""Files that processes share: atomic writes, locks, JSON of a declared shape, private folders.
-
-with atomic_write(path) as file:
-    file.write(text)
-with locked(folder, waiting=lambda: print("waiting for another process")):
-    ...
-"""
+"""Files that processes share: atomic writes, locks, JSON of a declared shape, private folders."""
 
 from __future__ import annotations
 
@@ -36,10 +30,7 @@ def atomic_write(
     The file is written beside `path` under a hidden name, then renamed. So `path` is never half
     written, and after an exception it is what it was before. Only a killed process leaves its
     temporary file behind, which `is_temporary` recognises. Text is UTF-8. `sync` waits until the
-    content is on the disk, so that it also survives a power failure.
-
-    Raises:
-        OSError: the message names `path`.
+    content is on the disk, so that it also survives a power failure. An OSError names `path`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     encoding = "utf-8" if mode == "w" else None
@@ -90,16 +81,8 @@ def locked(
 
     A folder is locked as such, so a read-only one can be locked too. A lock file is created where
     it is missing, and stays. The kernel releases the lock when its holder ends, however it ends. A
-    process that is forked meanwhile holds it as well; a command that is started does not.
-
-    Args:
-        path: the folder or the lock file.
-        waiting: called once if another process holds the lock.
-        wait: whether to wait for another process.
-
-    Raises:
-        LockHeld: another process holds the lock, which is not to be waited for.
-        OSError: the file cannot be opened or locked.
+    process that is forked meanwhile holds it as well; a command that is started does not. If
+    another process holds the lock, `waiting` is called once; without `wait` that is a LockHeld.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags, 0o666)
@@ -116,20 +99,12 @@ def locked(
         os.close(descriptor)
 
 
-# --------------------------------------------------------------------------------------------------
-# JSON
-
-
 T = TypeVar("T")
 _LARGEST = 1e300  # number in a file: far above what is measured; products of a few stay finite
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON to `path`, which never holds half of it.
-
-    Raises:
-        ValueError: for NaN: a number is true or absent.
-    """
+    """Write `value` as indented JSON to `path`, which never holds half; NaN is a ValueError."""
     with atomic_write(path, sync=True) as file:
         json.dump(value, file, indent=1, allow_nan=False)
 
@@ -137,11 +112,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = None) -> T:
     """Return the file's content as `shape`: a dataclass, a container, or a type with alternatives.
 
-    Args:
-        path: the file.
-        shape: the declared shape.
-        again: what to do about a file that cannot be used, as a sentence.
-        schema: the number that the file must have under `schema`; None: it has none.
+    Where `schema` is given, the file must have that number under `schema`. An InputError ends in
+    `again`, which says what to do about a file that cannot be used.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -177,9 +149,6 @@ def _number(text: str) -> float:
         raise ValueError(f"{text[:20]} is no finite number")
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
-
-# --------------------------------------------------------------------------------------------------
-# Private folders
 
 _FOLDERS_PREFIX = "gallery-sockets-"
 _NEW_SECONDS = 60  # a younger folder may not have its owner's lock yet

@@ -64,10 +64,7 @@ def cores() -> int:
 
 def _fact_of_a_core(*names: str) -> str:
     """Return what Linux says of the first core that has one of these facts, or ""."""
-    try:
-        lines = CPU_FACTS.read_text().splitlines()
-    except OSError:
-        return ""
+    lines = CPU_FACTS.read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(names)), "")
 
 
@@ -93,10 +90,7 @@ def isa() -> list[str]:
 
 
 def processor() -> str:
-    """Return CPU model and instruction sets, which identify figures and choices together.
-
-    Hypervisors give one name to several CPUs.
-    """
+    """Return CPU model and instruction sets; hypervisors give one model name to several CPUs."""
     return f"{cpu_model()} ({', '.join(isa())})"
 
 
@@ -160,10 +154,8 @@ def device_type() -> str:
 def visible_gpus() -> tuple[Gpu, ...]:
     """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    The driver knows them without a context, which would take memory of each device.
-
-    Raises:
-        RunFailed: when there are devices, and CUDA does not work.
+    The driver knows them without a context, which would take memory of each device. Where there are
+    devices, and CUDA does not work, that is a RunFailed.
     """
     count, gpus = gpu_count(), []
     if not count:
@@ -231,10 +223,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def describe(environment: dict[str, Any]) -> str:
-    """Return one line for people.
-
-    For instance `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`.
-    """
+    """Return `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`."""
     gpu = environment["device"] if environment["device"] != "cpu" else "no GPU"
     sets = ", ".join(environment["isa"]) or "no vector extensions known"
     memory = environment["memory_bytes"] / 2**30
@@ -242,10 +231,6 @@ def describe(environment: dict[str, Any]) -> str:
         f"{environment['cores']} cores of {environment['cpu']} ({sets}), {memory:.1f} GiB, {gpu}; "
         f"Python {environment['python']}, torch {environment['torch']}"
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Versions
 
 
 def version() -> str:

@@ -35,15 +35,11 @@ class MachineLoad:
 
     def reasons(self) -> list[str]:
         """Return what speaks against a quiet machine, a phrase each; nothing for a quiet one."""
-        reasons = []
+        reasons: list[str] = []
         if self._long_waits and (self.others is None or self.others > OTHERS):
-            reasons.append(
-                f"threads with work to do waited for a core {self.waited:.0%} of the time"
-            )
+            reasons = [f"threads with work to do waited for a core {self.waited:.0%} of the time"]
         if self.stolen is not None and self.stolen > STOLEN:
-            reasons.append(
-                f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines"
-            )
+            reasons += [f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines"]
         return reasons
 
     def sentence(self) -> str:

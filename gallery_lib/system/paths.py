@@ -51,11 +51,8 @@ def code_folder(path: Path) -> Path:
     Who can change such a file has it executed. Two users are as trustworthy as this one: root, and
     the owner of this package, whose code is executed anyway. A folder that others can enter is
     searched whole, once, and then closed to them. Of a closed one only the first level is looked
-    at: others could reach deeper ones through that alone.
-
-    Raises:
-        InputError: for a folder that somebody else owns, may write to or may rename, and for one
-            that holds what somebody else owns.
+    at: others could reach deeper ones through that alone. A folder that somebody else owns, may
+    write to or may rename is an InputError, and so is one that holds what somebody else owns.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
@@ -111,10 +108,7 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
     """Return the folder for a command's results, `asked` or a new one, and create it if needed.
 
     `file` is the name of the results file, `work` the kind of results, for messages (a batch, say).
-
-    Raises:
-        InputError: when there is nothing to resume in, and when the folder already holds `file` of
-            earlier work that is not to be resumed.
+    Nothing to resume in is an InputError, and so is `file` of earlier work that is not resumed.
     """
     if resume and asked is None:
         raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")

@@ -99,10 +99,7 @@ def body():
     finally:
         print("cleaned up", flush=True)
 """
-BODIES = {
-    "a computation": (COMPUTES, ""),
-    "a body that cleans up": (CLEANS_UP, "cleaned up\n"),
-}
+BODIES = {"a computation": (COMPUTES, ""), "a body that cleans up": (CLEANS_UP, "cleaned up\n")}
 
 
 def ended_by(
@@ -142,11 +139,7 @@ def body():
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_nothing_is_raised_into_the_import_of_torch(
-    tmp_path: Path,
-    checkout: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sent: signal.Signals,
-    code: int,
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, code: int
 ) -> None:
     """Its C++ calls Python where an exception ends the process with SIGABRT."""
     (tmp_path / "torch.py").write_text(TORCH)

@@ -36,7 +36,6 @@ def test_a_processor_is_named_so_that_another_kind_has_another_name(
 ) -> None:
     monkeypatch.setattr(hardware, "cpu_flags", hardware.cpu_flags.__wrapped__)  # not kept
     monkeypatch.setattr(hardware, "CPU_FACTS", tmp_path / "cpuinfo")
-    assert hardware.cpu_model() and hardware.cpu_flags() == frozenset()  # there is no such file
     (tmp_path / "cpuinfo").write_text(facts)
     assert hardware.processor() == name
     assert hardware.computes_in_bf16("cpu") is in_bf16

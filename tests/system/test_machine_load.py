@@ -13,14 +13,7 @@ import tiny_task
 
 from gallery_lib.launcher.job import launch
 from gallery_lib.report.tables import results_text
-from gallery_lib.system.machine_load import (
-    WAITED,
-    Look,
-    MachineLoad,
-    Watch,
-    load_between,
-    look,
-)
+from gallery_lib.system.machine_load import WAITED, Look, MachineLoad, Watch, load_between, look
 from gallery_lib.train.results import read_results
 
 
