@@ -49,9 +49,11 @@ def save(file: Path) -> tuple[int, int]:
     """Write all compiled code of this cache into `file`; return the files and bytes in it.
 
     Raises:
-        InputError: where nothing was compiled yet.
+        InputError: where nothing was compiled yet, or the file's folder does not exist.
         OSError: where the file cannot be written.
     """
+    if not file.absolute().parent.is_dir():
+        raise InputError(f"the folder {file.parent} does not exist.", parameter="file")
     kept = {
         f"{name}/{path.relative_to(folder)}": path
         for name, folder in _folders().items()
@@ -86,9 +88,11 @@ def load(file: Path) -> tuple[int, bool]:
         again where it does not, since the path of a header is in its key.
 
     Raises:
-        InputError: for a bundle of another machine, a damaged one, or another kind of file. Nothing
-            is changed then.
+        InputError: for a bundle of another machine, a damaged or missing one, or another kind of
+            file. Nothing is changed then.
     """
+    if not file.is_file():
+        raise InputError(f"{file} does not exist, or is no file.", parameter="file")
     folders = _folders()
     folder = folders["inductor"]
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from gallery_lib.config.options import option
+from gallery_lib.errors import did_you_mean
 
 # --------------------------------------------------------------------------------------------------
 # One training run, and its processes
@@ -214,6 +215,20 @@ class Config:
     """At the first training step, let layouts and compilers take turns on the batch, and use the
     fastest that computes the same. The choice is kept for the next time."""
 
+    def __new__(cls, *_: object, **named: object) -> Config:
+        for name in named:
+            if name not in _subjects():
+                raise TypeError(_meant(name))
+        return object.__new__(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_meant(name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _subjects():
+            raise AttributeError(_meant(name))
+        object.__setattr__(self, name, value)
+
     @staticmethod
     def plain() -> Config:
         """Return the baseline: device placement, sharding and DistributedDataParallel only."""
@@ -223,6 +238,23 @@ class Config:
             memory=Memory(layout="contiguous", allocator=False),
             loader=Loader(nice=0),
         )
+
+
+def _subjects() -> dict[str, tuple[str, ...]]:
+    """Return the options of each subject of Config, none for an option of its own."""
+    kinds = {one.name: one.default_factory for one in fields(Config)}
+    return {
+        name: tuple(one.name for one in fields(kind)) if isinstance(kind, type) else ()
+        for name, kind in kinds.items()
+    }
+
+
+def _meant(name: str) -> str:
+    """Return the message on a name that Config does not have, with the option that is meant."""
+    subjects = _subjects()
+    meant = [f"config.{subject}.{name}" for subject, names in subjects.items() if name in names]
+    hint = f" It is {meant[0]}." if meant else did_you_mean(name, subjects)
+    return f"Config has no option `{name}`.{hint}"
 
 
 def backend_config(config: TrainConfig) -> Config:

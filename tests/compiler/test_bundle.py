@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gallery_lib.cli.main import main
 from gallery_lib.compiler import bundle, cache
 from gallery_lib.errors import InputError
 
@@ -94,6 +95,20 @@ def test_other_files_are_refused(saved: Path, content: bytes | str) -> None:
     saved.write_bytes(saved.read_bytes()[:-200] if isinstance(content, str) else content)
     with pytest.raises(InputError, match=r"no bundle of `gallery cache save`, or it is damaged"):
         bundle.load(saved)
+
+
+def test_the_command_saves_and_loads_and_names_what_is_not_there(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "load", str(saved)]) == 0
+    assert main(["cache", "save", str(saved)]) == 0
+    assert capsys.readouterr().err == ""
+    missing = saved.parent / "none" / "bundle.zip"
+    for word, said in (("load", f"{missing} does not exist"), ("save", "folder")):
+        assert main(["cache", word, str(missing)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+    assert not missing.parent.exists()
 
 
 def test_an_empty_cache_has_nothing_to_save(

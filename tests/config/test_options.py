@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import papermill
 import pytest
@@ -16,7 +20,7 @@ from refusal import refused
 import gallery_lib.config
 from gallery_lib import memory
 from gallery_lib.compiler import compiler_enabled, kernels_enabled
-from gallery_lib.config import BenchConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.config import BenchConfig, Config, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.config.options import CommandLine, checked, from_mapping, options_of, words_of
 from gallery_lib.launcher.job import environment_of
 
@@ -175,3 +179,20 @@ def test_the_users_own_tunables_win_over_ours(monkeypatch: pytest.MonkeyPatch) -
     assert chosen["glibc.malloc.arena_max"] == "2"
     assert int(chosen["glibc.malloc.mmap_threshold"]) > 2**30
     assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2"
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "says"),
+    [
+        (lambda: Config(bf16=True), TypeError, "It is config.compute.bf16"),  # type: ignore[call-arg]
+        (lambda: Config().bf16, AttributeError, "It is config.compute.bf16"),
+        (lambda: setattr(Config(), "wire", "int8"), AttributeError, "It is config.comm.wire"),
+        (lambda: Config(compile=True), TypeError, "Did you mean `compiler`"),  # type: ignore[call-arg]
+    ],
+)
+def test_an_option_in_the_wrong_place_is_answered_with_the_one_that_is_meant(
+    use: Callable[[], Any], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        use()
+    assert copy.deepcopy(Config()) == Config() == pickle.loads(pickle.dumps(Config()))
