@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -116,6 +117,7 @@ def accelerate(*given: Any, **named: Any) -> Any:  # noqa: D417, see __signature
     for step in STEPS:
         state.record.update(step(state))
     _records[model] = _records[state.result] = state.record
+    _say(state)
     for name, value in {"device": device, "no_sync": contextlib.nullcontext}.items():
         if not hasattr(state.result, name):  # a twin has no_sync, and Hugging Face models a device
             object.__setattr__(state.result, name, value)
@@ -297,6 +299,18 @@ STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
     _distribute,
 )
 """What a call does, in order. A step returns notes for `techniques()`."""
+
+
+def _say(state: _State) -> None:
+    """Say in one line what was done, on rank 0."""
+    notes = [
+        f"{name}: {re.split(r'[;.(]', note)[0].strip()}"
+        for name, note in state.record.items()
+        if name != "schedule"  # which was said
+    ]
+    if notes and process_group.rank() == 0:
+        kind = type(state.model).__name__
+        tell(f"accelerate(): {kind} on {state.device}; {'; '.join(notes)}")
 
 
 def _call_alone(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -216,6 +216,7 @@ class Config:
     fastest that computes the same. The choice is kept for the next time."""
 
     def __new__(cls, *_: object, **named: object) -> Config:
+        """Refuse names of no option, with the one that is meant."""
         for name in named:
             if name not in _subjects():
                 raise TypeError(_meant(name))

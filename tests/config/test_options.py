@@ -19,9 +19,9 @@ from refusal import refused
 
 import gallery_lib.config
 from gallery_lib import memory
-from gallery_lib.compiler import compiler_enabled, kernels_enabled
 from gallery_lib.config import BenchConfig, Config, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.config.options import CommandLine, checked, from_mapping, options_of, words_of
+from gallery_lib.config.switches import compiler_enabled, kernels_enabled
 from gallery_lib.launcher.job import environment_of
 
 LINE = CommandLine("test", "", (TrainConfig, LaunchConfig))
