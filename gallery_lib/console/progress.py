@@ -38,8 +38,6 @@ IMPORTS = "imports"
 DATA = "data"
 MODEL = "model"
 WARM_UP = "warm-up"
-COMPILING = "compiling"
-BUILDING = "building own kernels"
 PROBE = "gradient probe"
 TRAINING = "training"
 TURNS = "turns"
@@ -86,11 +84,11 @@ class PhaseLog:
     def compilation_began(self) -> None:
         """Note that the compilation of a graph begins."""
         self._graphs += 1
-        self._note(Phase(f"{COMPILING}, graph {self._graphs}", now()))
+        self._note(Phase(f"compiling, graph {self._graphs}", now()))
 
     def build_began(self) -> None:
         """Note that the build of own kernels begins."""
-        self._note(Phase(BUILDING, now()))
+        self._note(Phase("building own kernels", now()))
 
     def compilation_ended(self) -> None:
         """Note that the phase before the compilation, or build, goes on."""

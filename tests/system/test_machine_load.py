@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,8 @@ def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() 
     """A loader's processes, say, which are niced and share the cores of the steps."""
     computes = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    before = look()
+    watch, before = Watch(), look()
+    watch.at_pause()
     beside, niced = (
         subprocess.Popen([*nice, sys.executable, "-c", computes], **pipes)
         for nice in ([], ["nice", "-n", "5"])
@@ -56,10 +56,13 @@ def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() 
             beside.stdout and niced.stdout and beside.stdout.readline() and niced.stdout.readline()
         )
         after = look()
+        watch.at_pause()
         beside.kill()
         niced.kill()
     assert beside.pid in after.threads and niced.pid not in after.threads
     assert after.own - before.own > 0.35
+    load = watch.seen()
+    assert load.waited is not None and 0 <= load.waited < 1
 
 
 @pytest.mark.slow
@@ -78,14 +81,3 @@ def test_a_training_beside_busy_neighbours_says_that_it_waited(tmp_path: Path) -
     said = results_text(results).splitlines()[-1]
     assert said.startswith("The machine was busy: threads with work to do waited for a core ")
     assert results_text(read_results(tmp_path / "run")) == results_text(results)
-
-
-def test_a_watch_tells_what_it_saw_between_the_pauses() -> None:
-    watch = Watch()
-    watch.at_pause()
-    end = time.process_time() + 0.3
-    while time.process_time() < end:
-        pass
-    watch.at_pause()
-    load = watch.seen()
-    assert load.waited is not None and 0 <= load.waited < 1

@@ -157,7 +157,7 @@ def test_through_a_pipe_the_command_prints_few_lines_and_the_verdict_last(checko
     )
     lines = [line for line in done.stdout.splitlines() if line]
     assert done.returncode == 0 and len(lines) <= 40, done.stdout
-    remarks = ("The machine was busy: ", "The loader")
+    remarks = ("The machine was busy: ", "Threads waited", "The loader")
     verdict, where, show = [line for line in lines[-5:] if not line.startswith(remarks)][-3:]
     assert "PyTorch eager in fp32" in verdict and "parity passed" in verdict
     assert where.startswith("results: ") and "gallery show " in show
