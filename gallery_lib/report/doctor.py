@@ -132,6 +132,8 @@ def _weighted_findings(results: Results) -> Iterator[tuple[float, str]]:
             _LITTLE,
             f"the model is not one graph, compiled is what lies between breaks: {breaks}.",
         )
+    if again := results.techniques.get("recompilations"):
+        yield _LITTLE, f"the model was {again}."
     if (state := results.techniques.get("allocator", "")).startswith("not applied"):
         yield _LITTLE, f"the allocator technique was {state}."
 

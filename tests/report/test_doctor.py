@@ -52,6 +52,11 @@ def test_advice_names_the_phase_that_limits(measured: Results) -> None:
         ({"exposed_communication": 0.3, **rest}, {}, "30% of the step is communication that no"),
         ({"input": 0.01, "optimizer": 0.05, **rest}, {}, "nothing stands out"),
         (rest, {"page_faults": 40_000.0}, "some 10% of the step are 40,000 page faults"),
+        (
+            rest,
+            {"techniques": {"recompilations": "compiled again 3 times (9 s)"}},
+            "the model was compiled again 3 times (9 s).",
+        ),
         ({"input": 0.5}, half, "this CPU has no bfloat16 units"),
     ):
         run = changed(measured, phase_seconds=phases, **values)
