@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
 import tempfile
@@ -11,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import chaos
-from .driver import Row, Seen, carry_out
+from .driver import ROOT, Row, Seen, carry_out
 from .rows import ROWS
-from .workspace import ROOT
 
 _PAGE = Path(__file__).with_name("FAULTS.md")
 _HEAD = """\
@@ -55,11 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _carried_out(row: Row) -> Seen:
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    try:
-        seen = carry_out(row, folder / "work", ROOT / ".cache")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+        seen = carry_out(row, Path(folder) / "work", ROOT / ".cache")
     took = "still at work" if seen.seconds is None else f"{seen.seconds:.1f} s"
     verdict = "WRONG" if seen.wrong else "right"
     print(f"{verdict}  {row.kind}, {row.name}: exit code {seen.code}, {took}", flush=True)
@@ -69,7 +64,6 @@ def _carried_out(row: Row) -> Seen:
 
 
 def _write(found: Sequence[tuple[Row, Seen]]) -> None:
-    """Write FAULTS.md, in which every row came out as it must."""
     sections: dict[str, list[str]] = {}
     for row, seen in found:
         lines = sections.setdefault(f"## {row.kind[0].upper()}{row.kind[1:]}\n", [_COLUMNS])

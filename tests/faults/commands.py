@@ -13,13 +13,12 @@ from made_comparison import FASTER, write
 from made_comparison import comparison as made
 from tiny_notebooks import write_notebook
 
-from .workspace import ROOT, TASKS, Workspace
+from .driver import ROOT, TASKS, Workspace
 
 Words = Callable[[Workspace], list[str]]
 
 
 def python(*words: str) -> list[str]:
-    """Return the words that run this Python from anywhere."""
     return [sys.executable, *words]
 
 
@@ -33,13 +32,11 @@ def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
 
 
 def compare(task: str = "SLOW", *more: str) -> Words:
-    """Return the command of a short comparison."""
     options = ["--threads=1", "--rounds=4", "--block_steps=2", "--workers=0", *more]
     return lambda workspace: gallery("compare", f"--model={TASKS}:{task}", *options)
 
 
 def gallery(*words: str) -> list[str]:
-    """Return the words of a `gallery` command."""
     return python("-m", "gallery_lib", *words)
 
 
@@ -57,19 +54,18 @@ _RUN_SCRIPT = """
 import sys
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.launcher.job import run_script
-processes = int(sys.argv[2]) if sys.argv[2:] else None
-body = lambda: [run_script(sys.argv[1], processes=processes)] and None
+body = lambda: [run_script(sys.argv[1], processes=2)] and None
 sys.exit(exit_code_of(body, error_prefix="error", interrupted="interrupted: the script is ended"))
 """
 
 
-def script(source: str, processes: int | None) -> Words:
-    """Return the command for a script of the reader's own, as notebooks start it."""
+def script(source: str) -> Words:
+    """Return the command for a script of the reader's own on two processes, as of a notebook."""
 
     def words(workspace: Workspace) -> list[str]:
         path = workspace.folder / "script.py"
         path.write_text(source)
-        return python("-c", _RUN_SCRIPT, str(path), *([str(processes)] if processes else []))
+        return python("-c", _RUN_SCRIPT, str(path))
 
     return words
 
@@ -87,13 +83,11 @@ def on(maker: Callable[[Path], Path], *words: str) -> Words:
 
 
 def comparison(folder: Path) -> Path:
-    """Write a comparison that is whole, and return its folder."""
     return write(made(FASTER, 20), folder / "comparison").parent
 
 
 def half(folder: Path) -> Path:
-    """Write a comparison whose file is cut off, and return its folder."""
-    path = write(made(FASTER, 20), folder / "comparison")
+    path = comparison(folder) / "comparison.json"
     path.write_text(path.read_text()[: path.stat().st_size // 2])
     return path.parent
 
@@ -109,8 +103,7 @@ EVERY: Mapping[str, Words] = {
         "d.init_process_group('gloo')\n"
         "d.barrier()\n"
         "time.sleep(8)\n"
-        "d.destroy_process_group()\n",
-        2,
+        "d.destroy_process_group()\n"
     ),
     "make images": data("mock_imagenet.py"),
     "make text": data("text.py"),

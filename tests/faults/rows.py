@@ -8,19 +8,26 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from gallery_lib.checkpoint import folders, state
-from gallery_lib.errors import InputError
 
 from .commands import EVERY, Words, batch, compare, data, half, on, python, train
-from .driver import Cause, Row, after, wait_for_steps
-from .workspace import ROOT, TASKS, Command, Workspace, started, workers
+from .driver import (
+    ROOT,
+    TASKS,
+    Cause,
+    Command,
+    Row,
+    Workspace,
+    started,
+    workers,
+)
 
-INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
 TWO = ("--nproc_per_node", "2")
+_OUTPUT = "output that cannot be written"
 
 
 def send(number: int) -> Cause:
@@ -32,27 +39,24 @@ def to_rank(rank: int, number: int) -> Cause:
     return lambda command: os.kill(workers(command)[rank].pid, number)
 
 
-def to_loader(number: int) -> Cause:
-    def cause(command: Command) -> None:
-        loaders = (one for one in command.everything() if one.name() == "pt_data_worker")
-        next(loaders).send_signal(number)
-
-    return cause
+def _kill_loader(command: Command) -> None:
+    next(one for one in command.everything() if one.name() == "pt_data_worker").kill()
 
 
 def results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
     return json.loads(next(workspace.folder.rglob("results.json")).read_text())
 
 
-# --------------------------------------------------------------------------------------------------
-# Ports
-
-
-def _network() -> Iterator[Row]:
-    kind = "open to the network"
-    for name, words in EVERY.items():
-        one = f"{name}: no port"
-        yield Row(kind, one, words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
+_NETWORK = tuple(
+    Row(
+        *("open to the network", f"{name}: no port", words),
+        seconds=300,
+        lines=99,
+        codes=(0, 1),
+        quick=name == "train",
+    )
+    for name, words in EVERY.items()
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -68,114 +72,135 @@ def _no_ratio(workspace: Workspace, command: Command) -> str:
     values = json.loads(next(workspace.folder.rglob("comparison.json")).read_text())
     if values["speedup"] is not None or values["parity"]["passed"]:
         return f"speedup {values['speedup']}, parity {values['parity']['passed']}"
-    return "it prints a speed-up" if "× as fast" in command.result() else ""
+    return "it prints a speed-up" if "× as fast" in command.stdout() else ""
 
 
-def _divergence() -> Iterator[Row]:
-    kind = "a run that diverged"
-    yield Row(
-        *(kind, "training", train("DIVERGES", steps=20)),
+def _with_small_files(words: Words) -> Words:
+    shell = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
+    return lambda workspace: [*shell, *words(workspace)]
+
+
+_SAID = (
+    Row(
+        *("a run that diverged", "training", train("DIVERGES", steps=20)),
         codes=(1,),
         says="its loss is no finite number from step 5 on rank 0 on",
         check=_diverged_at_5,
         quick=True,
-    )
-    yield Row(
-        *(kind, "a comparison, accelerated only", compare("DIVERGES_ACCELERATED")),
+    ),
+    Row(
+        *("a run that diverged", "a comparison, accelerated only", compare("DIVERGES_ACCELERATED")),
         codes=(0, 1),
         says="not comparable",
         check=_no_ratio,
         seconds=300,
-    )
-
-
-def _outputs() -> Iterator[Row]:
-    kind = "output that cannot be written"
-    for output, codes in {"head": (0, 141), "full": (1,)}.items():
-        name, is_quick = f"train, {output}", output == "head"
-        yield Row(kind, name, train(steps=6), codes=codes, output=output, quick=is_quick)
-    yield Row(*(kind, "bytes that are no text", train("PRINTS", steps=6)), there=("results.json",))
-    shell = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
-    limited = train("SLOW", "--workers", "0")
-    yield Row(
-        *(kind, "ulimit -f 8", lambda workspace: [*shell, *limited(workspace)]),
+    ),
+    Row(_OUTPUT, "train, head", train(steps=6), codes=(0, 141), output="head", quick=True),
+    Row(_OUTPUT, "train, full", train(steps=6), codes=(1,), output="full"),
+    Row(_OUTPUT, "bytes that are no text", train("PRINTS", steps=6), there=("results.json",)),
+    Row(
+        *(_OUTPUT, "ulimit -f 8", _with_small_files(train("SLOW", "--workers", "0"))),
         says="cannot be written to",
         there=("results.json",),
         quick=True,
-    )
+    ),
+)
 
 
 # --------------------------------------------------------------------------------------------------
 # Signals
 
 
-def _signals() -> Iterator[Row]:
-    for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
-        yield Row(
+_ENDED = {signal.SIGINT: (130, -signal.SIGINT), signal.SIGTERM: (143, -signal.SIGTERM)}
+_SIGNALS = (
+    *(
+        Row(
             *("signals", f"{number.name} in training", train()),
-            wait_for_steps(3, send(number)),
-            codes,
+            send(number),
+            at_step=3,
+            codes=codes,
             seconds=12,
             quick=True,
         )
-        for name in ("compare", "run a notebook", "make images", "train on two processes"):
-            yield Row(
-                *("signals", f"{number.name} after 4 s: {name}", EVERY[name]),
-                after(4.0, send(number)),
-                # A batch says by its report which signal it was.
-                (*codes, 0, *(INTERRUPTED if name == "run a notebook" else ())),
-                seconds=15,
-            )
-    yield Row(
+        for number, codes in _ENDED.items()
+    ),
+    *(
+        Row(
+            *("signals", f"{number.name} after 4 s: {name}", EVERY[name]),
+            send(number),
+            at_second=4,
+            # A batch says by its report which signal it was.
+            codes=(*codes, 0, *(_ENDED[signal.SIGINT] if name == "run a notebook" else ())),
+            seconds=15,
+        )
+        for number, codes in _ENDED.items()
+        for name in ("compare", "run a notebook", "make images", "train on two processes")
+    ),
+    Row(
         *("signals", "SIGKILL in training", train()),
-        wait_for_steps(3, send(signal.SIGKILL)),
-        (-signal.SIGKILL,),
+        send(signal.SIGKILL),
+        at_step=3,
+        codes=(-signal.SIGKILL,),
         seconds=15,
         lines=99,
-    )
-    name = "run a script on two processes"
-    yield Row(
-        *("signals", "a script on two processes is interrupted", EVERY[name]),
-        after(6.0, send(signal.SIGINT)),
-        (1, 130, -2),
+    ),
+    Row(
+        *("signals", "a script on two processes is interrupted"),
+        EVERY["run a script on two processes"],
+        send(signal.SIGINT),
+        at_second=6,
+        codes=(1, 130, -2),
         lines=99,
-    )
+    ),
+)
 
 
 def _to_papermill(command: Command) -> None:
     words = ["-P", "-m", "papermill"]
-    found = [one for one in command.everything() if one.cmdline()[1:4] == words]
+    found = (one for one in command.everything() if one.cmdline()[1:4] == words)
     min(found, key=lambda process: process.create_time()).kill()
 
 
-def _who_failed() -> Iterator[Row]:
-    limited = ("--rank_timeout", "8")
-    for name, more, cause, says, seconds in (
-        ("rank 0 is killed", TWO, to_rank(0, signal.SIGKILL), "rank 0 (process", 10),
-        ("rank 1 is killed", TWO, to_rank(1, signal.SIGKILL), "rank 1 (process", 10),
-        ("a process that loads data is killed", (), to_loader(signal.SIGKILL), "DataLoader", 15),
-        (
-            *("a rank is stopped", (*TWO, *limited), to_rank(1, signal.SIGSTOP)),
-            *("rank 1 gives no sign of life", 25),
-        ),
-    ):
-        words = train("SLOW", *more, steps=400)
-        yield Row("who failed", name, words, wait_for_steps(3, cause), (1,), says, 3, seconds)
-    yield Row(
-        *("who failed", "a rank is stopped after its last step"),
-        train("STOPS_AT_ITS_END", *TWO, *limited, steps=6),
-        wait_for_steps(6, lambda command: None),
-        (1,),
-        "rank 0 gives no sign of life",
-        lines=3,
-        seconds=25,
+def _failed(name: str, cause: Cause, says: str, *more: str, seconds: float = 10) -> Row:
+    words = train("SLOW", *more, steps=400)
+    return Row(
+        *("who failed", name, words, cause), at_step=3, codes=(1,), says=says, seconds=seconds
     )
-    name, cause = "papermill is killed", after(8.0, _to_papermill)
-    yield Row("who failed", name, batch(), cause, (1,), "SIGKILL", lines=30, seconds=20)
+
+
+_WHO_FAILED = (
+    _failed("rank 0 is killed", to_rank(0, signal.SIGKILL), "rank 0 (process", *TWO),
+    _failed("rank 1 is killed", to_rank(1, signal.SIGKILL), "rank 1 (process", *TWO),
+    _failed("a process that loads data is killed", _kill_loader, "DataLoader", seconds=15),
+    _failed(
+        *("a rank is stopped", to_rank(1, signal.SIGSTOP), "rank 1 gives no sign of life"),
+        *(*TWO, "--rank_timeout", "8"),
+        seconds=25,
+    ),
+    Row(
+        *("who failed", "a rank is stopped after its last step"),
+        train("STOPS_AT_ITS_END", *TWO, "--rank_timeout", "8", steps=6),
+        at_step=6,
+        codes=(1,),
+        says="rank 0 gives no sign of life",
+        seconds=25,
+    ),
+    Row(
+        *("who failed", "papermill is killed", batch(), _to_papermill),
+        at_second=8,
+        codes=(1,),
+        says="SIGKILL",
+        lines=30,
+        seconds=20,
+    ),
+)
 
 
 # --------------------------------------------------------------------------------------------------
 # Files
+
+
+_COMPILED = train("SLOW", "--compiler-opt", steps=6)
 
 
 def _own_cache(workspace: Workspace) -> None:
@@ -184,15 +209,14 @@ def _own_cache(workspace: Workspace) -> None:
     (workspace.cache / "data").mkdir(parents=True)
     earlier = Workspace(workspace.folder / "before", workspace.cache)
     earlier.folder.mkdir()
-    with started(train("SLOW", "--compiler-opt", steps=6)(earlier), earlier) as command:
+    with started(_COMPILED(earlier), earlier) as command:
         command.ended_after(300)
 
 
 def _damaged_cache(workspace: Workspace) -> None:
     _own_cache(workspace)
-    for file in workspace.cache.glob("inductor/**/*"):
-        if file.is_file():
-            file.write_bytes(os.urandom(200))
+    for file in filter(Path.is_file, workspace.cache.glob("inductor/**/*")):
+        file.write_bytes(os.urandom(200))
 
 
 def _open_to_others(workspace: Workspace) -> None:
@@ -213,7 +237,7 @@ def _precious(workspace: Workspace) -> None:
 
 
 def _no_escapes(workspace: Workspace, command: Command) -> str:
-    shown = command.result() + command.text()
+    shown = command.stdout() + command.stderr()
     if "\x1b[31m" in shown or "\x07" in shown:
         return "an escape sequence reaches the terminal"
     for file in workspace.folder.rglob("*.xml"):
@@ -221,44 +245,44 @@ def _no_escapes(workspace: Workspace, command: Command) -> str:
     return ""
 
 
-def _files() -> Iterator[Row]:
-    kind, compiled = "files", train("SLOW", "--compiler-opt", steps=6)
-    yield Row(
-        *(kind, "kept compiled code is damaged", compiled),
+def _refused(name: str, words: Words, says: str, **more: Any) -> Row:
+    return Row("files and values that are refused", name, words, codes=(2,), says=says, **more)
+
+
+_INFINITE = python(str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--lr=inf")
+_NO_NOTEBOOK = ["bash", str(ROOT / "prepare.sh"), "--run", ""]
+_FILES = (
+    Row(
+        *("files", "kept compiled code is damaged", _COMPILED),
         says="is made anew",
         prepare=_damaged_cache,
         seconds=300,
         lines=20,
         there=("*.damaged", "results.json"),
-    )
-    yield Row(
-        *(kind, "a notebook's error has escape sequences"),
+    ),
+    Row(
+        *("files", "a notebook's error has escape sequences"),
         batch("raise ValueError('\\x1b[31mred\\x1b]0;title\\x07 \\x00')"),
         codes=(1,),
         lines=30,
         check=_no_escapes,
-    )
-    infinite = [str(ROOT / "launch_single_task.py"), f"--model={TASKS}:SLOW", "--lr=inf"]
-    refused: tuple[tuple[str, Words, str, Callable[[Workspace], None] | None, bool], ...] = (
-        ("others may write to compiled code", compiled, "chmod -R go-w", _open_to_others, False),
-        ("a comparison cut in half", on(half, "show"), "is no JSON", None, True),
-        ("damaged text data", data("text.py"), "is damaged", _damaged_text, False),
-        ("run_dir holds files of others", train(), "thesis.tex", _precious, True),
-        ("lr is inf", lambda workspace: python(*infinite), "lr='inf' must be", None, True),
-        (
-            *("prepare.sh --run ''", lambda _: ["bash", str(ROOT / "prepare.sh"), "--run", ""]),
-            *("--run '': no such notebook", None, True),
-        ),
-    )
-    for name, words, says, prepare, quick in refused:
-        yield Row(
-            *(f"{kind} and values that are refused", name, words),
-            codes=(2,),
-            says=says,
-            prepare=prepare,
-            absent=("config.json",) if prepare is _precious else (),
-            quick=quick,
-        )
+    ),
+    _refused(
+        *("others may write to compiled code", _COMPILED, "chmod -R go-w"), prepare=_open_to_others
+    ),
+    _refused("a comparison cut in half", on(half, "show"), "is no JSON", quick=True),
+    _refused("damaged text data", data("text.py"), "is damaged", prepare=_damaged_text),
+    _refused(
+        *("run_dir holds files of others", train(), "thesis.tex"),
+        prepare=_precious,
+        absent=("config.json",),
+        quick=True,
+    ),
+    _refused("lr is inf", lambda _: _INFINITE, "lr='inf' must be", quick=True),
+    _refused(
+        *("prepare.sh --run ''", lambda _: _NO_NOTEBOOK, "--run '': no such notebook"), quick=True
+    ),
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -277,15 +301,11 @@ def _checkpoints(workspace: Workspace) -> Path:
 
 
 def _whole(folder: Path, *names: str) -> str:
-    """Return what is wrong with the checkpoints of these names, or ""; nothing else may be left."""
-    if left := [path.name for path in folder.glob(".*.tmp")]:
-        return f"{left} is left"
-    try:
-        for name in names:
-            state.read(folder / name)
-    except InputError as error:
-        return str(error)
-    return ""
+    """Return that something else is left, or ""; raise InputError for a damaged checkpoint."""
+    for name in names:
+        state.read(folder / name)
+    left = [path.name for path in folder.glob(".*.tmp")]
+    return f"{left} is left" if left else ""
 
 
 def _on_small_disk(words: Words) -> Words:
@@ -345,19 +365,20 @@ def _gone_on(workspace: Workspace, command: Command) -> str:
     return _whole(folder, *(path.name for path in folders.newest_first(folder)))
 
 
-def _checkpoint_rows() -> Iterator[Row]:
-    kind = "checkpoints"
-    yield Row(
-        *(kind, "the disk is full while one is written", _on_small_disk(_saving())),
+def _first_is_whole_and_the_disk_full(workspace: Workspace, command: Command) -> str:
+    reason = "" if "No space left on device" in command.stdout() else "it gives no reason"
+    return _whole(workspace.folder / "seen", _FIRST) or reason
+
+
+_CHECKPOINTS = (
+    Row(
+        *("checkpoints", "the disk is full while one is written", _on_small_disk(_saving())),
         says="step 20 could not be saved, and the training goes on: ",
         there=("results.json",),
-        check=lambda workspace, command: (
-            _whole(workspace.folder / "seen", _FIRST)
-            or ("" if "No space left on device" in command.result() else "it gives no reason")
-        ),
-    )
-    yield Row(
-        *(kind, "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
+        check=_first_is_whole_and_the_disk_full,
+    ),
+    Row(
+        *("checkpoints", "the newest is damaged, and --resume=auto", _saving("--resume", "auto")),
         prepare=_damaged_newest,
         codes=(2,),
         says=f"{_SECOND} cannot be read: ",
@@ -366,19 +387,16 @@ def _checkpoint_rows() -> Iterator[Row]:
         absent=("results.json",),
         check=lambda workspace, command: _whole(_checkpoints(workspace), _FIRST),
         quick=True,
-    )
-    yield Row(
-        *(kind, "a run is killed while one is written, and goes on"),
+    ),
+    Row(
+        *("checkpoints", "a run is killed while one is written, and goes on"),
         train("SLOW", "--checkpoint_every", "5", "--resume", "auto", steps=60),
         prepare=_killed_in_a_write,
         says="resumed  from",
         there=("results.json",),
         check=_gone_on,
         quick=True,
-    )
-
-
-ROWS = (
-    *(*_network(), *_divergence(), *_outputs(), *_signals(), *_who_failed()),
-    *(*_files(), *_checkpoint_rows()),
+    ),
 )
+
+ROWS = (*_NETWORK, *_SAID, *_SIGNALS, *_WHO_FAILED, *_FILES, *_CHECKPOINTS)

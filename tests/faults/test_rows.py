@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.driver import Row, carry_out
+from tests.faults.driver import ROOT, Row, carry_out
 from tests.faults.rows import ROWS
-from tests.faults.workspace import ROOT
 
 
 @pytest.mark.slow

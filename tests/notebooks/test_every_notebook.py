@@ -1,7 +1,4 @@
-"""Each shipped notebook runs through in papermill with small parameters.
-
-Parity holds, and everything is shown.
-"""
+"""Each shipped notebook runs through in papermill: parity holds, and everything is shown."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ import pytest
 from executed_notebook import Executed, execute
 from small_tasks import SMALL
 
-YOUR_MODEL = "your_model"
 TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
-    YOUR_MODEL: TURNS,
+    "your_model": TURNS,
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
     **{name: {} for name in ("communication", "index", "performance_data")},
 }
@@ -32,11 +28,11 @@ PARAMETERS = {
 }
 
 
+# Two of these at once might not fit into the memory of the machine.
 LARGE = ("vgg16", "hf_Bart", "hf_Bert")
-"""Large notebooks: two of these at once might not fit into the memory of the machine."""
+# All come from one template: continuous integration executes one with images, one with text, and
+# one on two processes; `pytest -m thorough` all of them.
 IN_CI, ON_TWO_PROCESSES = ("resnet18", "hf_Bert"), "tts_angular"
-"""All come from one template: continuous integration executes one with images, one with text, and
-one on two processes; `pytest -m thorough` all of them."""
 
 
 @pytest.fixture
@@ -44,8 +40,8 @@ def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[...,
     """Return run("resnet50", processes=2), which executes that notebook with small parameters."""
 
     def execute_small(name: str, **parameters: Any) -> Executed:
-        source = checkout / "notebooks" / f"{name}.ipynb"
-        return execute(source, tmp_path, {**PARAMETERS[name], **parameters}, kernel)
+        values = {**PARAMETERS[name], **parameters}
+        return execute(checkout / "notebooks" / f"{name}.ipynb", tmp_path, values, kernel)
 
     return execute_small
 
@@ -58,25 +54,19 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 def check_a_tasks_notebook(executed: Executed, processes: int, comparisons: int) -> None:
     """Assert that a task's notebook shows what each of them shows, and that the variants agree.
 
-    The launcher trained with the backend on so many processes, and without it on one. There are
-    so many comparisons, in which baseline and backend train alike.
+    The launcher trained with the backend on `processes`, and without it on one.
     """
     text, figures = executed.shown()
     assert len(figures) >= 4  # and of the data, where they are no text
-    for part in (
-        "GFLOP, forward and backward",  # of the model
-        "| group of operators |",  # of the profile
+    parts = (
+        *("GFLOP, forward and backward", "| group of operators |"),  # of the model and the profile
         "Model, loss and optimizer are those of the gallery's task",
         "1 process(es), without `--compiler-opt`: loss ",  # of the launcher
         f"{processes} process(es), with `--compiler-opt`: loss ",
-        "held-out ",
-        "step time p50",
-        "start-up",
-        "gradient scale",
-        "PyTorch eager in fp32",
-        "reak-even",
-    ):
-        assert part in text
+        *("held-out ", "step time p50", "start-up", "gradient scale"),
+        *("PyTorch eager in fp32", "reak-even"),
+    )
+    assert not [part for part in parts if part not in text]
     found = [json.loads(path.read_text()) for path in executed.runs.rglob("comparison.json")]
     assert len(found) == comparisons
     for values in found:
@@ -104,13 +94,10 @@ def test_a_tasks_notebook_runs_on_several_processes_and_measures_techniques(
     executed = run(ON_TWO_PROCESSES, processes=2, waterfall=waterfall)
     check_a_tasks_notebook(executed, processes=2, comparisons=2)
     text = executed.shown()[0]
-    assert (
-        "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
-    )
-    if waterfall:
-        assert "+ fused-optimizer" in text and "over the row above" in text
-    else:
-        assert "**Not measured**: the parameter `waterfall` is False" in text
+    assert "2 processes over 1" in text and "share the same cores" in text
+    assert "efficiency" not in text
+    assert ("+ fused-optimizer" in text and "over the row above" in text) is waterfall
+    assert ("**Not measured**: the parameter `waterfall` is False" in text) is not waterfall
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -119,13 +106,11 @@ def test_the_verdict_comes_in_the_first_third_before_profile_and_launcher(
 ) -> None:
     cells = json.loads((checkout / "notebooks" / f"{name}.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-
-    def place(call: str) -> int:
-        return next(i for i, source in enumerate(code) if call in source)
-
-    verdict = place("notebook.show_comparison(one)")
-    assert verdict < len(code) / 3
-    assert verdict < min(place("notebook.profile("), place("notebook.launch("))
+    calls = ("show_comparison(one)", "profile(", "launch(")
+    verdict, *later = (
+        next(i for i, source in enumerate(code) if f"notebook.{call}" in source) for call in calls
+    )
+    assert verdict < min(len(code) / 3, *later)
 
 
 MUTATIONS = {
@@ -162,9 +147,15 @@ def test_a_broken_training_shows_as_a_loss_that_does_not_fall(
 
 
 @pytest.mark.slow
-def test_a_readers_own_model_is_measured_like_the_tasks(run: Callable[..., Executed]) -> None:
-    text, _ = run(YOUR_MODEL).shown()
-    assert "PyTorch eager in" in text and "parity passed" in text
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("index", ["**This machine**: "]), ("your_model", ["PyTorch eager in", "parity passed"])],
+)
+def test_the_index_shows_this_machine_and_a_readers_own_model_is_measured_like_the_tasks(
+    run: Callable[..., Executed], name: str, parts: list[str]
+) -> None:
+    text, _ = run(name).shown()
+    assert not [part for part in parts if part not in text]
 
 
 @pytest.mark.slow
@@ -181,11 +172,6 @@ def test_the_walk_to_several_processes_runs_and_ends_with_turns(
     assert rows[1][4].startswith("first loss 0.") and "×" in rows[1][2]
     assert "PyTorch eager in fp32" in text and "Rounds: 8" in text
     assert len(figures) == 1 and "native" in figures[0].metadata["image/png"]["alt"]
-
-
-@pytest.mark.slow
-def test_the_index_shows_this_machine(run: Callable[..., Executed]) -> None:
-    assert "**This machine**: " in run("index").shown()[0]
 
 
 @pytest.mark.slow

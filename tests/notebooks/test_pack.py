@@ -58,14 +58,10 @@ def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Pa
     here = tmp_path / "gallery-resnet18"
     own = ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in own}
-    small = ["--classes", "2", "--train-per-class", "8", "--val-per-class", "2"]
-    train = ["--model=resnet18", "--batch_size=4", "--image_size=32", "--max_steps=2"]
-    for command in (
-        [sys.executable, "data_prep/mock_imagenet.py", *small],
-        [sys.executable, "launch_single_task.py", *train],
+    for words in (
+        "data_prep/mock_imagenet.py --classes 2 --train-per-class 8 --val-per-class 2",
+        "launch_single_task.py --model=resnet18 --batch_size=4 --image_size=32 --max_steps=2",
     ):
-        done = subprocess.run(
-            command, cwd=here, env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+        command = [sys.executable, *words.split()]
+        subprocess.run(command, cwd=here, env=environment, check=True, timeout=300)
     assert list((here / "runs").glob("*/results.json"))

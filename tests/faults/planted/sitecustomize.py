@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import json
 import os
+import socket
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
@@ -19,8 +22,6 @@ def _orphan(module: Any) -> None:
 
 def _half(module: Any) -> None:
     """Write JSON files in place, and the second half late."""
-    import json
-    import time
 
     def write_json(path: Any, value: Any) -> None:
         text = json.dumps(value, indent=1)
@@ -37,8 +38,6 @@ def _hang(module: Any) -> None:
     def read(relay: Any) -> None:
         for _ in range(3):
             relay._output.readline()
-        import time
-
         time.sleep(10_000)
 
     module.Relay._read = read
@@ -53,30 +52,21 @@ def _wrong_rank(module: Any) -> None:
 
 def _open_port(module: Any) -> None:
     """Make stores listen on every interface."""
-    import socket
-
     module.listening_on = lambda host, port: socket.create_server(("0.0.0.0", port))
 
 
+# The module, what is planted there, and what chaos says of it; another breach does not count.
 BREACHES = {
-    "orphan": ("gallery_lib.system.processes", _orphan),
-    "half": ("gallery_lib.system.files", _half),
-    "hang": ("gallery_lib.system.processes", _hang),
-    "wrong rank": ("gallery_lib.train.failure", _wrong_rank),
-    "open port": ("gallery_lib.comm.rendezvous", _open_port),
+    "orphan": ("gallery_lib.system.processes", _orphan, "still there"),
+    "half": ("gallery_lib.system.files", _half, "half written"),
+    "hang": ("gallery_lib.system.processes", _hang, "still there"),
+    "wrong rank": ("gallery_lib.train.failure", _wrong_rank, "is blamed"),
+    "open port": ("gallery_lib.comm.rendezvous", _open_port, "open ports"),
 }
-SEEN_AS = {
-    "orphan": "still there",
-    "half": "half written",
-    "hang": "still there",
-    "wrong rank": "is blamed",
-    "open port": "open ports",
-}
-"""What chaos says of each breach; another breach does not count as having found it."""
 
 
 class _Planter(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, plant: Any) -> None:
+    def __init__(self, name: str, plant: Any, _: str) -> None:
         self.name, self.plant = name, plant
 
     def find_spec(
@@ -85,14 +75,14 @@ class _Planter(importlib.abc.MetaPathFinder):
         if name != self.name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self.plant(module)
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self.plant(module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 

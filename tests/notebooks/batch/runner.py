@@ -1,8 +1,7 @@
-"""Runner of `gallery run` on notebooks, whose processes can be found."""
+"""Runner of `gallery run` on notebooks, which finds every process that stems from it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -15,26 +14,22 @@ from typing import Any
 
 import psutil
 
-MARK = "GALLERY_TEST_MARK"
+from tests.faults.driver import MARK, marked
 
 
 @dataclass
 class Runner:
-    """Runner of `gallery run` on notebooks, which finds every process that stems from it."""
-
     environment: dict[str, str]
     mark: str
 
     def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start the batch without waiting for it."""
-        command = [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words]
-        environment = {**os.environ, **self.environment, MARK: self.mark}
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words],
             stdout=stdout,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
+            env={**os.environ, **self.environment, MARK: self.mark},
             start_new_session=True,
         )
 
@@ -46,15 +41,7 @@ class Runner:
 
     def left(self) -> list[psutil.Process]:
         """Return those of its processes, and of theirs, that are still there."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get(MARK) == self.mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        return found
+        return marked(self.mark)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> None:

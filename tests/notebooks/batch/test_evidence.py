@@ -18,36 +18,17 @@ from gallery_lib.train.results import write_results
 
 LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]
 BY_ITSELF, FAILED = Ended(0), Ended(1)
+ERROR = {"output_type": "error", "ename": "ValueError", "evalue": "planted\nand more"}
 
 
 def write_run(folder: Path, losses: list[float | None], asked: int = 8) -> None:
-    """Write a run directory as a finished run leaves it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"max_steps": asked}))
     curve = [[n + 1, loss] for n, loss in enumerate(losses)]
     loss = {"first": losses[0], "last": losses[-1], "curve": curve}
-    run = dataclasses.replace(made_comparison.results(0.5), steps=len(losses), loss=loss)
-    write_results(folder, run)
-
-
-def executed(folder: Path, *cells: tuple[str, int | None, list[dict[str, Any]]]) -> Path:
-    """Write a notebook with (source, execution count, outputs) per cell, and papermill's log."""
-    path = write_notebook(folder, "one", *(source for source, _, _ in cells))
-    values = json.loads(path.read_text())
-    for cell, (_, count, outputs) in zip(values["cells"], cells, strict=True):
-        cell.update(execution_count=count, outputs=outputs)
-        # What papermill recorded must not matter.
-        cell["metadata"]["papermill"] = {"status": "completed", "exception": False}
-    path.write_text(json.dumps(values))
-    (folder / evidence.LOG_FILE).write_text(
-        "\x1b[31mExecuting Cell 1----\x1b[0m\nEnding Cell 1----\nExecuting Cell 2----\nlast words\n"
+    write_results(
+        folder, dataclasses.replace(made_comparison.results(0.5), steps=len(losses), loss=loss)
     )
-    return path
-
-
-def error(name: str, value: str) -> tuple[int, list[dict[str, Any]]]:
-    output = {"output_type": "error", "ename": name, "evalue": value, "traceback": []}
-    return 2, [output]
 
 
 @pytest.mark.parametrize(
@@ -80,31 +61,40 @@ def test_a_run_that_left_half_a_file_or_no_comparison_is_named(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("second", "ended", "status", "part"),
+    ("count", "outputs", "ended", "status", "part"),
     [
-        ((2, []), BY_ITSELF, "passed", "None"),
-        ((2, []), FAILED, "failed", "exit code 1: last words"),
-        ((None, []), Ended(137), "failed", "papermill was killed by SIGKILL"),
-        (error("ValueError", "planted\nand more"), FAILED, "failed", "ValueError: planted"),
+        (2, [], BY_ITSELF, "passed", "None"),
+        (2, [], FAILED, "failed", "exit code 1: last words"),
+        (None, [], Ended(137), "failed", "papermill was killed by SIGKILL"),
+        (2, [ERROR], FAILED, "failed", "ValueError: planted"),
     ],
 )
 def test_the_status_follows_from_what_is_left_behind(
-    tmp_path: Path, second: tuple[int | None, Any], ended: Ended, status: str, part: str
+    tmp_path: Path, count: int | None, outputs: list[Any], ended: Ended, status: str, part: str
 ) -> None:
-    path = executed(tmp_path, ("first", 1, []), ("second", *second), ("  ", None, []))
+    path = write_notebook(tmp_path, "one", "first", "second", "  ")
+    values = json.loads(path.read_text())
+    values["cells"][0].update(execution_count=1)
+    values["cells"][1].update(execution_count=count, outputs=outputs)
+    for cell in values["cells"]:  # what papermill recorded must not matter
+        cell["metadata"]["papermill"] = {"status": "completed", "exception": False}
+    path.write_text(json.dumps(values))
+    (tmp_path / evidence.LOG_FILE).write_text(
+        "\x1b[31mExecuting Cell 1----\x1b[0m\nEnding Cell 1----\nExecuting Cell 2----\nlast words\n"
+    )
     outcome = judge(path, ended, measures=False)
     assert (outcome.status, outcome.cells) == (status, 2)
     assert part in str(outcome.reason).replace(" of 3", " of 2")
     assert outcome.log_tail[0] == "Executing Cell 1----"
 
 
-@pytest.mark.parametrize("text", [None, '{"cells": ['])
-def test_no_notebook_or_half_of_one_has_not_run(tmp_path: Path, text: str | None) -> None:
-    if text:
-        (tmp_path / "one.ipynb").write_text(text)
-    outcome = judge(tmp_path / "one.ipynb", FAILED, measures=False)
+def test_no_notebook_or_half_of_one_has_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "one.ipynb"
+    nothing = judge(path, FAILED, measures=False)
+    path.write_text('{"cells": [')
+    assert judge(path, FAILED, measures=False) == nothing
     reason = "papermill ended with exit code 1 before anything ran: it said nothing"
-    assert (outcome.status, outcome.reason) == ("failed", reason)
+    assert (nothing.status, nothing.reason) == ("failed", reason)
 
 
 def test_progress_tells_the_cell(tmp_path: Path) -> None:

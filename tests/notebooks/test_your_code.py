@@ -1,12 +1,14 @@
-"""The notebook your_model explains each mistake in the three functions in one line.
+"""What readers write into cells is trained, and each mistake is told with their own line of code.
 
-The reader's own line of code stands beside the explanation.
+The cells of a task's notebook are the task's own code; those of `your_model` are three functions.
 """
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -21,7 +23,108 @@ from gallery_lib.cli.main import main
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells import task as notebook
+from gallery_lib.notebooks.cells import your_code
+from gallery_lib.notebooks.plan import read_notebook
 from gallery_lib.report import verdict
+
+FUNCTIONS = ("build_model", "loss", "build_optimizer", "train")
+FunctionsOf = Callable[..., dict[str, Callable[..., Any]]]
+
+
+# What the loop's cell reads of the settings.
+SETTINGS = SimpleNamespace(device=torch.device("cpu"), autocast_dtype=None)
+
+
+@pytest.fixture
+def functions_of(checkout: Path, tmp_path: Path) -> FunctionsOf:
+    """Return functions_of(name, before, after): the functions that the notebook's cells define.
+
+    In the sources of these cells `before` is replaced by `after`.
+    """
+
+    def run(name: str, before: str = "", after: str = "") -> dict[str, Callable[..., Any]]:
+        names: dict[str, Any] = {"__name__": "__main__", "settings": SETTINGS}
+        cells = [c.source for c in read_notebook(checkout / "notebooks" / f"{name}.ipynb").code]
+        cells = [source for source in cells if any(f"def {f}(" in source for f in FUNCTIONS)]
+        assert not before or sum(before in source for source in cells) == 1
+        for number, source in enumerate(cells):
+            path = str(tmp_path / f"cell-{number}.py")
+            changed = source.replace(before, after) if before else source
+            linecache.cache[path] = (len(changed), None, changed.splitlines(True), path)
+            exec(compile(changed, path, "exec"), names)
+        return {function: names[function] for function in FUNCTIONS}
+
+    return run
+
+
+SMOOTHING, ADAMW = (
+    "label_smoothing=LABEL_SMOOTHING",
+    "AdamW(parameters, lr=3e-4, weight_decay=1e-2)",
+)
+CLASSES = "resnet50(num_classes=classes"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "changed"),
+    [
+        *((name, "", "", []) for name in tasks.names()),
+        ("resnet50", f"{CLASSES})", f"{CLASSES}, width_per_group=32)", ["build_model"]),
+        ("resnet50", "return cross_entropy", "return -cross_entropy", ["loss"]),
+        ("speech_transformer", SMOOTHING, "label_smoothing=0.0", ["loss"]),
+        ("resnet50", "lr=1e-3", "lr=0.0", ["build_optimizer"]),
+        ("hf_Bert", ADAMW, "SGD(parameters, lr=0.1)", ["build_optimizer"]),
+        ("tts_angular", "scaler.scale(value)", "scaler.scale(-value)", ["train"]),
+    ],
+)
+def test_the_shipped_cells_are_the_tasks_own_and_a_change_is_found(
+    name: str, before: str, after: str, changed: list[str], functions_of: FunctionsOf
+) -> None:
+    functions = functions_of(name, before, after)
+    assert your_code.changed_names(tasks.get(name), functions) == changed
+
+
+def settings() -> notebook.Settings:
+    small = {"batch_size": 8, "sequence_length": 16, "amp_level": "O0", "processes": 1}
+    return notebook.settings("tts_angular", small)
+
+
+@pytest.mark.slow
+def test_a_changed_optimizer_is_what_the_processes_train_with_until_it_is_changed_back(
+    functions_of: FunctionsOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = functions_of("tts_angular", "RAdam(parameters, lr=1e-3)", "SGD(parameters, lr=0.5)")
+    result = notebook.with_your_code(settings(), **functions)
+    task = tasks.get(result.train.model)
+    assert task.optimizer.in_words == "SGD, lr 0.5"
+    assert task.build_model is tasks.get("tts_angular").build_model
+    shown = capsys.readouterr().out
+    assert "Yours: `build_optimizer`" in shown and "SGD, lr 0.5" in shown
+    again = notebook.with_your_code(settings(), **functions)
+    assert again.train.model == result.train.model  # a kept float64 reference is found again
+    back = notebook.with_your_code(again, **functions_of("tts_angular"))
+    assert back.train.model == "tts_angular" and back.task is tasks.get("tts_angular")
+
+
+def test_a_changed_loop_is_announced_as_the_notebooks_alone(
+    functions_of: FunctionsOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = functions_of("tts_angular", "scaler.scale(value)", "scaler.scale(-value)")
+    result = notebook.with_your_code(settings(), **functions)
+    assert result.train.model == "tts_angular"
+    shown = capsys.readouterr().out
+    assert "The loop is yours" in shown and "gallery's loop" in shown
+
+
+def test_a_mistake_is_told_with_the_readers_line(functions_of: FunctionsOf) -> None:
+    functions = functions_of("tts_angular", "model(batch[0])", "model(batch[0].flatten())")
+    with pytest.raises(Exception, match="your cell, line") as caught:
+        notebook.with_your_code(settings(), **functions)
+    assert "model(batch[0].flatten())" in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The cell of your_model
+
 
 CELL = """\
 import torch
@@ -56,40 +159,42 @@ def make_batch(batch_size, generator):
 BATCH_SIZE = 4
 
 
-def changed(old: str, new: str, more: str = "") -> str:
+def changed(old: str, new: str) -> str:
     assert CELL.count(old) == 1
-    return CELL.replace(old, new) + more
+    return CELL.replace(old, new)
 
 
 RETURN_LOGITS = "return self.second(self.first(x).relu())"
 RETURN_LOSS = "return F.cross_entropy(logits, y)"
+LOSS, BUILD_MODEL = "def loss(model, batch):", "def build_model():"
+MAKE_BATCH = "def make_batch(batch_size, generator):"
 
 MISTAKES: dict[str, tuple[str, str, str]] = {
     # what is wrong: the cell, what the message says, the line that it shows
     "a loss that is a vector": (
         changed(RETURN_LOSS, 'return F.cross_entropy(logits, y, reduction="none")'),
         "The loss must be a tensor of one finite number, and is of shape [4].",
-        "def loss(model, batch):",
+        LOSS,
     ),
     "a loss that is a number": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y).item()"),
         "The loss must be a tensor of one finite number, and is a float.",
-        "def loss(model, batch):",
+        LOSS,
     ),
     "a loss that is detached": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y).detach()"),
         "element 0 of tensors does not require grad",
-        "def loss(model, batch):",
+        LOSS,
     ),
     "a loss that is not finite at once": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).log()"),
         "The loss must be a tensor of one finite number, and is -inf.",
-        "def loss(model, batch):",
+        LOSS,
     ),
     "a gradient that is NaN at once": (
         changed(RETURN_LOSS, "return F.cross_entropy(logits, y) + (logits.sum() * 0).sqrt()"),
         "The gradient of `first.weight` is not finite in the first step.",
-        "def loss(model, batch):",
+        LOSS,
     ),
     "a layer of another size": (
         changed("torch.randn(batch_size, 8,", "torch.randn(batch_size, 10,"),
@@ -97,22 +202,19 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         RETURN_LOGITS,
     ),
     "loss with three arguments": (
-        changed("def loss(model, batch):", "def loss(model, x, y):"),
+        changed(LOSS, "def loss(model, x, y):"),
         "missing 1 required positional argument: 'y'",
         "def loss(model, x, y):",
     ),
     "a batch of arrays": (
         changed("    return x, y", "    return x.numpy(), y.numpy()"),
         "Make_batch returns tuple without a tensor.",
-        "def make_batch(batch_size, generator):",
+        MAKE_BATCH,
     ),
     "a batch of another size": (
         changed("torch.randn(batch_size, 8,", "torch.randn(7, 8,").replace("(batch_size,)", "(7,)"),
-        (
-            "Make_batch(4, generator) returns [7, 8] and [7], of another size than 4. "
-            "Use its first argument."
-        ),
-        "def make_batch(batch_size, generator):",
+        "Make_batch(4, generator) returns [7, 8] and [7], of another size than 4.",
+        MAKE_BATCH,
     ),
     "a model whose layers are in a list": (
         changed(
@@ -120,17 +222,17 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "self.layers = [nn.Linear(8, 16), nn.Linear(16, 3)]",
         ),
         "that has parameters to train, and returns a Model.",
-        "def build_model():",
+        BUILD_MODEL,
     ),
     "no model": (
         changed("return Model()", "Model()"),
         "must return a `torch.nn.Module` that has parameters to train, and returns a NoneType.",
-        "def build_model():",
+        BUILD_MODEL,
     ),
     "a class for a model": (
         changed("return Model()", "return Model"),
         "that has parameters to train, and returns Model.",
-        "def build_model():",
+        BUILD_MODEL,
     ),
     "a name of another cell": (
         changed("nn.Linear(16, 3)", "nn.Linear(16, CLASSES)"),
@@ -177,9 +279,7 @@ def test_a_mistake_is_told_in_one_line_with_the_readers_own(
         settings_of(source, amp_level="O0")
     message, shown = str(caught.value).splitlines()
     assert says in message
-    (number,) = [
-        number for number, text in enumerate(source.splitlines(), 1) if text.strip() == line
-    ]
+    number = [text.strip() for text in source.splitlines()].index(line) + 1
     assert shown == f"  your cell, line {number}: {line}"
     assert not list(runs_dir.glob("*"))  # nothing is left of it
 
@@ -188,18 +288,28 @@ BUILD = "def build_model():\n    return Model()"
 
 
 @pytest.mark.parametrize(
-    ("source", "parameter", "value"),
+    ("source", "parameters", "parameter", "shown"),
     [
-        (CELL.replace("def loss", "def lose"), "loss", "build_model"),
-        (changed(BUILD, "build_model = Model"), "build_model", "the class Model"),
-        (changed(BUILD, "build_model = nn.Linear(8, 3)"), "build_model", "a Linear"),
+        (CELL.replace("def loss", "def lose"), {}, "loss", "build_model"),
+        (changed(BUILD, "build_model = Model"), {}, "build_model", "the class Model"),
+        (changed(BUILD, "build_model = nn.Linear(8, 3)"), {}, "build_model", "a Linear"),
+        (CELL, {"optimiser": "SGD"}, "optimiser", "`optimizer`"),
+        (CELL, {"optimizer": "AdamX"}, "optimizer", "'AdamX' must be AdamW or Adam or SGD"),
+        (CELL, {"learning_rate": -1}, "learning_rate", "learning_rate=-1"),
+        (CELL, {"data_dir": "x"}, "data_dir", "`data_dir`"),
     ],
 )
-def test_a_cell_without_the_three_functions_is_refused(
-    source: str, parameter: str, value: str, settings_of: Callable[..., Any]
+def test_a_cell_without_the_functions_or_a_wrong_parameter_is_refused_before_anything_is_tried(
+    source: str,
+    parameters: dict[str, Any],
+    parameter: str,
+    shown: str,
+    settings_of: Callable[..., Any],
+    runs_dir: Path,
 ) -> None:
-    with refused(parameter, value):
-        settings_of(source)
+    with refused(parameter, shown):
+        settings_of(source, **parameters)
+    assert not runs_dir.exists()
 
 
 def test_a_cell_that_is_right_is_settled_and_the_same_cell_is_found_again(
@@ -227,32 +337,16 @@ def test_optimizer_and_learning_rate_can_be_chosen(settings_of: Callable[..., An
     assert settings_of(CELL, optimizer="SGD").task.optimizer.arguments == {"momentum": 0.9}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("optimiser", "SGD", ["`optimiser`", "`optimizer`"]),
-        ("optimizer", "AdamX", ["'AdamX'", "AdamW or Adam or SGD"]),
-        ("learning_rate", -1, ["learning_rate=-1", "between 0 and"]),
-        ("data_dir", "x", ["`data_dir`"]),
-    ],
-)
-def test_a_wrong_parameter_is_refused_before_anything_is_tried(
-    name: str, value: Any, shown: list[str], settings_of: Callable[..., Any], runs_dir: Path
-) -> None:
-    with refused(name, *shown):
-        settings_of(CELL, **{name: value})
-    assert not runs_dir.exists()
-
-
 @pytest.mark.slow
 def test_what_differs_between_kinds_of_batches_is_no_mistake(
     settings_of: Callable[..., Any],
 ) -> None:
-    for batch in ("{'x': x, 'y': y}", "[x, (y, None, 'a word')]"):
-        pairs = "x, y = batch['x'], batch['y']\n"
-        unpack = pairs if batch.startswith("{") else "x, (y, _, _) = batch\n"
+    for batch, unpack in (
+        ("{'x': x, 'y': y}", "x, y = batch['x'], batch['y']"),
+        ("[x, (y, None, 'a word')]", "x, (y, _, _) = batch"),
+    ):
         cell = changed("    return x, y", f"    return {batch}")
-        settings_of(cell.replace("x, y = batch\n", unpack))
+        settings_of(cell.replace("x, y = batch\n", f"{unpack}\n"))
 
 
 @pytest.mark.slow
@@ -269,10 +363,9 @@ def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
         execute(path, out.parent, {}, kernel)
     outputs = (one.get("outputs", []) for one in nbformat.read(out, as_version=4).cells)
     (error,) = [o for found in outputs for o in found if o.output_type == "error"]
-    (text,) = error.traceback
-    assert text.startswith("InputError: ") and begins in text
-    assert text.splitlines()[1].strip().startswith("your cell, line ") and text.endswith(line)
-    assert len(text.splitlines()) == 2
+    first, second = error.traceback[0].splitlines()
+    assert first.startswith("InputError: ") and begins in first
+    assert second.strip().startswith("your cell, line ") and second.endswith(line)
     assert not list((out.parent / "runs").glob("*"))
 
 
