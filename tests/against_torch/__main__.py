@@ -42,12 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _planted(options.planted or list(planted.FAULTS), seed, seconds, options.jobs)
     tally = battery(seed, seconds, options.jobs)
     for subject, counts in tally.counts.items():
-        print(
-            f"{subject}: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}"
-        )
+        numbers = (f"{name} {count}" for name, count in sorted(counts.items()))
+        print(f"{subject}: {', '.join(numbers)}")
     print(f"{tally.total} cases, {len(tally.failures)} failures")
     for verdict in tally.failures:
-        print(f"\nFAILED --case '{verdict.case.json()}'", *verdict.lines[:8], sep="\n  ")
+        print(verdict.report(8))
     return bool(tally.failures)
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 
 import torch
 
-from . import launches, loops, product
+from . import product
 from .case import Case
-from .launches import Server
+from .launches import LAUNCHES, Server
 from .loaders import BATCHES, LOADERS
+from .loops import LOOPS
 from .models import MODELS
 from .optimizers import OPTIMIZERS, SCHEDULERS
 from .run import FAILED, Verdict, run
@@ -30,15 +30,15 @@ SPECIAL = ("double", "several_dtypes", "complex", "tied", "shared", "hooks", "ba
 MODEL_SHARES = (*MODELS, *SPECIAL * 3)
 """Names of models; those that alone show a kind of fault are repeated to be drawn more often."""
 DRAWN_LOADERS = [name for name, loader in LOADERS.items() if not loader.rare]
-LAUNCHES = tuple(name for name, launch in launches.LAUNCHES.items() for _ in range(launch.share))
+LAUNCH_SHARES = tuple(name for name, launch in LAUNCHES.items() for _ in range(launch.share))
 SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer",
             "scheduler", "comm", "workers")  # fmt: skip
 
 
 def valid(case: Case) -> bool:
     """Return whether plain PyTorch supports such a training, and the product such a call."""
-    model, loader, launch = MODELS[case.model], LOADERS[case.loader], launches.LAUNCHES[case.launch]
-    several = launch.world > 1
+    model, loader, ranks = MODELS[case.model], LOADERS[case.loader], LAUNCHES[case.launch].world
+    several = ranks > 1
     lbfgs = case.optimizer == "lbfgs"
     return all(
         (
@@ -55,15 +55,11 @@ def valid(case: Case) -> bool:
             case.config != "inductor" or not several,
             case.call in product.CALLS or (several and _by_user(case)),
             case.comm == "default" or several,
-            not (several and case.loader == "stream_by_rank") or _even(case),
+            # Ranks that divide a stream themselves have as many batches.
+            not (several and case.loader == "stream_by_rank")
+            or case.samples % (ranks * max(1, case.workers) * case.batch_size) == 0,
         )
     )
-
-
-def _even(case: Case) -> bool:
-    """Return whether ranks that divide a stream themselves have as many batches."""
-    ranks = launches.LAUNCHES[case.launch].world
-    return case.samples % (ranks * max(1, case.workers) * case.batch_size) == 0
 
 
 def _by_user(case: Case) -> bool:
@@ -72,7 +68,7 @@ def _by_user(case: Case) -> bool:
     The loader has to divide itself, and the process group has to exist before.
     """
     return (
-        launches.LAUNCHES[case.launch].group == "before"
+        LAUNCHES[case.launch].group == "before"
         and case.loader in ("distributed_sampler", "stream_by_rank")
         and case.config == "plain"
         and not MODELS[case.model].refusal
@@ -84,20 +80,16 @@ def drawn(random: Random) -> Case:
     """Return a drawn case that is valid."""
     while True:
         choose = random.choice
-        launch = choose(LAUNCHES)
-        several = launches.LAUNCHES[launch].world > 1
+        launch = choose(LAUNCH_SHARES)
+        several = LAUNCHES[launch].world > 1
         call = choose(product.CALLS + (product.CALLS_OF_RANKS if several else ()))
-        model, loader, config = (
-            choose(MODEL_SHARES),
-            choose(DRAWN_LOADERS),
-            choose(CONFIGS),
-        )
+        model, loader, config = choose(MODEL_SHARES), choose(DRAWN_LOADERS), choose(CONFIGS)
         if call in product.CALLS_OF_RANKS:
             launch = choose(("two_group_before", "two_group_without_variables"))
             loader, config = choose(("distributed_sampler", "stream_by_rank")), "plain"
         elif several and config == "inductor":
             config = "aot"
-        loop = choose(list(loops.LOOPS))
+        loop = choose(list(LOOPS))
         case = Case(
             model=model,
             loader=loader,
@@ -133,16 +125,12 @@ class Tally:
     def add(self, verdict: Verdict) -> None:
         """Add one case to the counts."""
         self.total += 1
-        self.counts["outcome"][verdict.outcome] += 1
-        for subject in SUBJECTS:
-            self.counts[subject][str(getattr(verdict.case, subject))] += 1
+        for subject, counts in self.counts.items():
+            counts[str(getattr(verdict.case, subject, verdict.outcome))] += 1
 
 
-def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = print) -> Tally:
-    """Run drawn cases, `jobs` at a time, for `seconds` and return the tally.
-
-    Each new failure is passed to `told` at once.
-    """
+def battery(seed: int, seconds: float, jobs: int) -> Tally:
+    """Run drawn cases, `jobs` at a time, for `seconds`, print new failures, return the tally."""
     server, random, until = Server(), Random(seed), time.monotonic() + seconds
     tally, signatures = Tally(), set[str]()
     with ThreadPoolExecutor(jobs) as pool:
@@ -154,8 +142,7 @@ def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = 
                     continue
                 signatures.add(verdict.signature)
                 tally.failures.append(smallest := _shrunk(verdict, server))
-                lines = "\n  ".join(smallest.lines[:4])
-                told(f"FAILED --case '{smallest.case.json()}'\n  {lines}")
+                print(smallest.report(4))
     return tally
 
 
@@ -163,10 +150,11 @@ def _shrunk(verdict: Verdict, server: Server) -> Verdict:
     """Return the same failure with as many settings at their defaults as it has without them."""
     for setting in dataclasses.fields(Case):
         case = dataclasses.replace(verdict.case, **{setting.name: setting.default})
-        if case != verdict.case and valid(case):
-            other = run(case, server)
-            if other.signature == verdict.signature:
-                verdict = other
+        if case == verdict.case or not valid(case):
+            continue
+        other = run(case, server)
+        if other.signature == verdict.signature:
+            verdict = other
     return verdict
 
 

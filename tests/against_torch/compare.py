@@ -33,9 +33,9 @@ MIXING = ("gan", "clip")
 In `gan` a float32 network makes them. In `clip` it is the norm of all gradients.
 """
 
-VALUES = ("losses", "parameters", "buffers", "gradients", "state", "optimizer_state", "extra",
-          "rates", "groups")  # fmt: skip
-WORDS = ("keys", "modules", "trained", "batches", "calls", "schedule", "training")
+COMPARED = ("keys", "modules", "trained", "batches", "calls", "schedule", "training", "losses",
+            "parameters", "buffers", "gradients", "state", "optimizer_state", "extra", "rates",
+            "groups")  # fmt: skip
 
 
 def reasons(case: Case) -> list[str]:
@@ -43,23 +43,23 @@ def reasons(case: Case) -> list[str]:
 
     An empty list means that the results must be equal to the bit.
     """
-    found = []
-    if case.config in ("eager", *COMPILED) and MODELS[case.model].rounds:
-        found.append(MODELS[case.model].rounds)
-    ours = case.call == "parts" and case.config != "plain"
-    if ours or case.call.endswith("one_pass"):
-        found.append("the optimizer steps in one pass over memory")
-    if case.loop == "two_backwards" and LAUNCHES[case.launch].world > 1:
-        found.append(
-            "the mean of the first backward pass is added to what is averaged in the second"
-        )
-    if case.loop in ("two_calls", "same_graph_twice", "output_by_output"):
-        found.append("each backward pass is averaged by itself")
-    if LAUNCHES[case.launch].world > 2:
-        found.append("the ranks' gradients are added in another order")
-    if case.config == "inductor":
-        found.append("Inductor fuses operations and orders sums anew")
-    return found
+    world = LAUNCHES[case.launch].world
+    model = MODELS[case.model].rounds
+    holds = {
+        model: case.config in ("eager", *COMPILED) and model,
+        "the optimizer steps in one pass over memory": (
+            (case.call == "parts" and case.config != "plain") or case.call.endswith("one_pass")
+        ),
+        "the mean of the first backward pass is added to what is averaged in the second": (
+            case.loop == "two_backwards" and world > 1
+        ),
+        "each backward pass is averaged by itself": (
+            case.loop in ("two_calls", "same_graph_twice", "output_by_output")
+        ),
+        "the ranks' gradients are added in another order": world > 2,
+        "Inductor fuses operations and orders sums anew": case.config == "inductor",
+    }
+    return [reason for reason, does in holds.items() if does]
 
 
 def differences(case: Case, ours: dict[str, Any], plain: dict[str, Any], exact: bool) -> list[str]:
@@ -69,49 +69,34 @@ def differences(case: Case, ours: dict[str, Any], plain: dict[str, Any], exact: 
     """
     found = [f"objection: {text}" for text in ours["objections"]]
     if LAUNCHES[case.launch].world == 1:
-        if ours["samples"] != plain["samples"]:
-            found.append(f"samples: {ours['samples']} instead of {plain['samples']}")
-        if ours["length"] != plain["length"]:
-            found.append(f"length: {ours['length']} instead of {plain['length']}")
+        for name in ("samples", "length"):
+            if ours[name] != plain[name]:
+                found.append(f"{name}: {ours[name]} instead of {plain[name]}")
         if not torch.equal(ours["random"], plain["random"]):
             found.append("random: the global generator is in another state")
-    for name in WORDS:
-        if ours[name] != plain[name]:
-            found.append(f"{name}: {_first_difference(ours[name], plain[name])}")
-    for name in VALUES:
+    for name in COMPARED:
         found += _apart(case, name, ours[name], plain[name], exact)
     return found
 
 
-def _first_difference(ours: Any, plain: Any) -> str:
-    if isinstance(ours, dict) and isinstance(plain, dict):
-        keys = [k for k in {**ours, **plain} if ours.get(k) != plain.get(k)]
-        return ", ".join(f"{k!r} is {ours.get(k)!r} instead of {plain.get(k)!r}" for k in keys[:3])
-    if isinstance(ours, list) and isinstance(plain, list):
-        for number, (a, b) in enumerate(zip(ours, plain, strict=False)):
-            if a != b:
-                return f"number {number} is {a!r} instead of {b!r}"
-        return f"{len(ours)} instead of {len(plain)}"
-    return f"{ours!r} instead of {plain!r}"
-
-
 def _apart(case: Case, where: str, ours: Any, plain: Any, exact: bool) -> list[str]:
     """Return a line for each number, tensor or container that differs."""
+    kinds = {type(ours), type(plain)}
     if isinstance(ours, dict) and isinstance(plain, dict):
         if set(ours) != set(plain):
             return [f"{where}: {sorted(map(str, ours))} instead of {sorted(map(str, plain))}"]
         pairs = [(f"{where}.{k}", ours[k], plain[k]) for k in plain]
         return [line for pair in pairs for line in _apart(case, *pair, exact)]
-    if isinstance(ours, (list, tuple)) and isinstance(plain, (list, tuple)):
+    if kinds <= {list, tuple}:
+        pairs = [(f"{where}[{n}]", *pair) for n, pair in enumerate(zip(ours, plain, strict=False))]
+        lines = [line for pair in pairs for line in _apart(case, *pair, exact)][:3]
         if len(ours) != len(plain):
-            return [f"{where}: {len(ours)} instead of {len(plain)}"]
-        pairs = [(f"{where}[{n}]", *pair) for n, pair in enumerate(zip(ours, plain, strict=True))]
-        return [line for pair in pairs for line in _apart(case, *pair, exact)][:3]
+            lines.append(f"{where}: {len(ours)} instead of {len(plain)}")
+        return lines
+    if kinds == {float}:
+        ours, plain = (torch.tensor(value, dtype=torch.float64) for value in (ours, plain))
     if isinstance(ours, torch.Tensor) and isinstance(plain, torch.Tensor):
         return _tensors_apart(case, where, ours, plain, exact)
-    if isinstance(ours, float) and isinstance(plain, float):
-        both = (torch.tensor(value, dtype=torch.float64) for value in (ours, plain))
-        return _tensors_apart(case, where, *both, exact)
     return [] if ours == plain else [f"{where}: {ours!r} instead of {plain!r}"]
 
 

@@ -12,10 +12,8 @@ import multiprocessing as mp
 import os
 import resource
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, forkserver
@@ -74,31 +72,17 @@ LAUNCHES: dict[str, Launch] = {
 }
 
 
-def before(name: str, side: str, rank: int, meeting: Path) -> None:
-    """Create the process groups that exist before accelerate().
+def make_group(when: str, name: str, side: str, rank: int, meeting: Path) -> None:
+    """Create the process group that exists `before` or `after` accelerate(), if there is one.
 
-    These are the user's group, where the launch has one by then, and the group of the oracle's
-    ranks. Processes that run case after case have one already.
+    That is the user's group, or the group of the oracle's ranks, which is made `before`. Processes
+    that run case after case have one already.
     """
     import torch.distributed as dist
 
-    if dist.is_initialized():
+    oracle = side != "product" and LAUNCHES[name].world > 1
+    if dist.is_initialized() or when != ("before" if oracle else LAUNCHES[name].group):
         return
-    if LAUNCHES[name].group == "before" or (side != "product" and LAUNCHES[name].world > 1):
-        _join(name, rank, meeting)
-
-
-def after(name: str, rank: int, meeting: Path) -> None:
-    """Create the user's process group where the launch has one after accelerate()."""
-    import torch.distributed as dist
-
-    if LAUNCHES[name].group == "after" and not dist.is_initialized():
-        _join(name, rank, meeting)
-
-
-def _join(name: str, rank: int, meeting: Path) -> None:
-    import torch.distributed as dist
-
     options: dict[str, Any] = {"timeout": timedelta(seconds=40)}
     if LAUNCHES[name].variables != "torchrun":
         options |= {"init_method": f"file://{meeting}", "rank": rank}
@@ -112,41 +96,36 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _limit_memory() -> None:
-    """Limit this process to 4 GiB of data, so that it fails before the machine has no memory."""
-    resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
-
-
-def _in_child(text: str, side: str, rank: int, folder: str, variables: dict[str, str]) -> None:
-    """Become one rank, in a process that the server has forked."""
+def _in_child(command: str, rank: int, case: tuple[str, str, str], variables: Any) -> None:
+    """Become one rank, or the launcher of all, in a process that the server has forked."""
     die_with_parent()
     os.setsid()
-    _limit_memory()
+    # It fails before the machine has no memory.
+    resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
     # Workers fork, as in a script; the server's own start method would be inherited.
     mp.set_start_method("fork", force=True)
+    _, side, folder = case
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ |= variables
+    if command == "torchrun":
+        words = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
+        words += [f"--rdzv-endpoint=localhost:{_free_port()}", "-m", f"{__package__}.rank"]
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, *words, *case])
+    elif command == "spawn":
+        import torch.multiprocessing
+
+        torch.multiprocessing.spawn(_rank, case, nprocs=2)
+    else:
+        _rank(rank, *case)
+
+
+def _rank(rank: int, text: str, side: str, folder: str) -> None:
     from . import rank as process
 
     process.main(text, side, rank, folder)
-
-
-def _spawned(rank: int, text: str, side: str, folder: str) -> None:
-    from . import rank as process
-
-    process.main(text, side, rank, folder)
-
-
-def _spawn(text: str, side: str, folder: str, world: int) -> None:
-    """Start ranks with torch.multiprocessing.spawn, from a process of its own."""
-    import torch.multiprocessing
-
-    die_with_parent()
-    os.setsid()
-    _limit_memory()
-    torch.multiprocessing.spawn(_spawned, (text, side, folder), nprocs=world)
 
 
 class Server:
@@ -170,26 +149,17 @@ class Server:
         None of the processes is left afterwards.
         """
         kind = LAUNCHES[launch]
-        if kind.command == "torchrun" and side == "product":
-            return self._torchrun(text, side, folder, kind.world, seconds)
-        if kind.command == "spawn" and side == "product":
-            process = self._start(_spawn, text, side, str(folder), kind.world)
-            return self._wait([process], folder, side, kind.world, seconds)
-        port = str(_free_port())
-        processes = [
-            self._start(_in_child, text, side, rank, str(folder), kind.variables_of(rank, port))
-            for rank in range(kind.world)
-        ]
-        return self._wait(processes, folder, side, kind.world, seconds)
+        command = kind.command if side == "product" else ""
+        port, case = str(_free_port()), (text, side, str(folder))
+        processes: list[Any] = []
+        for rank in range(1 if command else kind.world):
+            variables = {"PYTHONPATH": _PATHS} if command else kind.variables_of(rank, port)
+            arguments = (command, rank, case, variables)
+            processes.append(self.context.Process(target=_in_child, args=arguments))
+            processes[-1].start()
+        return self._wait(processes, side, seconds)
 
-    def _start(self, function: Callable[..., None], *arguments: Any) -> Any:
-        process = self.context.Process(target=function, args=arguments)
-        process.start()
-        return process
-
-    def _wait(
-        self, processes: list[Any], folder: Path, side: str, world: int, seconds: float
-    ) -> str:
+    def _wait(self, processes: list[Any], side: str, seconds: float) -> str:
         """Wait for all processes, and end those that are left.
 
         When one has failed, the others get at most 3 seconds more.
@@ -209,34 +179,11 @@ class Server:
         signals = [-p.exitcode for p in processes if p not in left and (p.exitcode or 0) < 0]
         return f"ended by signal {signals[0]} ({side})" if signals else ""
 
-    def _torchrun(self, text: str, side: str, folder: Path, world: int, seconds: float) -> str:
-        run = ["-m", "torch.distributed.run", f"--nproc_per_node={world}", "--rdzv-backend=c10d"]
-        meeting = f"--rdzv-endpoint=localhost:{_free_port()}"
-        module = ["-m", f"{__package__}.rank", text, side, str(folder)]
-        environment = {**os.environ, "PYTHONPATH": _PATHS}
-        with (folder / f"{side}-torchrun.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, *run, meeting, *module],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-            )
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return f"no end after {seconds:.0f} s ({side}, torchrun)"
-            finally:
-                _end(process.pid)
-                process.wait(10)
-        return ""
-
 
 def _end(pid: int) -> None:
     """Kill a process and everything that it has started."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        everyone = [process, *process.children(recursive=True)]
-        for each in everyone:
+        for each in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 each.kill()

@@ -65,12 +65,12 @@ class Encoding(UserDict[str, Any]):
 class Graph:
     """A batch that is no container but has `.to(device)`, as graphs have it."""
 
-    def __init__(self, index: Tensor, x: Tensor, y: Tensor) -> None:
-        self.index, self.x, self.y = index, x, y
+    def __init__(self, **parts: Tensor) -> None:
+        vars(self).update(parts)
 
     def to(self, device: Any, non_blocking: bool = False) -> Graph:
-        parts = (self.index, self.x, self.y)
-        return Graph(*(t.to(device, non_blocking=non_blocking) for t in parts))
+        moved = {name: t.to(device, non_blocking=non_blocking) for name, t in vars(self).items()}
+        return Graph(**moved)
 
 
 class Rows(list[Any]):
@@ -105,13 +105,10 @@ BATCHES: dict[str, Callable[[Sequence[Any]], Any] | None] = {
 
 def unpack(batch: Any) -> tuple[list[int], Tensor, Tensor]:
     """Return indices, x [N, …] and targets [N] of a batch of any kind."""
-    names: Any = ("index", "x", "y")
-    if isinstance(batch, (dict, UserDict)):
-        index, x, y = (batch[name] for name in names)
-    elif hasattr(batch, "x"):
-        index, x, y = (getattr(batch, name) for name in names)
-    else:
-        index, x, y = batch[:3]
+    if isinstance(batch, (Record, Graph)):
+        batch = vars(batch)
+    named = isinstance(batch, (dict, UserDict))
+    index, x, y = (batch[name] for name in (("index", "x", "y") if named else range(3)))
     return torch.as_tensor(index).tolist(), x, y
 
 
@@ -124,10 +121,10 @@ def describe(value: Any) -> str:
         name += f" of {value.default_factory}"
     if isinstance(value, (list, tuple)):
         return f"{name}({', '.join(describe(v) for v in value)})"
-    if not isinstance(value, (dict, UserDict)):
-        if not hasattr(value, "__dict__") or not hasattr(value, "x"):
-            return f"{name} {value!r}"
+    if isinstance(value, (Record, Graph)):
         value = vars(value)
+    if not isinstance(value, (dict, UserDict)):
+        return f"{name} {value!r}"
     return f"{name}({', '.join(f'{k}: {describe(v)}' for k, v in value.items())})"
 
 
@@ -231,10 +228,7 @@ class Endless(WithoutLength):
         return itertools.cycle(range(self.length))
 
 
-class OfPython(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
+class OfPython(WithoutLength):
     def __iter__(self) -> Iterator[int]:
         return iter(random.sample(range(self.length), self.length))
 
@@ -320,20 +314,18 @@ def _streamed(kind: Any, by: str = "") -> Build:
     return lambda items, case, known: DataLoader(kind(items, by), case.batch_size, **known)
 
 
-def _of_batches(sampler: Callable[[Items, Case], Any], shuffles: bool = False) -> Loader:
-    """Return a loader of batches that are made by the user, and so dealt out whole."""
+def _of_batches(sampler: Callable[[Items, Case], Any]) -> Build:
+    return lambda items, case, known: DataLoader(items, batch_sampler=sampler(items, case), **known)
 
-    def build(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
-        if not shuffles:
-            return DataLoader(items, batch_sampler=sampler(items, case), **known)
-        collate = known.pop("collate_fn") or default_collate
-        batched = Batched(items, case.batch_size, collate)
-        return DataLoader(batched, batch_size=None, shuffle=True, **known)
 
-    return Loader(build, missing="batches", refusal=BATCHES_OF_ITS_OWN, shuffles=shuffles)
+def _unbatched(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
+    collate = known.pop("collate_fn") or default_collate
+    batched = Batched(items, case.batch_size, collate)
+    return DataLoader(batched, batch_size=None, shuffle=True, **known)
 
 
 BATCHES_OF_ITS_OWN = "batches that are made by the user are dealt out whole"
+WHOLE: dict[str, Any] = {"missing": "batches", "refusal": BATCHES_OF_ITS_OWN}
 LOADERS: dict[str, Loader] = {
     "in_order": Loader(_plain()),
     "shuffled": Loader(_plain(shuffle=True), shuffles=True),
@@ -368,9 +360,9 @@ LOADERS: dict[str, Loader] = {
     ),
     "list_as_sampler": Loader(_sampled(lambda items, _: list(reversed(range(len(items)))))),
     "distributed_sampler": Loader(_sampled(_distributed)),
-    "batch_sampler": _of_batches(_batches_of),
-    "uneven_batches": _of_batches(lambda _, case: _uneven(case)),
-    "unbatched": _of_batches(_batches_of, shuffles=True),
+    "batch_sampler": Loader(_of_batches(_batches_of), **WHOLE),
+    "uneven_batches": Loader(_of_batches(lambda _, case: _uneven(case)), **WHOLE),
+    "unbatched": Loader(_unbatched, **WHOLE, shuffles=True),
     "stream": Loader(_streamed(Stream), refusal="a stream"),
     "stream_with_length": Loader(_streamed(StreamWithLength), refusal="a stream"),
     "stream_by_rank": Loader(
@@ -397,9 +389,7 @@ LOADERS: dict[str, Loader] = {
         }.items()
     },
     "random_batches": Loader(
-        lambda items, case, known: DataLoader(
-            items, batch_sampler=BatchSampler(RandomSampler(items), case.batch_size, False), **known
-        ),
+        _of_batches(lambda items, case: BatchSampler(RandomSampler(items), case.batch_size, False)),
         shuffles=True,
         rare=True,
     ),

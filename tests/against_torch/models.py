@@ -35,18 +35,26 @@ class Model:
     decides: bool = False  # whether rounding may choose another value of a max pooling
 
 
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Answer:
+    score: Tensor
+    hidden: Tensor
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in `value`, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors(vars(value))
+        return
+    if isinstance(value, Answer):
+        value = vars(value)
+    for part in value.values() if isinstance(value, dict) else value:
+        yield from tensors(part)
 
 
 def loss(outputs: Any, target: Tensor) -> Tensor:
@@ -71,37 +79,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.compute(self, x)
-
-
-class Pair(NamedTuple):
-    first: Tensor
-    second: Tensor
-
-
-@dataclass
-class Answer:
-    score: Tensor
-    hidden: Tensor
-
-
-class ViewAfterConvolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.convolution(x))
-        return self.head(y.view(y.size(0), -1))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.decoder = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.decoder.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(torch.tanh(self.embedding(x)))
 
 
 class Attention(nn.Module):
@@ -199,6 +176,12 @@ class OwnFunction(torch.autograd.Function):
         return gradient * (x > 0) + 0.01 * gradient
 
 
+def _tied() -> nn.Module:
+    embedding, decoder = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+    decoder.weight = embedding.weight
+    return nn.Sequential(OrderedDict(embedding=embedding, tanh=nn.Tanh(), decoder=decoder))
+
+
 def _mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
@@ -210,7 +193,11 @@ def _frozen() -> nn.Module:
 
 
 def _lazy() -> nn.Module:
-    model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+
+
+def _lazy_with_values() -> nn.Module:
+    model = _lazy()
     model(torch.zeros(2, 6))
     return model
 
@@ -270,7 +257,15 @@ MODELS: dict[str, Model] = {
     "group_norm": _normed(lambda: nn.GroupNorm(2, 8)),
     "instance_norm": _normed(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
     "sync_batch_norm": _normed(lambda: nn.SyncBatchNorm(8), refusal="SyncBatchNorm needs GPUs"),
-    "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
+    "view_after_convolution": Model(
+        lambda: Net(
+            lambda s, x: s.head(F.relu(s.convolution(x)).view(x.size(0), -1)),
+            convolution=nn.Conv2d(3, 4, 3),
+            head=nn.Linear(4 * 36, 3),
+        ),
+        IMAGE,
+        rounds=CONVOLUTION,
+    ),
     "depthwise": _images(lambda: (nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2)), 54, decides=True),
     "upsampling": _images(
         lambda: (nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.AvgPool2d(3)),
@@ -289,7 +284,7 @@ MODELS: dict[str, Model] = {
     "lstm": Model(_recurrent(nn.LSTM), SERIES),
     "gru": Model(_recurrent(nn.GRU), SERIES),
     "layer_norm": _chain(lambda: (nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))),
-    "tied": Model(Tied, TOKENS, ADDRESS),
+    "tied": Model(_tied, TOKENS, ADDRESS),
     "frozen": Model(_frozen),
     "shared": _chain(lambda: ((layer := nn.Linear(6, 6)), nn.Tanh(), layer, nn.Linear(6, 2))),
     "sparse": Model(
@@ -327,9 +322,9 @@ MODELS: dict[str, Model] = {
         )
     ),
     "hooks": Model(Hooked),
-    "lazy": Model(_lazy),
+    "lazy": Model(_lazy_with_values),
     "lazy_without_values": Model(
-        lambda: nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3)),
+        _lazy,
         optimizers=("sgd",),
         refusal="lazy parameters have no shape that ranks could share",
     ),
@@ -351,10 +346,7 @@ MODELS: dict[str, Model] = {
     "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),
     "named_tuple_output": Model(_two(Pair)),
     "dataclass_output": Model(_two(Answer)),
-    "unused": Model(
-        _two(lambda a, b: a),
-        refusal=UNUSED,
-    ),
+    "unused": Model(_two(lambda a, b: a), refusal=UNUSED),
     "branches": Model(  # each rank uses one of them
         lambda: Net(
             lambda s, x: s.layers[dist.get_rank() % 2 if dist.is_initialized() else 0](x),

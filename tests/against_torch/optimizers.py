@@ -31,12 +31,9 @@ class OwnSGD(torch.optim.SGD):
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     """Return the parameters in two groups, the second with a learning rate of its own."""
-    every = list(parameters)
-    return (
-        [{"params": every[:1]}, {"params": every[1:], "lr": 0.02}]
-        if len(every) > 1
-        else [{"params": every}]
-    )
+    first, *others = parameters
+    second = [{"params": others, "lr": 0.02}] if others else []
+    return [{"params": [first]}, *second]
 
 
 OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {

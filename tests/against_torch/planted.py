@@ -45,12 +45,15 @@ def _loads(run: Run, change: Callable[[Iterator[Any], int], Iterator[Any]]) -> A
     return patch.object(run, "loader", _Changed(run.loader, change))
 
 
-def _after_step(run: Run, then: Callable[[], Any]) -> Any:
+def _steps(
+    run: Run, before: Callable[[], Any] = lambda: None, after: Callable[[], Any] = lambda: None
+) -> Any:
     step = run.optimizer.step
 
-    def stepped(*arguments: Any, **more: Any) -> Any:
-        value = step(*arguments, **more)
-        then()
+    def stepped(*arguments: Any) -> Any:
+        before()
+        value = step(*arguments)
+        after()
         return value
 
     return patch.object(run.optimizer, "step", stepped)
@@ -65,14 +68,7 @@ def lost_sample(run: Run) -> Any:
 @fault
 def doubled_step(run: Run) -> Any:
     """Take each step of the optimizer twice."""
-    step = run.optimizer.step
-
-    def stepped(*arguments: Any, **more: Any) -> Any:
-        if not arguments:
-            step()
-        return step(*arguments, **more)
-
-    return patch.object(run.optimizer, "step", stepped)
+    return _steps(run, before=run.optimizer.step)
 
 
 @fault
@@ -111,7 +107,7 @@ def rounded_double(run: Run) -> Any:
             if p.dtype is torch.float64:
                 p.copy_(p.float())
 
-    return _after_step(run, rounded)
+    return _steps(run, after=rounded)
 
 
 @fault
@@ -130,18 +126,19 @@ def gradient_not_averaged(run: Run) -> Any:
 def stale_rate(run: Run) -> Any:
     """Take all steps with the learning rate of the beginning."""
     groups = run.optimizer.param_groups
-    first, step = [group["lr"] for group in groups], run.optimizer.step
+    first = [group["lr"] for group in groups]
+    now: list[Any] = []
 
-    def stepped(*arguments: Any, **more: Any) -> Any:
-        now = [group["lr"] for group in groups]
+    def old() -> None:
+        now[:] = [group["lr"] for group in groups]
         for group, rate in zip(groups, first, strict=False):
             group["lr"] = rate
-        value = step(*arguments, **more)
+
+    def new() -> None:
         for group, rate in zip(groups, now, strict=True):
             group["lr"] = rate
-        return value
 
-    return patch.object(run.optimizer, "step", stepped)
+    return _steps(run, before=old, after=new)
 
 
 @fault
@@ -160,7 +157,7 @@ def batch_type_lost(run: Run) -> Any:
 def buffer_not_updated(run: Run) -> Any:
     """Set buffers back to their first values after each step."""
     kept = [(b, b.clone()) for b in run.model.buffers()]
-    return _after_step(run, lambda: [b.copy_(old) for b, old in kept])
+    return _steps(run, after=lambda: [b.copy_(old) for b, old in kept])
 
 
 @fault
@@ -169,10 +166,9 @@ def same_permutation(run: Run) -> Any:
     first: list[Any] = []
 
     def change(batches: Iterator[Any], number: int) -> Iterator[Any]:
-        for batch in batches if number == 1 else list(first):
-            if number == 1:
-                first.append(batch)
-            yield batch
+        if number == 1:
+            first.extend(batches)
+        return iter(first)
 
     return _loads(run, change)
 

@@ -22,15 +22,17 @@ COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
 """Configurations that compile, and torch.compile's backend that does the same."""
 
 
+def _eager(**more: Any) -> Config:
+    return Config(compiler=Compiler(enabled=False), **more)
+
+
 CONFIGS: dict[str, Callable[[], Config]] = {
     "plain": Config.plain,
-    "eager": lambda: Config(compiler=Compiler(enabled=False)),
-    "contiguous": lambda: Config(
-        compiler=Compiler(enabled=False), memory=Memory(layout="contiguous")
-    ),
+    "eager": _eager,
+    "contiguous": lambda: _eager(memory=Memory(layout="contiguous")),
     "aot": lambda: Config(compiler=Compiler(backend="aot_eager")),
     "inductor": Config,
-    "always": lambda: Config(compiler=Compiler(enabled=False), loader=Loader(shard="always")),
+    "always": lambda: _eager(loader=Loader(shard="always")),
 }
 COMMS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -93,17 +95,17 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     The first five are as the case's way of calling has them. The objections name what accelerate()
     should have kept.
     """
-    if by_user(case):
-        model = _in_ddp(case, model)
-        optimizer = optimizer_of(case.optimizer, model, ours=case.call == "early_one_pass")
-        if case.call.startswith("early"):
-            accelerate_ddp(model, Comm(**_comm(case)), optimizer=optimizer)
-        return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
-    model, loader = accelerate(model, loader, config=config_of(case))
-    optimizer = before or optimizer_of(case.optimizer, model, ours=case.call == "one_pass")
+    if by_user(case):
+        model = _in_ddp(case, model)
+    else:
+        model, loader = accelerate(model, loader, config=config_of(case))
+    ours = case.call.endswith("one_pass")
+    optimizer = before or optimizer_of(case.optimizer, model, ours)
+    if case.call.startswith("early"):
+        accelerate_ddp(model, Comm(**_comm(case)), optimizer=optimizer)
     return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
 
@@ -111,29 +113,23 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     optimizer = optimizer_of(case.optimizer, model)
     scheduler = SCHEDULERS[case.scheduler](optimizer)
     parts: dict[str, Any] = {"model": model, "loader": loader, "optimizer": optimizer}
-    if scheduler is not None:
-        parts["scheduler"] = scheduler
-    if case.loop.startswith(("evaluate", "averaged")):
-        parts["validation"] = validation
+    parts |= {} if scheduler is None else {"scheduler": scheduler}
+    parts |= {"validation": validation} if case.loop.startswith(("evaluate", "averaged")) else {}
     orders = list(itertools.permutations(parts))
     names = orders[case.order % len(orders)]
     # Nobody can tell two loaders apart, so their order is the names' order.
     returned = accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
-    same = ["optimizer", "scheduler"]
     inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper is taken off
+    kept = {"optimizer", "scheduler"} & set(parts)
     if LAUNCHES[case.launch].world == 1 and inner is model:
-        same.append("model")
-    objections = [
-        f"{name} is another object"
-        for name in same
-        if name in after and after[name] is not parts[name]
-    ]
+        kept.add("model")
+    lost = [f"{name} is another object" for name in kept if after[name] is not parts[name]]
     for name, one in (("model", inner), ("optimizer", optimizer)):
         if not isinstance(after[name], type(one)):
-            objections.append(f"the {name} is not of its class any more")
+            lost.append(f"the {name} is not of its class any more")
     loaders = after["loader"], after.get("validation", validation)
-    return after["model"], *loaders, after["optimizer"], after.get("scheduler"), objections
+    return after["model"], *loaders, after["optimizer"], after.get("scheduler"), lost
 
 
 def _in_ddp(case: Case, model: nn.Module) -> nn.Module:
@@ -150,14 +146,10 @@ def _in_ddp(case: Case, model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
-    """Return a function that makes a second network and its optimizer ready, in the case's way."""
-
-    def more(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-        if by_user(case):
-            return _in_ddp(case, model), optimizer
-        if case.call == "parts":
-            return accelerate(model, optimizer, config=config_of(case))
-        return accelerate(model, None, config=config_of(case))[0], optimizer
-
-    return more
+def accelerate_more(case: Case, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    """Make a second network and its optimizer ready, in the case's way."""
+    if by_user(case):
+        return _in_ddp(case, model), optimizer
+    if case.call == "parts":
+        return accelerate(model, optimizer, config=config_of(case))
+    return accelerate(model, None, config=config_of(case))[0], optimizer

@@ -41,15 +41,14 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
     world = launches.LAUNCHES[case.launch].world
     torch.set_num_threads(1)
     CALLS.clear()
-    for seed in (random.seed, np.random.seed):
-        seed(case.seed + (rank if side == "product" else 0))
     # The product's ranks start with different weights, and rank 0's are the run's.
-    torch.manual_seed(case.seed + (rank if side == "product" else 0))
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(case.seed + (rank if side == "product" else 0))
     model = MODELS[case.model].build()
     if side == "product":
         made = product.accelerated(case, model, loaders.build(case), loaders.validation(case))
         model, loader, validation, optimizer, scheduler, record["objections"] = made
-        ready, more = (lambda _: None), product.accelerate_more(case)
+        ready, more = (lambda _: None), functools.partial(product.accelerate_more, case)
     else:
         loader, validation = _plain_loaders(case, rank, world, folder)
         if side == "compiled":
@@ -58,20 +57,16 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
             by_hand.share(model)
         optimizer = optimizer_of(case.optimizer, model)
         scheduler = SCHEDULERS[case.scheduler](optimizer)
-        ready, more = (by_hand.average if world > 1 else lambda _: None), _unchanged
-    launches.after(case.launch, rank, folder / f"meet-{side}")
+        ready, more = (by_hand.average if world > 1 else lambda _: None), lambda *parts: parts
+    launches.make_group("after", case.launch, side, rank, folder / f"meet-{side}")
     parts = (model, loader, validation, optimizer, scheduler)
-    run = Run(case, rank, world, *parts, ready, more, world > 1, record)
+    run = Run(case, rank, world, *parts, ready, more, record)
     if case.call.startswith("early") and side == "product":
         run.early = functools.partial(step_in_backward, model)
     with planted.planted(case.planted if side == "product" else "", run):
         {**LOOPS, **RARE}[case.loop](run)
         _close(run, model.module if product.by_user(case) and side == "product" else model)
     record["outcome"] = "ran"
-
-
-def _unchanged(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-    return model, optimizer
 
 
 def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any, Any]:
@@ -108,18 +103,19 @@ def _close(run: Run, model: nn.Module) -> None:
         values["gradients"] = {}  # those that have been used are dropped
     for name, named in {**values, "buffers": dict(model.named_buffers())}.items():
         record[name] = {key: value.detach().clone() for key, value in named.items()}
-    record["keys"] = list(state)
-    record["trained"] = {name: p.requires_grad for name, p in parameters.items()}
-    record["modules"] = [name for name, _ in model.named_modules()]
-    record["calls"] = dict(CALLS)
-    record["optimizer_state"] = {n: state for n, state in optimizer["state"].items() if state}
     kept = ("foreach", "fused")  # which implementation runs is the product's choice
-    record["groups"] = [
-        {k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]
-    ]
-    record["schedule"] = None if run.scheduler is None else run.scheduler.last_epoch
-    record["training"] = model.training
-    record["random"] = torch.get_rng_state()
+    groups = optimizer["param_groups"]
+    record |= {
+        "keys": list(state),
+        "trained": {name: p.requires_grad for name, p in parameters.items()},
+        "modules": [name for name, _ in model.named_modules()],
+        "calls": dict(CALLS),
+        "optimizer_state": {n: state for n, state in optimizer["state"].items() if state},
+        "groups": [{k: v for k, v in group.items() if k not in kept} for group in groups],
+        "schedule": None if run.scheduler is None else run.scheduler.last_epoch,
+        "training": model.training,
+        "random": torch.get_rng_state(),
+    }
 
 
 def read(folder: Path, side: str, rank: int) -> dict[str, Any]:
@@ -135,7 +131,7 @@ def write(text: str, side: str, rank: int, folder_name: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            launches.before(case.launch, side, rank, folder / f"meet-{side}")
+            launches.make_group("before", case.launch, side, rank, folder / f"meet-{side}")
             train(case, side, rank, folder, record)
     except InputError as error:
         record |= {"outcome": "refused", "message": str(error)}

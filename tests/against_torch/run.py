@@ -30,6 +30,10 @@ class Verdict:
     outcome: str
     lines: list[str] = field(default_factory=list)
 
+    def report(self, lines: int) -> str:
+        """Return the option that runs the case again, and the first lines that say why."""
+        return "\n  ".join([f"FAILED --case '{self.case.json()}'", *self.lines[:lines]])
+
     @property
     def signature(self) -> str:
         """Return a key that is the same for two failures if they are roughly one fault.
@@ -37,12 +41,8 @@ class Verdict:
         It names the fields that differ, or the beginning of the message.
         """
         kinds = sorted({line.split(":")[0].split(".")[0].split("[")[0] for line in self.lines})
-        first = (
-            self.lines[0][:60]
-            if self.lines and kinds[0] in ("raised", "refused", "process")
-            else ""
-        )
-        return f"{self.outcome} {kinds} {first}"
+        spoken = kinds and kinds[0] in ("raised", "refused", "process")
+        return f"{self.outcome} {kinds} {self.lines[0][:60] if spoken else ''}"
 
 
 def refusal(case: Case) -> str:
@@ -50,11 +50,11 @@ def refusal(case: Case) -> str:
     if LAUNCHES[case.launch].world == 1:
         return ""
     model = MODELS[case.model].refusal
-    if case.comm == "find_unused" and model == UNUSED:
-        model = ""
     if case.model == "sparse" and case.comm in ("hierarchical", "streams", "tune", "together"):
-        model = "sparse gradients are averaged by DDP itself"
-    return model or LOADERS[case.loader].refusal
+        return "sparse gradients are averaged by DDP itself"
+    if model and not (case.comm == "find_unused" and model == UNUSED):
+        return model
+    return LOADERS[case.loader].refusal
 
 
 def seconds(case: Case) -> float:
@@ -79,18 +79,12 @@ def run(case: Case, server: Server) -> Verdict:
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
             if case.config in COMPILED:
                 compiled, _ = _side(case, "compiled", server, folder)
-                if any(
-                    r["outcome"] == "raised" and r["message"] == raised[0]["message"]
-                    for r in compiled
-                ):
+                if any(r.get("message") == raised[0]["message"] for r in compiled):
                     return Verdict(case, AS_COMPILE, [f"raised: {_one_line(raised[0])}"])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
-            return Verdict(
-                case,
-                FAILED,
-                [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"],
-            )
+            only = "process: plain PyTorch raises, the product does not"
+            return Verdict(case, FAILED, [f"{only}: {_one_line(raised[0])}"])
         lines = _all_differences(case, ours, plain, exact=True)
         if not lines:
             return Verdict(case, SAME)
@@ -105,12 +99,9 @@ def run(case: Case, server: Server) -> Verdict:
 
 
 def _one_line(record: dict[str, Any]) -> str:
-    frames = [
-        line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")
-    ]
     # Leave out the folders of the machine that ran it.
-    where = re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""
-    return f"{' '.join(record['message'].split())[:400]} ({where})"
+    frames = re.findall(r'File "(?:[^"]*/)?([^"]*".*)', record["trace"])
+    return f'{" ".join(record["message"].split())[:400]} (File "{frames[-1]})'
 
 
 def _side(
@@ -131,10 +122,8 @@ def _side(
             for path in sorted(folder.glob(f"{side}*.log"))
             for line in path.read_text().splitlines()[-3:]
         ]
-        return [], [
-            f"process: {trouble or 'a rank has left no record'}",
-            *(f"log: {line[:200]}" for line in logs),
-        ]
+        trouble = trouble or "a rank has left no record"
+        return [], [f"process: {trouble}", *(f"log: {line[:200]}" for line in logs)]
     return there, []
 
 

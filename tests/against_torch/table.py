@@ -66,7 +66,7 @@ def write(jobs: int = 2) -> int:
                 for verdict in verdicts:
                     if verdict is not None and verdict.outcome == FAILED:
                         failed = True
-                        print(f"FAILED --case '{verdict.case.json()}'", *verdict.lines[:4])
+                        print(verdict.report(4))
             text += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""]
     PAGE.write_text("\n".join(text))
     print(f"{PAGE} written")
