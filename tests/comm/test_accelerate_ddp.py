@@ -70,7 +70,7 @@ def test_lossless_ways_differ_from_plain_pytorch_by_the_order_of_additions_only(
     ids=str,
 )
 def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: float) -> None:
-    errors = ranks.call("averages.relative_error", [64, 300, 50, 10], wire)
+    errors = ranks.call("ways.relative_error", [64, 300, 50, 10], wire)
     assert len(set(errors)) == 1  # the same bits everywhere
     assert 1e-7 < errors[0] < most
 
@@ -82,13 +82,13 @@ def test_a_way_leaves_nothing_of_itself_to_the_next(two_by_two: Ranks) -> None:
         ({}, [2, 1, 2]),
         ({"gradient_as_bucket_view": True}, [1] * 3),
     ):
-        assert two_by_two.call("averages.gradient_memories", made_with, ways) == [expected] * 4
+        assert two_by_two.call("ways.gradient_memories", made_with, ways) == [expected] * 4
 
 
 def test_buckets_are_as_large_as_is_asked_for(two_by_two: Ranks) -> None:
     layer = 4 * (64 * 64 + 64)
     for megabytes, sizes in ((1, [4 * layer]), (0.01, [layer] * 4)):
-        assert two_by_two.call("averages.buckets", {"bucket_mb": megabytes}) == [sizes] * 4
+        assert two_by_two.call("ways.buckets", {"bucket_mb": megabytes}) == [sizes] * 4
 
 
 @pytest.mark.parametrize(("hosts", "graphs"), [(1, 1), (2, 2)])
@@ -97,18 +97,18 @@ def test_between_hosts_the_first_gradients_of_a_compiled_model_need_not_wait_for
 ) -> None:
     """Three layers of 1.4 MB: the last fills DDP's first bucket (1 MiB)."""
     with Ranks(2, hosts) as ranks:
-        for found in ranks.call("averages.compiled", [600] * 4):
+        for found in ranks.call("ways.compiled", [600] * 4):
             assert found["graphs"] == graphs and found["apart"] < 1e-6
 
 
 def test_memory_shared_within_a_host_has_no_name_that_a_kill_could_leave_behind(
     two_by_two: Ranks,
 ) -> None:
-    for rank, found in enumerate(two_by_two.call("averages.shared_memory", None)):
+    for rank, found in enumerate(two_by_two.call("ways.shared_memory", None)):
         host = [rank // 2 * 2, rank // 2 * 2 + 1]
         assert found == {"seen": [host, host], "names": [0, 0]}
     # Where one process cannot open it, all of its host say so at once.
-    first, second, *others = two_by_two.call("averages.shared_memory", 1)
+    first, second, *others = two_by_two.call("ways.shared_memory", 1)
     for found in (first, second):
         assert found["message"].startswith("InputError: hierarchical communication needs")
     assert "made to fail" in second["message"] and all("seen" in found for found in others)
@@ -120,7 +120,7 @@ def test_memory_shared_within_a_host_has_no_name_that_a_kill_could_leave_behind(
 def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(
     two_by_two: Ranks, values: dict
 ) -> None:
-    assert two_by_two.call("averages.resumed", values) == [[True, False]] * 4
+    assert two_by_two.call("ways.resumed", values) == [[True, False]] * 4
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(
 def test_what_cannot_be_is_refused(
     two_by_two: Ranks, values: dict, what: str, message: str
 ) -> None:
-    for answer in two_by_two.call("averages.refused", values, what):
+    for answer in two_by_two.call("ways.refused", values, what):
         assert answer.startswith("InputError") and message.lower() in answer.lower()
 
 
 def test_ranks_that_ask_for_different_options_are_told_so_at_once(two_by_two: Ranks) -> None:
-    for answer in two_by_two.call("averages.different_options"):
+    for answer in two_by_two.call("ways.different_options"):
         assert answer.startswith("InputError")
         assert "streams=1 on rank 0, and streams=2 on rank 1" in answer
 
@@ -155,7 +155,7 @@ def test_ranks_that_ask_for_different_options_are_told_so_at_once(two_by_two: Ra
 def test_ranks_may_have_different_numbers_of_batches(
     two_by_two: Ranks, values: dict, early: bool
 ) -> None:
-    assert max(two_by_two.call("averages.uneven_batches", values, early)) < 1e-6
+    assert max(two_by_two.call("ways.uneven_batches", values, early)) < 1e-6
 
 
 @pytest.mark.parametrize(("kinds", "steps"), [(["slow"], 60), (["slow", "good"], 90)])

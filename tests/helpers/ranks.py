@@ -4,7 +4,7 @@ They are forked from the server of against_torch, and pretend to be on several h
 
     with Ranks(processes=4, hosts=2) as ranks:
         # Answers of every rank; functions are those of on_ranks/.
-        answers = ranks.call("averages.gradients", widths, options)
+        answers = ranks.call("ways.relative_error", widths, options)
         verdict = run(Case(launch="four_group_before"), ranks)  # of against_torch
 """
 

@@ -11,19 +11,24 @@ from torch import nn
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
 from gallery_lib.config import Comm
-from on_ranks.models import DDP, batch, message_of, stack
+from on_ranks.models import DDP, loss, message_of, small, stack
+
+
+def _in_buckets() -> tuple[DDP, torch.optim.Optimizer]:
+    model = DDP(stack([6, 90, 40]))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)
+    return model, optimizer
 
 
 def moved() -> list[bool]:
     """Return whether weights moved: in the block, in the step after it, and with other options."""
-    model = DDP(stack([6, 90, 40]))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)
+    model, optimizer = _in_buckets()
     found = []
     for early in (True, False):
         optimizer.zero_grad()
-        loss = model(batch(0, 6)).pow(2).sum()
-        for change in (loss.backward, optimizer.step):
+        value = loss(model, 0)
+        for change in (value.backward, optimizer.step):
             before = [parameter.detach().clone() for parameter in model.parameters()]
             with step_in_backward(model) if early and not found else contextlib.nullcontext():
                 change()
@@ -35,53 +40,42 @@ def moved() -> list[bool]:
 
 def refused(what: str) -> str:
     """Return the message where a block takes no step, or one that is not the optimizer's."""
-    model = DDP(stack([6, 9, 4]))
+    model = small()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    if what == "other optimizer":
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    elif what != "no optimizer":
-        accelerate_ddp(model, Comm(), optimizer=optimizer)
 
     def misuse() -> None:
         if what == "other optimizer":
+            other = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+            accelerate_ddp(model, Comm(), optimizer=other)
+        if what != "no optimizer":
             accelerate_ddp(model, Comm(), optimizer=optimizer)
-        elif what == "nested":
-            with step_in_backward(model), step_in_backward(model):
-                pass
-        elif what == "clipping":
-            with step_in_backward(model):
-                model(batch(0, 6)).pow(2).sum().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-            optimizer.step()
-        elif what == "no_sync":
-            with model.no_sync():
-                loss = model(batch(0, 6)).pow(2).sum()
-            with step_in_backward(model):
-                loss.backward()
-        elif what == "two backward passes":
-            with step_in_backward(model):
-                for step in range(2):
-                    model(batch(step, 6)).pow(2).sum().backward()
-        else:
-            with step_in_backward(model):
-                pass
+        with model.no_sync() if what == "no_sync" else contextlib.nullcontext():
+            value = loss(model, 0)
+        with step_in_backward(model):
+            if what in ("clipping", "no_sync", "two backward passes"):
+                value.backward()
+            if what == "two backward passes":
+                loss(model, 1).backward()
+            if what == "nested":
+                with step_in_backward(model):
+                    pass
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
 
     message = message_of(misuse)
     accelerate_ddp(model, Comm())  # the training can go on without
     optimizer.zero_grad()
-    model(batch(0, 6)).pow(2).sum().backward()
+    loss(model, 0).backward()
     optimizer.step()
     return message
 
 
 def fails_halfway() -> str:
     """Return the message of an error in the backward pass, when some parameters had their step."""
-    model = DDP(stack([6, 90, 40]))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)
+    model, _ = _in_buckets()
 
     def step(number: int) -> None:
-        value = model(batch(number, 6)).sum()
+        value = loss(model, number)
         with step_in_backward(model):
             value.backward()
 

@@ -5,16 +5,233 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from against_torch.loaders import OfPython, WithoutLength
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
 
+from gallery_lib.comm.process_group import rank, world_size
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
-from on_ranks.loader_kinds import DATA, LOADERS, Halved, rank
+
+SAMPLES = 20
+DATA = list(range(SAMPLES))
+
+
+class EndlessWithLength(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(self.length).tolist()
+
+
+class Endless(WithoutLength):
+    __iter__ = EndlessWithLength.__iter__
+
+
+class OfSystem(OfPython):
+    """Sampler whose order nothing decides."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.SystemRandom().sample(DATA, SAMPLES))
+
+
+class Failing(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        if rank() == 1:
+            raise OSError("the list of files is gone")
+        yield from range(1, SAMPLES)
+
+
+class ByRank(OfPython):
+    """Sampler that divides the data itself, and has no attribute that says so."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_share(rank()))
+
+
+class NoLengthData(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[Any]):
+    """Stream of `make(rank)`, divided among workers as PyTorch's documentation shows it."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        items = self.make(rank())
+        if worker := get_worker_info():
+            return itertools.islice(items, worker.id, None, worker.num_workers)
+        return iter(items)
+
+
+class Files(Dataset[str]):
+    """Data set that keeps the paths of its files."""
+
+    def __init__(self, folder: str, numbers: Any) -> None:
+        self.paths = [Path(folder, f"{number}.jpg") for number in numbers]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        return self.paths[index].name
+
+
+class Once(IterableDataset[Any]):
+    """Stream over a generator that can be read once."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = (item for item in items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items
+
+
+class Counting(IterableDataset[int]):
+    """Stream of a range, as PyTorch's page on IterableDataset has it."""
+
+    def __init__(self) -> None:
+        self.start, self.end = 0, SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def _part_of_worker(worker: int) -> None:
+    info = get_worker_info()
+    data: Any = info.dataset
+    size = -(-(data.end - data.start) // info.num_workers)
+    data.start += worker * size
+    data.end = min(data.start + size, data.end)
+
+
+def _refilled(numbers: Any) -> Iterator[torch.Tensor]:
+    """Yield the numbers in one buffer, which is filled again and again."""
+    buffer = torch.zeros(1, dtype=torch.int64)
+    return (buffer.fill_(number) for number in numbers)
+
+
+class Halved(DataLoader[Any]):
+    """Loader that changes its batches in `__iter__`."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch / 2
+
+
+class BegunEarly(DataLoader[Any]):
+    """Loader with one iterator for its whole life, made over the whole data."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Batches:
+    """Iterable of batches that is no DataLoader."""
+
+    def __init__(self, batches: Callable[[int], Any]) -> None:
+        self.batches, self.batch_size = batches, 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches(rank()))
+
+
+def _pairs(numbers: Any) -> list[Any]:
+    return list(torch.as_tensor(list(numbers)).view(-1, 2))
+
+
+def _share(number: int) -> Any:
+    return range(number, SAMPLES, world_size())
+
+
+_SAMPLERS: dict[str, Callable[[], Any]] = {
+    "no length": lambda: WithoutLength(SAMPLES),
+    "endless": lambda: Endless(SAMPLES),
+    "endless with length": lambda: EndlessWithLength(SAMPLES),
+    "failing sampler": lambda: Failing(SAMPLES),
+    "list": lambda: DATA[::-1],
+    "DistributedSampler": lambda: DistributedSampler(DATA),
+    "DistributedSampler of others": lambda: DistributedSampler(DATA, num_replicas=4, rank=0),
+    "DistributedSampler of rank 0": lambda: DistributedSampler(DATA, num_replicas=2, rank=0),
+    "DistributedSampler on rank 0 alone": lambda: None if rank() else DistributedSampler(DATA),
+    "by rank": lambda: ByRank(SAMPLES // world_size()),
+    "range by rank": lambda: _share(rank()),
+    "subset by rank": lambda: SubsetRandomSampler(_share(rank())),
+    "entropy": lambda: OfSystem(SAMPLES),
+}
+_DATA_SETS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: DATA,
+    "one sample": lambda: [7],
+    "no sample": lambda: [],
+    "Subset by rank": lambda: Subset(DATA, list(_share(rank()))),
+    "list of each rank": lambda: list(_share(rank())),
+    "noise": lambda: TensorDataset(torch.rand(8)),
+    "other order of parts": lambda: ConcatDataset([DATA[:2], DATA[2:4]][:: 1 - 2 * rank()]),
+    "files of each host": lambda: Files(f"/host{rank()}", range(2)),
+    "files by rank": lambda: Files("/data", _share(rank())),
+    "other lengths": lambda: DATA[: 8 + rank()],
+    "rank 0 alone has other data": lambda: DATA if rank() else DATA[::-1],
+    "stream on rank 1 alone": lambda: Stream(_share) if rank() else DATA,
+    "stream": lambda: Stream(lambda _: DATA),
+    "stream by rank": lambda: Stream(_share),
+    "stream once": lambda: Once(_share(rank())),
+    "data pipe": lambda: IterableWrapper(DATA),
+}
+_BATCHES: dict[str, Callable[[], Any]] = {
+    "five batches": lambda: BatchSampler(range(10), 2, False),
+    "five batches, drop_last": lambda: BatchSampler(range(10), 2, True),
+    "DistributedSampler inside": lambda: BatchSampler(DistributedSampler(DATA), 2, False),
+}
+LOADERS: dict[str, Callable[..., Any]] = {
+    **{n: lambda d=data, **o: DataLoader(d(), 2, **o) for n, data in _DATA_SETS.items()},
+    **{n: lambda s=s, **o: DataLoader(DATA, 2, sampler=s(), **o) for n, s in _SAMPLERS.items()},
+    **{n: lambda b=b, **o: DataLoader(DATA, batch_sampler=b(), **o) for n, b in _BATCHES.items()},
+    "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
+    "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
+    "few weighted": lambda **o: DataLoader(
+        range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o
+    ),
+    "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
+    "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
+    "stream of worker_init_fn": lambda **o: DataLoader(
+        Counting(), 2, worker_init_fn=_part_of_worker, **{"num_workers": 2, **o}
+    ),
+    "refilled stream": lambda **o: DataLoader(Stream(lambda _: _refilled(DATA)), None, **o),
+    "refilled iterable": lambda **o: Batches(lambda _: _refilled(DATA)),
+    "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
+    "begun early": lambda **o: BegunEarly(DATA, 2, **o),
+    "list of batches": lambda **o: _pairs(range(10)),
+    "generator": lambda **o: iter(_pairs(DATA)),
+    "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
+    "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),
+}
 
 
 def _seed() -> None:
@@ -23,8 +240,15 @@ def _seed() -> None:
     np.random.seed(rank())
 
 
-def _numbers(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+def _pass(loader: Any, most: int = 100) -> list[Any]:
+    """Return the first batches of a pass as lists."""
+    batches = itertools.islice(loader, most)
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+def _divided(loader: Any, shard: str = "auto") -> DeviceLoader:
+    options = Loader(nice=0, shard=shard)
+    return DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)
 
 
 def batches(
@@ -43,21 +267,13 @@ def batches(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            loader = DeviceLoader(
-                LOADERS[kind](**(options or {})),
-                torch.device("cpu"),
-                torch.contiguous_format,
-                Loader(nice=0, shard=shard),
-            )
+            loader = _divided(LOADERS[kind](**(options or {})), shard)
             for _ in range(passes):
-                result["passes"].append(
-                    [_numbers(batch) for batch in itertools.islice(loader, most)]
-                )
+                result["passes"].append(_pass(loader, most))
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"
-    result["said"] = [
-        str(warning.message) for warning in said if "accelerate()" in str(warning.message)
-    ]
+    texts = (str(warning.message) for warning in said)
+    result["said"] = [text for text in texts if "accelerate()" in text]
     return result
 
 
@@ -65,12 +281,12 @@ def plain(kind: str, passes: int = 1) -> list[list[Any]]:
     """Return the batches of the loader itself, not divided."""
     _seed()
     loader = LOADERS[kind]()
-    return [[_numbers(batch) for batch in loader] for _ in range(passes)]
+    return [_pass(loader) for _ in range(passes)]
 
 
 def lengths(kind: str) -> int:
     """Return the length of the divided loader."""
-    return len(DeviceLoader(LOADERS[kind](), torch.device("cpu"), torch.contiguous_format))
+    return len(_divided(LOADERS[kind]()))
 
 
 def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list[Any]]]:
@@ -78,20 +294,17 @@ def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list
 
     `who` names the object that is told the epochs; None tells nothing.
     """
-    passes: list[list[Any]] = []
-    loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA))
-    ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+    loader, plain = (DataLoader(DATA, 2, sampler=DistributedSampler(DATA)) for _ in range(2))
+    ours = _divided(loader)
     owners: Any = {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}
+    passes: list[list[Any]] = []
+    expected: list[list[Any]] = []
     for epoch in told:
         if epoch is not None:
             owners[who].set_epoch(epoch)
-        passes.append([batch.tolist() for batch in ours])
-    expected = []
-    sampler = DistributedSampler(DATA)
-    for epoch in told:
-        if epoch is not None:
-            sampler.set_epoch(epoch)
-        expected.append([batch.tolist() for batch in DataLoader(DATA, 2, sampler=sampler)])
+            plain.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        passes.append(_pass(ours))
+        expected.append(_pass(plain))
     return passes, expected
 
 
@@ -112,12 +325,11 @@ def changed_later() -> dict[str, Any]:
 
     result: dict[str, Any] = {}
     for change in (larger, without_tail, fewer, of_ranks):
-        made = LOADERS["few weighted" if change is fewer else "sequential"]()
-        loader = DeviceLoader(made, torch.device("cpu"), torch.contiguous_format)
+        loader = _divided(LOADERS["few weighted" if change is fewer else "sequential"]())
         list(loader)
         change(loader)
         try:
-            result[change.__name__] = ([batch.tolist() for batch in loader], len(loader))
+            result[change.__name__] = (_pass(loader), len(loader))
         except InputError as error:
             result[change.__name__] = str(error)
     return result
@@ -126,12 +338,7 @@ def changed_later() -> dict[str, Any]:
 def two_orders() -> list[list[int]]:
     """Return the order of one pass each of two shuffled loaders."""
     _seed()
-    loaders = [
-        DeviceLoader(
-            DataLoader(range(64), 4, shuffle=True), torch.device("cpu"), torch.contiguous_format
-        )
-        for _ in range(2)
-    ]
+    loaders = [_divided(DataLoader(range(64), 4, shuffle=True)) for _ in range(2)]
     return [[int(number) for batch in loader for number in batch] for loader in loaders]
 
 
@@ -139,7 +346,7 @@ def subclass() -> dict[str, Any]:
     """Return the attributes of a divided loader whose class is a subclass of DataLoader."""
     loader = Halved(DATA, 2, shuffle=True, drop_last=True)
     loader.own = "kept"
-    ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+    ours = _divided(loader)
     ours.later = 5
     return {
         "own": ours.own,

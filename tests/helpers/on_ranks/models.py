@@ -20,9 +20,28 @@ def stack(widths: list[int]) -> nn.Module:
     )
 
 
-def batch(step: int, width: int, rank: int | None = None, rows: int = 3) -> Tensor:
+def small(**arguments: Any) -> DDP:
+    """Return a small model in DistributedDataParallel, always with the same weights."""
+    return DDP(stack([6, 9, 4]), **arguments)
+
+
+def batch(step: int, width: int = 6, rank: int | None = None) -> Tensor:
     rank = dist.get_rank() if rank is None else rank
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return torch.randn(3, width, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def loss(model: Any, step: int, width: int = 6) -> Tensor:
+    return model(batch(step, width)).pow(2).sum()
+
+
+def train_step(models: list[Any], step: int, width: int = 6, rate: float = 0.05) -> None:
+    for model in models:
+        model.zero_grad()
+        loss(model, step, width).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= rate * parameter.grad
 
 
 def message_of(function: Callable[[], Any]) -> str:
@@ -34,33 +53,15 @@ def message_of(function: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
-def equal(first: nn.Module, second: nn.Module, gradients: bool = False) -> bool:
+def _pairs(first: nn.Module, second: nn.Module, gradients: bool) -> list[tuple[Any, Any]]:
     pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(*((a.grad, b.grad) if gradients else (a, b))) for a, b in pairs)
+    return [(a.grad, b.grad) if gradients else (a, b) for a, b in pairs]
+
+
+def equal(first: nn.Module, second: nn.Module, gradients: bool = False) -> bool:
+    return all(torch.equal(a, b) for a, b in _pairs(first, second, gradients))
 
 
 def apart(first: nn.Module, second: nn.Module, gradients: bool = False) -> float:
     """Return the largest difference of two models' parameters, or of their gradients."""
-    pairs = [
-        (a.grad, b.grad) if gradients else (a, b)
-        for a, b in zip(first.parameters(), second.parameters(), strict=True)
-    ]
-    return max(
-        0.0 if a is None and b is None else (a - b).abs().max().item()  # type: ignore[operator]
-        for a, b in pairs
-    )
-
-
-def train_step(
-    models: list[Any],
-    step: int,
-    loss: Callable[[nn.Module, int], Tensor] | None = None,
-    rate: float = 0.05,
-) -> None:
-    for model in models:
-        model.zero_grad()
-        (loss(model, step) if loss else model(batch(step, 6)).pow(2).sum()).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter -= rate * parameter.grad
+    return max((a - b).abs().max().item() for a, b in _pairs(first, second, gradients))

@@ -1,4 +1,4 @@
-"""Models that accelerate() returns on several processes: names, copies, refusals."""
+"""What accelerate() returns on several processes: models (names, copies, refusals), schedules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 from gallery_lib import Config, accelerate
+from gallery_lib.acceleration import techniques
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distributed
 from on_ranks.models import DDP, message_of
@@ -22,16 +25,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.encoder, self.head, self.probe = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.encoder(x)
         return self.head(hidden), self.probe(hidden.detach())
-
-
-def net_of_two_heads() -> Net:
-    torch.manual_seed(0)
-    return Net()
 
 
 def inputs() -> Tensor:
@@ -43,27 +42,22 @@ def one_loss(model: Any) -> None:
     (head.sum() + probe.square().sum()).backward()
 
 
-def _twin(net: nn.Module, **comm: Any) -> Any:
-    config = Config.plain()
-    for name, value in comm.items():
-        setattr(config.comm, name, value)
-    return accelerate(net, None, config)[0]
+def _twin(net: nn.Module) -> Any:
+    return accelerate(net, None, Config.plain())[0]
 
 
 def refusals() -> list[str]:
     """Return the messages for models and passes that several processes of a CPU cannot train."""
     models = (nn.LazyLinear(3), nn.SyncBatchNorm(3), DDP(nn.Linear(1, 1)))
-    said = [
-        message_of(lambda model=model: accelerate(model, None, Config.plain())) for model in models
-    ]
-    twin = _twin(net_of_two_heads())
+    said = [message_of(lambda model=model: _twin(model)) for model in models]
+    twin = _twin(Net())
     said.append(message_of(lambda: twin.head(twin.encoder(inputs())).sum().backward()))
     return said
 
 
 def around_the_model_on_purpose() -> bool:
     """Return whether a gradient from a part of the model is each rank's own inside no_sync."""
-    twin, alone = _twin(net_of_two_heads()), net_of_two_heads()
+    twin, alone = _twin(Net()), Net()
     with twin.no_sync():
         twin.head(twin.encoder(inputs())).sum().backward()
     alone.head(alone.encoder(inputs())).sum().backward()
@@ -75,15 +69,13 @@ def heads_in_turn() -> list[bool]:
 
     So are their gradients, since they are averaged. The ids of the heads are used again.
     """
-    twin = _twin(net_of_two_heads())
-    alike = []
+    twin, alike = _twin(Net()), []
     for number in range(6):
         torch.manual_seed(100 * dist.get_rank() + number)
         twin.head = nn.Linear(4, 1)
         one_loss(twin)
         for own in (twin.head.weight.detach(), twin.encoder.weight.grad, twin.head.weight.grad):
-            everyone = process_group.all_ranks(own)
-            alike.append(all(torch.equal(each, own) for each in everyone))
+            alike.append(all(own.equal(other) for other in process_group.all_ranks(own)))
         twin.zero_grad()
     return alike
 
@@ -94,12 +86,11 @@ def after_an_error() -> str:
     def fails(gradient: Tensor) -> Tensor:
         raise KeyError
 
-    twin = _twin(net_of_two_heads())
+    twin = _twin(Net())
     head, probe = twin(inputs())
-    handle = head.register_hook(fails)
+    head.register_hook(fails)
     with contextlib.suppress(KeyError):
         (head.sum() + probe.sum()).backward()
-    handle.remove()
     return message_of(lambda: one_loss(twin))
 
 
@@ -108,7 +99,7 @@ def facts() -> dict[str, Any]:
 
     Those are keys, names, type, mode and calls of hooks.
     """
-    net = net_of_two_heads()
+    net = Net()
     twin = _twin(net)
     one_loss(twin)
     copied = copy.deepcopy(twin)
@@ -132,9 +123,19 @@ def evaluated_on_rank_0_alone() -> int:
     twin = _twin(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
     twin(inputs()).sum().backward()
     twin.eval()
-    rows = 0
-    if dist.get_rank() == 0:
-        with torch.no_grad():
-            rows = twin.module(inputs()).shape[0]
+    with torch.no_grad():
+        rows = 0 if dist.get_rank() else len(twin.module(inputs()))
     dist.barrier()
     return rows
+
+
+def schedule_note(kind: str, batches: int, options: dict[str, Any]) -> str | None:
+    """Return what accelerate() notes of a scheduler that was built for the undivided loader."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = getattr(lr_scheduler, kind)(optimizer, **options)
+    loader = DataLoader(TensorDataset(torch.ones(batches * 3, 2)), batch_size=3)
+    config = Config()
+    config.compiler.enabled = False
+    model, *_ = accelerate(model, loader, optimizer, scheduler, config)
+    return techniques(model).get("schedule")
