@@ -109,15 +109,6 @@ SLOW = dataclasses.replace(TASK, name="slow buckets", loss=slow_loss)
 
 def config(name: str = "TASK", **values: Any) -> TrainConfig:
     """Return the options of a short run of one of the tasks here."""
-    return TrainConfig(
-        **{
-            "model": f"{__file__}:{name}",
-            "amp_level": "O0",
-            "workers": 2,
-            "max_steps": 40,
-            "log_interval": 3,
-            "threads": 1,
-            "max_grad_norm": 1.0,
-            **values,
-        }
-    )
+    steps = {"max_steps": 40, "log_interval": 3, "max_grad_norm": 1.0}
+    task = {"model": f"{__file__}:{name}", "amp_level": "O0", "workers": 2, "threads": 1}
+    return TrainConfig(**{**task, **steps, **values})

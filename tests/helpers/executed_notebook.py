@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ class Executed:
         Neither needs JavaScript or HTML that a reader has to trust. The one HTML in the Markdown is
         `<details>`, which JupyterLab keeps in a notebook that is not trusted.
         """
+        outputs = [output for cell in self.code for output in cell.outputs]
+        assert "stderr" not in (output.get("name") for output in outputs)
         kinds = ("display_data", "execute_result")
-        found = [one for cell in self.code for one in cell.outputs if one.output_type in kinds]
-        streams = (one.get("name") for cell in self.code for one in cell.outputs)
-        assert "stderr" not in streams
-        trusted = ("text/html", "application/javascript")
-        assert not any(kind in output.data for output in found for kind in trusted)
+        found = [output for output in outputs if output.output_type in kinds]
+        trusted = {"text/html", "application/javascript"}
+        assert all(trusted.isdisjoint(output.data) for output in found)
         figures = [output for output in found if "image/png" in output.data]
         assert all(len(figure.metadata["image/png"]["alt"]) > 30 for figure in figures)
         texts = (output.data.get("text/markdown") for output in found)
@@ -47,14 +48,21 @@ def execute(
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = folder / "runs"
-    call = {"parameters": dict(parameters), "cwd": str(source.parent), "progress_bar": False}
+    run = functools.partial(
+        papermill.execute_notebook,
+        str(source),
+        str(folder / "out.ipynb"),
+        parameters=dict(parameters),
+        cwd=str(source.parent),
+        progress_bar=False,
+    )
     with patch.dict(os.environ, {**environment, "GALLERY_RUNS_DIR": str(runs)}):
         try:
-            done = papermill.execute_notebook(str(source), str(folder / "out.ipynb"), **call)
+            done = run()
         except RuntimeError as error:
             if "Kernel died before replying" not in str(error) or runs.exists():
                 raise
-            done = papermill.execute_notebook(str(source), str(folder / "out.ipynb"), **call)
+            done = run()
     cells = [cell for cell in done.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in cells)
     return Executed(cells, runs)

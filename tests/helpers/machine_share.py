@@ -34,18 +34,12 @@ class Share:
         can_pin = hasattr(os, "sched_getaffinity")
         cores = frozenset(os.sched_getaffinity(0)) if can_pin else frozenset()
         processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        number = (
-            int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-            if 1 < processes <= len(cores)
-            else None
-        )
-        folder = (
-            Path(tempfile.gettempdir())
-            / f"gallery-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', 'alone')}"
-        )
-        if number is not None:
-            folder.mkdir(exist_ok=True)
-        return cls(number, cores, folder)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "alone")
+        folder = Path(tempfile.gettempdir(), f"gallery-tests-{run}")
+        if not 1 < processes <= len(cores):
+            return cls(None, cores, folder)
+        folder.mkdir(exist_ok=True)
+        return cls(int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), cores, folder)
 
     def take_own_core(self) -> None:
         """Pin this process, and what it will start, to its own core."""

@@ -20,16 +20,12 @@ from gallery_lib.cluster import Lab
 
 CONTROLLER = "controller"
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "unshare")
-_SBIN = "/usr/sbin:/sbin"
+_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
 def why_no_slurm() -> str | None:
     """Return why this machine cannot have the cluster, or None when it can."""
-    missing = [
-        name
-        for name in _TOOLS
-        if not (shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin"))
-    ]
+    missing = [name for name in _TOOLS if not shutil.which(name, path=_PATH)]
     if missing:
         return f"no {', '.join(missing)}: apt-get install --no-install-recommends slurm-wlm munge"
     if os.geteuid() != 0:
@@ -42,8 +38,8 @@ class SlurmCluster:
 
     def __init__(self, folder: Path, lab: Lab) -> None:
         self.folder, self.lab = folder, lab
-        self.nodes = [f"node{number}" for number in range(1, len(lab.hosts))]
-        self._daemons: dict[str, subprocess.Popen[Any]] = {}
+        self.names = [CONTROLLER, *(f"node{number}" for number in range(1, len(lab.hosts)))]
+        self._environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
 
     def start(self) -> None:
         """Write the configuration, start all daemons and wait until the nodes are idle."""
@@ -57,15 +53,14 @@ class SlurmCluster:
         self._start("munged", 0, ["munged", "--foreground", "--force", *words])
         self.until(lambda: (self.folder / "munge.socket").exists(), "munged has no socket")
         self._start(CONTROLLER, 0, ["slurmctld", "-D"])
-        for number, node in enumerate(self.nodes, 1):
+        for number in range(1, len(self.names)):
             self.start_node(number)
-            (self.folder / f"spool-{node}").mkdir(exist_ok=True)
-        self.wait_for_nodes()
+        states = ("sinfo", "--noheader", "--partition=main", "--format=%T")
+        self.until(lambda: self.run(*states).stdout.split() == ["idle"], "the nodes are not idle")
 
     def _configure(self) -> None:
-        names = [CONTROLLER, *self.nodes]
-        addresses = [host.address for host in self.lab.hosts]
-        hosts = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
+        pairs = zip(self.lab.hosts, self.names, strict=True)
+        hosts = [f"{host.address} {name}" for host, name in pairs]
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts, ""]))
         (self.folder / "state").mkdir()
         for number in range(2):
@@ -73,7 +68,7 @@ class SlurmCluster:
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-1]\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         here = self.folder
-        node_list = f"node[1-{len(self.nodes)}]"
+        node_list = f"node[1-{len(self.names) - 1}]"
         (self.folder / "slurm.conf").write_text(
             f"ClusterName=lab\nSlurmctldHost={CONTROLLER}\nSlurmUser=root\nSlurmdUser=root\n"
             f"AuthType=auth/munge\nAuthInfo=socket={here}/munge.socket,cred_expire=6\n"
@@ -92,33 +87,20 @@ class SlurmCluster:
             "PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=9 State=UP\n"
         )
 
-    def placed(self, host: int, command: list[str]) -> list[str]:
-        """Return the words that run a command under the host's own name."""
-        name = [CONTROLLER, *self.nodes][host]
-        prepare = f'hostname {name} && mount --bind {self.folder}/hosts /etc/hosts && exec "$@"'
-        return ["unshare", "--uts", "--mount", "sh", "-c", prepare, "sh", *command]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the variables of every process of the cluster."""
-        return {
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-            "PATH": f"{os.environ['PATH']}:{_SBIN}",
-        }
+    def _popen(self, host: int, command: list[str], **streams: Any) -> subprocess.Popen[Any]:
+        """Start a command under the host's own name."""
+        hosts = f"mount --bind {self.folder}/hosts /etc/hosts"
+        prepare = f'hostname {self.names[host]} && {hosts} && exec "$@"'
+        words = ["unshare", "--uts", "--mount", "sh", "-c", prepare, "sh", *command]
+        return self.lab.popen(host, words, environment=self._environment, **streams)
 
     def _start(self, name: str, host: int, command: list[str]) -> None:
         with (self.folder / f"{name}.err").open("a") as said:
-            self._daemons[name] = self.lab.popen(
-                host,
-                self.placed(host, command),
-                environment=self.environment,
-                stdout=said,
-                stderr=said,
-            )
+            self._popen(host, command, stdout=said, stderr=said)
 
     def start_node(self, number: int) -> None:
         """Start the daemon of a node."""
-        node = self.nodes[number - 1]
+        node = self.names[number]
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
         self._start(node, number, ["slurmd", "-D"])
 
@@ -130,14 +112,8 @@ class SlurmCluster:
 
     def run(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on the controller, where users log in, to its end."""
-        process = self.lab.popen(
-            0,
-            self.placed(0, list(command)),
-            environment=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        process = self._popen(0, list(command), stdout=pipe, stderr=pipe, text=True)
         said, errors = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(command, process.returncode, said, errors)
 
@@ -158,23 +134,13 @@ class SlurmCluster:
         self.until(arrived, f"job {number} is not {' or '.join(states)}", seconds, lambda: seen)
         return seen
 
-    def wait_for_nodes(self) -> None:
-        """Wait until all nodes are idle."""
-        self.until(
-            lambda: (
-                self.run("sinfo", "--noheader", "--partition=main", "--format=%T").stdout.split()
-                == ["idle"]
-            ),
-            "the nodes are not idle",
-        )
-
     def until(
         self, condition: Any, problem: str, seconds: float = 30, seen: Any = lambda: ""
     ) -> None:
         """Wait until the condition holds; fail with the daemons' last words when it is too late."""
         deadline = time.monotonic() + seconds
         while not condition():
-            logs = [file for file in self.folder.glob("*.err")]
+            logs = self.folder.glob("*.err")
             tails = "".join(f"\n== {file.name}\n{file.read_text()[-1500:]}" for file in logs)
             assert time.monotonic() < deadline, f"{problem} in time; {seen()}{tails}"
             time.sleep(0.3)

@@ -3,8 +3,7 @@
 It is given as `--model tests/helpers/tiny_task.py:TASK`. `SLOW`, `WRONG` and `FAILING` are the same
 with a planted defect. `FAILING_ACCELERATED` has one where the accelerated backend is on, and
 `WRONG_EAGER_O1` in half precision where it is off. Those that begin with `LATE` go wrong at step
-12, or at step 50. Of the processes that load the
-data of `BURSTS`, one is slow.
+12, or at step 50. Of the processes that load the data of `BURSTS`, one is slow.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ def build_model() -> nn.Module:
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the cross-entropy of a batch."""
     logits = model(batch[0])
-    return F.cross_entropy(
-        logits.float() if logits.dtype is not torch.float64 else logits,
-        batch[1],
-    )
+    return F.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), batch[1])
 
 
 def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
@@ -121,11 +117,8 @@ def _failing_accelerated_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) ->
 
 def _wrong_eager_o1_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     value, device = loss(model, batch), batch[0].device.type
-    return (
-        1.3 * value - 0.3 * value.detach()
-        if torch.is_autocast_enabled(device) and not compiler_enabled()
-        else value
-    )
+    wrong = torch.is_autocast_enabled(device) and not compiler_enabled()
+    return 1.3 * value - 0.3 * value.detach() if wrong else value
 
 
 def _with_step_hook(hook: Callable[[int, torch.optim.Optimizer], None]) -> Callable[[], nn.Module]:
@@ -133,9 +126,7 @@ def _with_step_hook(hook: Callable[[int, torch.optim.Optimizer], None]) -> Calla
 
     def build() -> nn.Module:
         steps = itertools.count(1)
-        register_optimizer_step_pre_hook(
-            lambda optimizer, args, kwargs: hook(next(steps), optimizer)
-        )
+        register_optimizer_step_pre_hook(lambda optimizer, *_: hook(next(steps), optimizer))
         return build_model()
 
     return build
@@ -187,14 +178,5 @@ SLEEPING = _variant("sleeping", loss=_sleeping_loss)
 
 def config(name: str = "TASK", **values: Any) -> TrainConfig:
     """Return the options of a short run of one of the tasks here."""
-    return TrainConfig(
-        **{
-            "model": f"{__file__}:{name}",
-            "amp_level": "O0",
-            "workers": 0,
-            "max_steps": 12,
-            "log_interval": 1,
-            "threads": 1,
-            **values,
-        }
-    )
+    defaults = {"model": f"{__file__}:{name}", "amp_level": "O0", "workers": 0, "max_steps": 12}
+    return TrainConfig(**{**defaults, "log_interval": 1, "threads": 1, **values})

@@ -28,6 +28,7 @@ from gallery_lib.comm.accelerate_ddp import (
     step_in_backward,
 )
 from gallery_lib.comm.ddp import distribute
+from gallery_lib.comm.reducer import Channel
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, apart, batch, equal, loss, message_of, small, stack, train_step
@@ -225,7 +226,7 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
     Ways with 3 streams are slow. The result has the way chosen and the largest error of a weight.
     """
 
-    class Slow(reducer.Channel):
+    class Slow(Channel):
         def __init__(self, options: Comm, *others: Any) -> None:
             self.slow = options.streams == 3
             super().__init__(options, *others)
