@@ -52,9 +52,8 @@ def switches_of_config() -> list[str]:
 def open_training(config: TrainConfig) -> Any:
     """Return a run of `config` in progress; its folder is `config.run_dir`."""
     from gallery_lib.console.progress import PhaseLog
-    from gallery_lib.train.recipe import Recipe
     from gallery_lib.train.resolved import resolve
-    from gallery_lib.train.session import Observer, open_session
+    from gallery_lib.train.session import Observer, Recipe, open_session
 
     folder = str(config.run_dir)
     resolved = resolve(config, local_processes=1, run_dir=folder)
@@ -68,12 +67,12 @@ def open_training(config: TrainConfig) -> Any:
 
 def training_with(option: str, on: bool, config: TrainConfig) -> Any:
     """Return a run of `config` in progress whose option `section.name` is `on`."""
-    from gallery_lib.train import recipe
+    from gallery_lib.train import session
 
     section, name = option.split(".")
     if option == "compute.kernels":  # the tasks' losses ask the switches of the run
         config = dataclasses.replace(config, kernels=on)
-    backend_config = recipe.backend_config
+    backend_config = session.backend_config
 
     def changed(asked: TrainConfig) -> Config:
         result = backend_config(asked)
@@ -83,11 +82,11 @@ def training_with(option: str, on: bool, config: TrainConfig) -> Any:
             setattr(getattr(result, section), name, on)
         return result
 
-    recipe.backend_config = changed
+    session.backend_config = changed
     try:
         return open_training(config)
     finally:
-        recipe.backend_config = backend_config
+        session.backend_config = backend_config
 
 
 def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:

@@ -39,7 +39,7 @@ from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels import mixed_product
 from gallery_lib.memory import memory_format, takes_any_layout
 from gallery_lib.system import hardware
-from gallery_lib.train.recipe import Plain, Prepared, Recipe, lay_out_batches
+from gallery_lib.train.session import Plain, Prepared, Recipe, lay_out_batches
 
 FUSED = "fused-optimizer"
 EMULATED = "bf16-on-fp32-units"

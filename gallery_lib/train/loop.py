@@ -7,7 +7,7 @@ the loss, the loader, and here the optimizer and the scaler. With more than one 
 torchrun's variables say, DistributedDataParallel averages the gradients.
 
 This module does not start processes (launcher/) and does not compare (measure/). A measurement may
-also have another library make the model ready (recipe.py).
+also have another library make the model ready (session.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, LAUNCHED_AT_VARI
 from gallery_lib.train import precision
 from gallery_lib.train.checkpoints import RunCheckpoints, Trained, choose
 from gallery_lib.train.failure import end_of_run
-from gallery_lib.train.recipe import Recipe
 from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, data_lines, last_step, write_results
-from gallery_lib.train.session import Observer, Session, items_per_batch, open_session
+from gallery_lib.train.session import Observer, Recipe, Session, items_per_batch, open_session
 from gallery_lib.tune import choice
 
 

@@ -1,7 +1,8 @@
 """A run in progress: data, model, optimizer and log, built in the order in which a run needs them.
 
 The baseline and the accelerated backend are built by the same lines. They differ in what the recipe
-asks of `accelerate()` (recipe.py).
+asks of `accelerate()`. measure/variants.py has other recipes: single techniques, and other
+libraries.
 """
 
 from __future__ import annotations
@@ -18,22 +19,89 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import DataLoader
 
 from gallery_lib import memory, optim, tasks
+from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.comm import process_group
+from gallery_lib.config import TrainConfig, backend_config
 from gallery_lib.console.progress import DATA, MODEL, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.data.loading.progress import EarlyWorkers
 from gallery_lib.data.loading.samplers import LengthBucketSampler
 from gallery_lib.errors import InputError
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.memory import takes_any_layout
 from gallery_lib.optim.grad_scaler import Updates
 from gallery_lib.system.files import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
-from gallery_lib.train.recipe import Plain, Recipe
 from gallery_lib.train.resolved import ResolvedConfig
 from gallery_lib.train.results import RunLog
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Input of a recipe: a task's model and loader as they are, and the options of the run."""
+
+    model: nn.Module
+    loader: DataLoader[Any]
+    # The task's builder; `accelerated` means the same as in OptimizerSpec.build.
+    build_optimizer: Callable[..., torch.optim.Optimizer]
+    config: TrainConfig
+    autocast_dtype: torch.dtype | None  # None: fp32
+
+
+@dataclass
+class Prepared:
+    """A model that is ready to train, with its batches and optimizer.
+
+    Its parameters are the plain model's own objects.
+    """
+
+    model: nn.Module
+    loader: DeviceLoader
+    optimizer: torch.optim.Optimizer
+    # Dtype of forward pass and loss. None: fp32, or the recipe applies autocast itself.
+    autocast_dtype: torch.dtype | None
+    techniques: dict[str, str]
+    # Adds a loss's gradients to `.grad`.
+    propagate: Callable[[Tensor], Any] = field(default_factory=lambda: Tensor.backward)
+    # Whether our own kernels run the optimizer's step, and with it the scaler's.
+    kernels: bool = False
+
+
+def lay_out_batches(model: nn.Module, batches: DeviceLoader, done: dict[str, str]) -> None:
+    """Have a task's images arrive in the layout of its convolutions, which spares a conversion.
+
+    Only where no code but that of libraries sees them before.
+    """
+    if done.get("layout") == "channels_last" and takes_any_layout(model):
+        batches.memory_format = torch.channels_last
+
+
+class Recipe:
+    """Preparation by `accelerate()`, as the run's options ask."""
+
+    keeps_loader: bool = True
+    """Whether batches of a run of one process come from the plain loader itself.
+
+    Otherwise they come from another loader that the recipe makes of it.
+    """
+
+    def prepare(self, plain: Plain) -> Prepared:
+        """Return the model ready to train, with its batches and optimizer."""
+        plain_optimizer = plain.build_optimizer(accelerated=False)
+        config = backend_config(plain.config)
+        config.compute.bf16 = plain.autocast_dtype is torch.bfloat16
+        config.compute.fp16 = plain.autocast_dtype is torch.float16
+        wrapped, batches, optimizer = accelerate(plain.model, plain.loader, plain_optimizer, config)
+        lay_out_batches(plain.model, batches, techniques(wrapped))
+        kernels = usage.used(batches.device)
+        return Prepared(
+            wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels
+        )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.measure import variants
 from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.sync_free import SyncFree
-from gallery_lib.train.recipe import Plain, Prepared
+from gallery_lib.train.session import Plain, Prepared
 
 PEERS = [name for name in variants.MODULES if variants.missing(name) is None]
 
