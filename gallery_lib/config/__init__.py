@@ -14,9 +14,6 @@ from typing import Any, Literal
 from gallery_lib.config.options import option
 from gallery_lib.errors import did_you_mean
 
-# --------------------------------------------------------------------------------------------------
-# One training run, and its processes
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -111,10 +108,6 @@ class LaunchConfig:
     """Times that the processes are started again from the last checkpoint, on one host."""
     dry_run: bool = False
     """Print the command that starts the processes, and end."""
-
-
-# --------------------------------------------------------------------------------------------------
-# `accelerate()`: a tree that callers change in place, `config.compute.bf16 = True`
 
 
 @dataclass(slots=True)
@@ -266,10 +259,6 @@ def backend_config(config: TrainConfig) -> Config:
     return result
 
 
-# --------------------------------------------------------------------------------------------------
-# Commands, and programs of the network benchmarks
-
-
 @dataclass(frozen=True)
 class BatchConfig:
     """Options of `gallery run`, which runs notebooks headless."""
@@ -394,10 +383,6 @@ class ConvergenceConfig:
     """How often, each time from other weights. More tell smaller differences apart."""
     out: str | None = None
     """File for the scores, as JSON."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Notebooks: what papermill can pass to them
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,10 +35,7 @@ def planted(tmp_path: Path) -> Plant:
 def test_the_command_checks_the_tree_and_ends_with_1_for_a_fault(
     checkout: Path, tmp_path: Path
 ) -> None:
-    script = tmp_path / "tests" / "project"
-    script.mkdir(parents=True)
-    for name in ("house.py", "import_direction.py", "budgets.py"):
-        (script / name).write_text((checkout / "tests" / "project" / name).read_text())
+    shutil.copytree(checkout / "tests" / "project", tmp_path / "tests" / "project")
     (tmp_path / "gallery_lib" / "attic").mkdir(parents=True)
     (tmp_path / "gallery_lib" / "attic" / "old.py").touch()
     words = [sys.executable, "-m", "tests.project.house"]

@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from project.prepare.conftest import write_script
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = [
@@ -65,13 +66,10 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def make_environment(root: Path, python: str) -> Path:
+def make_environment(root: Path, python: str) -> None:
     """Write the script `python` as the one of the environment."""
-    path = root / ".venv" / "bin" / "python"
-    path.parent.mkdir(parents=True)
-    path.write_text(python)
-    path.chmod(0o755)
-    return path
+    (root / ".venv" / "bin").mkdir(parents=True)
+    write_script(root / ".venv" / "bin" / "python", python)
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -86,8 +86,7 @@ def test_several_kinds_of_gpus_are_counted_and_all_must_have_bf16(
 ) -> None:
     mixed = (Gpu("A", (9, 0)), Gpu("B", (7, 5)), Gpu("A", (9, 0)))
     monkeypatch.setattr(hardware, "visible_gpus", lambda: mixed)
-    assert hardware.gpu_names() == "2 × A + 1 × B"
-    assert not hardware.computes_in_bf16("cuda")
+    assert hardware.gpu_names() == "2 × A + 1 × B" and not hardware.computes_in_bf16("cuda")
     monkeypatch.setattr(hardware, "visible_gpus", lambda: mixed[:1])
     assert hardware.computes_in_bf16("cuda")
 
