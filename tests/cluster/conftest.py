@@ -78,7 +78,6 @@ def cache(
 
 
 def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run the gallery command to its end."""
     return subprocess.run([*GALLERY, *words], capture_output=True, text=True, timeout=timeout)
 
 
@@ -90,7 +89,6 @@ def said(*words: str, timeout: float = 60) -> str:
 
 
 def start_gallery(*words: str) -> subprocess.Popen[str]:
-    """Start the gallery command."""
     return subprocess.Popen(
         [*GALLERY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -122,7 +120,6 @@ def processes_of(cache: Path) -> list[int]:
 
 
 def cgroups(lab_id: str) -> list[Path]:
-    """Return the cgroups that a lab has made."""
     roots = [Path(root) for root, _, _ in os.walk("/sys/fs/cgroup")]
     return [root for root in roots if root.name == f"gallery-lab-{lab_id}"]
 
@@ -138,7 +135,6 @@ def machine() -> dict[str, list[str]]:
 
 
 def kept(cache: Path) -> dict:
-    """Return what the lab's file says."""
     return json.loads((cache / "lab" / "lab.json").read_text())
 
 

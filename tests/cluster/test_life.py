@@ -1,7 +1,4 @@
-"""A lab is made whole or not at all, and goes without a trace, whatever is killed meanwhile.
-
-It needs no rights of root; where none can be made, the reason is said.
-"""
+"""A lab is made whole or not at all, and goes without a trace, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -79,9 +76,7 @@ def test_a_signal_in_the_middle_of_up_leaves_nothing_for_long(
     assert_nothing_is_left(cache, lab_id)
 
 
-def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(
-    cache: Path,
-) -> None:
+def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(cache: Path) -> None:
     said("lab", "up")
     lab_id, keeper = kept(cache)["id"], kept(cache)["keeper"]
     sleep = ["sleep", str(1000 + os.getpid())]  # by which it is known: it has no environment
@@ -190,8 +185,8 @@ def test_where_no_namespace_can_be_made_one_message_says_what_is_needed(cache: P
             f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user "
             "namespaces are allowed"
         )
-    values = "network namespaces (No space left on device)", "sysctl -w user.max_user_namespaces"
-    check_refused_in_one_line(done, *values)
+    needed = "sysctl -w user.max_user_namespaces"
+    check_refused_in_one_line(done, "network namespaces (No space left on device)", needed)
     assert processes_of(cache) == []
     assert not list(cache.rglob("*.json"))
 

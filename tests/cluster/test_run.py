@@ -38,7 +38,6 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def lab() -> str:
-    """Yield the name of a lab of two hosts that is up."""
     said("lab", "up", "--rate", "100mbit")
     return "lab"
 

@@ -2,7 +2,7 @@
 
 training_in_steps.py STEPS TIMEOUT_SECONDS
 
-It prints each step, and how the training ended.
+It prints each step, and how the training ended: the sum of all weights is that of every rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ WIDTH = 64
 
 
 def train(steps: int) -> None:
-    """Train, and print the sum of all weights, which are the same on every rank."""
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = accelerate_ddp(

@@ -86,10 +86,7 @@ def test_nothing_is_left_of_ways_and_models_that_have_gone(two: Ranks) -> None:
 def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
     two: Ranks, wire: dict, most: float
 ) -> None:
-    """Each term is rounded once, and so is the sum.
-
-    The terms are up to about twice as large as the mean.
-    """
+    """Each term is rounded once, and so is the sum; terms are about twice as large as the mean."""
     for apart in two.call("ways.odd_parameters", wire):
         single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
         assert max(apart.values()) <= most and single < 0.5

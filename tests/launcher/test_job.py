@@ -78,10 +78,7 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
 @pytest.mark.slow
 @pytest.mark.several_cores
 def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
-    """Both are on this machine.
-
-    It has the address of host 0 as well as any other of its loopback.
-    """
+    """Both are on this machine, which has every address of its loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))
         meeting = {"nnodes": 2, "master_addr": "127.0.0.2", "master_port": free.getsockname()[1]}

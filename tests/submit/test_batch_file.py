@@ -44,10 +44,11 @@ def started(
 
 
 def step(checkout: Path, folder: Path, *words: str, **variables: str) -> str:
-    """Return the words of srun for a job with these words."""
+    """Return the words of srun for a job with these words, the last in this folder."""
     with started(checkout, folder, *words, **variables) as process:
         process.communicate(timeout=30)
-    return next(x for x in (folder / "notes").read_text().splitlines() if x.startswith("srun "))
+    notes = (folder / "notes").read_text().splitlines()
+    return [line for line in notes if line.startswith("srun ")][-1]
 
 
 def test_a_task_has_the_launcher_for_an_agent_and_a_script_has_torchrun(
@@ -59,10 +60,8 @@ def test_a_task_has_the_launcher_for_an_agent_and_a_script_has_torchrun(
         f"--model=resnet50 --run_dir={tmp_path}/runs/slurm-17 "
         "--resume=auto --checkpoint_every=10min --lr=0.1"
     )
-    (tmp_path / "notes").unlink()
     named = step(checkout, tmp_path, MASTER_ADDR="10.0.0.1", RUN_DIR="/runs/one")
     assert "--master_addr=10.0.0.1" in named and "--run_dir=/runs/one" in named
-    (tmp_path / "notes").unlink()
     words = step(checkout, tmp_path, "train.py", "--name", "a b", PROCESSES="4")
     assert "gallery_lib.launcher.torchrun --nnodes=2 --nproc-per-node=4 --rdzv_backend=c" in words
     assert f"--rdzv_endpoint=n1:{FIRST_PORT + 17 % PORTS} --rdzv_id=17" in words

@@ -84,10 +84,11 @@ def left_alone(cluster: SlurmCluster, run_dir: Path) -> Path:
 def submit(cluster: SlurmCluster, run_dir: Path, options: list[str], *words: str) -> str:
     """Queue a job with options of sbatch, as from the checkout; return its number."""
     checkout = Path(__file__).parents[2]
-    variables = [f"RUN_DIR={run_dir}", f"PYTHON={sys.executable}"]
-    log = f"--output={run_dir.parent}/slurm-%j.out"
-    words = ("sbatch", "--parsable", log, *options, f"{checkout}/docs/examples/slurm.sh", *words)
-    done = cluster.run("env", f"--chdir={checkout}", *variables, *words)
+    done = cluster.run(
+        *("env", f"--chdir={checkout}", f"RUN_DIR={run_dir}", f"PYTHON={sys.executable}"),
+        *("sbatch", "--parsable", f"--output={run_dir.parent}/slurm-%j.out", *options),
+        *(f"{checkout}/docs/examples/slurm.sh", *words),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 

@@ -17,7 +17,6 @@ WORKSPACE = "/workspace"
 
 @pytest.fixture
 def resources(checkout: Path) -> list[dict[str, Any]]:
-    """Return the claim and the TrainJob."""
     return list(yaml.safe_load_all((checkout / "docs/examples/train_job.yaml").read_text()))
 
 

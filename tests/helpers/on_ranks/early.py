@@ -40,6 +40,8 @@ def moved() -> list[bool]:
 
 def refused(what: str) -> str:
     """Return the message where a block takes no step, or one that is not the optimizer's."""
+    if what == "fails halfway":
+        return _fails_halfway()
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -70,7 +72,7 @@ def refused(what: str) -> str:
     return message
 
 
-def fails_halfway() -> str:
+def _fails_halfway() -> str:
     """Return the message of an error in the backward pass, when some parameters had their step."""
     model, _ = _in_buckets()
 

@@ -432,6 +432,8 @@ def automatic(values: dict[str, Any]) -> dict[str, Any]:
 
 def refused(values: dict[str, Any], what: str) -> str:
     """Return the message for options that cannot be met."""
+    if what == "different options":
+        return _different_options()
     nets = {
         "sparse": nn.Embedding(4, 3, sparse=True),
         "complex": nn.Linear(4, 3, dtype=torch.complex64),
@@ -448,7 +450,7 @@ def refused(values: dict[str, Any], what: str) -> str:
     return message_of(lambda: accelerate_ddp(given, Comm(**values), optimizer=optimizer))
 
 
-def different_options() -> str:
+def _different_options() -> str:
     model = small()
     message = message_of(lambda: accelerate_ddp(model, Comm(streams=1 + dist.get_rank())))
     train_step([model], 0)  # the model is as before
