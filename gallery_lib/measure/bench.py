@@ -54,7 +54,6 @@ _LIBRARIES = (
     *("accelerate", "lightning-fabric", "gallery_lib"),
 )
 _LARGE_IMAGE, _LONG_SEQUENCE = 224, 128
-_MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
     values: dict[str, Any] = dict(task.full if full else task.quick)
     if on_cuda:
         # One process reads a few hundred images a second, and a GPU trains on thousands.
-        values["workers"] = min(hardware.cores(), _MOST_WORKERS)
+        values["workers"] = min(hardware.cores(), 16)
     if config.profile == "large":
         values |= _large(task)
     of_run, of_turns = (
@@ -171,13 +170,7 @@ def bench_plan(name: str, config: BenchConfig) -> Plan:
 def waterfall_of(
     train: TrainConfig, compare: CompareConfig, added: Mapping[str, Sequence[str]]
 ) -> Plan:
-    """Return the plan of a waterfall: each variant adds techniques to the one before it.
-
-    Args:
-        train: options of the run.
-        compare: options of the turns.
-        added: the techniques that each variant adds, by the variant's name, in order.
-    """
+    """Return the plan of a waterfall: each variant adds its techniques to the one before it."""
     level = precision.chosen_level(train.amp_level, hardware.device_type())
     train, baseline = dataclasses.replace(train, amp_level=level), EAGER[level]
     variants = {baseline: _variant(train, [])}
@@ -407,11 +400,7 @@ def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
 
 
 def alive_at_a_time(config: TrainConfig) -> int:
-    """Return how many variants are alive: two on a GPU, elsewhere as many as fit into memory.
-
-    Raises:
-        InputError: two do not fit.
-    """
+    """Return how many variants are alive: two on a GPU, elsewhere as many as fit into memory."""
     if hardware.gpu_count():
         return 2
     memory_estimate.check(config, 1, compared=2)

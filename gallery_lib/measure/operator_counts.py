@@ -202,8 +202,6 @@ def _recurrent(named: Mapping[str, Any], *, backward: bool) -> int:
 # was compiled before. Lowering has to happen for that, so the caches of lowered graphs must be off.
 
 
-# Environment of a process in which every graph is lowered anew.
-LOWERING_VARIABLES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 PREFIX = "generated::"
 
 

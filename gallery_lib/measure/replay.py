@@ -36,7 +36,6 @@ from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 
 SCHEMA = 1
-RECORDED = "recorded"
 BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -156,10 +155,9 @@ class Recorder(Observer):
                 )
 
     def after_training(self, session: Session) -> None:
-        """Keep the medians over the recorded steps; on CUDA this waits for the device.
+        """Keep the medians over the recorded steps; InputError for a model without gradients.
 
-        Raises:
-            InputError: for a model without gradients.
+        On CUDA this waits for the device.
         """
         session.clock.read()
         phases: dict[str, Any] = {
@@ -187,7 +185,7 @@ class Recorder(Observer):
         settings = {name: getattr(session.config, name) for name in _SETTINGS}
         self.timeline = Timeline(
             task=session.task.name,
-            origin=RECORDED,
+            origin="recorded",
             settings=settings | {"autocast": str(session.autocast_dtype)},
             environment=hardware.machine_facts(),
             date=time.strftime("%Y-%m-%d"),
@@ -263,21 +261,11 @@ class Replay(nn.Module):
     """Module that replays a timeline.
 
     `model()` is a forward pass. `backward()` of what it returns, and `optimizer_step()`, are the
-    rest of a step.
-
-    Args:
-        timeline: what is replayed.
-        stretch: factor by which every wait is multiplied.
-        seed: seed of the gradients' values, which should differ by rank.
+    rest of a step. Every wait is multiplied by `stretch`. The seed of the gradients' values should
+    differ by rank.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        *,
-        stretch: float = 1.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))

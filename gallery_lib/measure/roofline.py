@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,6 @@ from gallery_lib.train.session import Observer, Session
 PART = "roofline"
 ROUNDS_VARIABLE = "GALLERY_ROOFLINE_ROUNDS"
 _STEPS_BEYOND_WARM_UP = 2
-_PROFILER_IS_QUIET = {"KINETO_LOG_LEVEL": "99"}
-_REPEATS = 3
 _COPY = "copy"
 # A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
 _LONGEST_PRODUCT = 1.0
@@ -78,13 +77,8 @@ def measure(
 ) -> tuple[Path, Roofline]:
     """Measure the roofline of a task's training step on this machine's CPU.
 
-    Args:
-        config: the training options; those of a run's length and files are replaced.
-        asked: number of rounds, and the folder.
-        progress: whether progress is shown, or an open display to use.
-
-    Returns:
-        The folder with `roofline.json`, and what it holds.
+    Returns the folder with `roofline.json`, and what it holds. Options of a run's length and files
+    are replaced. `progress` may be an open display to use.
 
     Raises:
         InputError: for bad options, on a machine with a GPU, and where memory is short.
@@ -105,8 +99,12 @@ def measure(
         evaluate=False,
         run_dir=str(run_dir),
     )
-    quiet = {**_PROFILER_IS_QUIET, ROUNDS_VARIABLE: str(asked.rounds)}
-    variables = {**counts.LOWERING_VARIABLES, **quiet}
+    variables = {
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # every graph is lowered anew
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        ROUNDS_VARIABLE: str(asked.rounds),
+        "KINETO_LOG_LEVEL": "99",  # the profiler is quiet
+    }
     with progress_display(progress) as shown:
         name = config.model.rsplit(":", 1)[-1]
         run_part(config, LaunchConfig(), __name__, variables, shown, label=name, part=PART)
@@ -145,7 +143,7 @@ class Measuring(Observer):
         watch.at_pause()
         for _ in range(self.rounds):
             for name, (run, work_of_run) in prepared.items():
-                rates[name].append(work_of_run / best_seconds(run, _REPEATS))
+                rates[name].append(work_of_run / best_seconds(run, repeats=3))
             steps.append(self.step(session))
             profiled.append(seconds_of_step(lambda: self.step(session), names))
             watch.at_pause()
@@ -197,12 +195,7 @@ class Measuring(Observer):
 
 def best_seconds(body: Callable[[], Any], repeats: int) -> float:
     """Return the shortest time of so many calls, in seconds."""
-    best = float("inf")
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        body()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    return min(timeit.repeat(body, repeat=repeats, number=1))
 
 
 def prepared_product(dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
@@ -252,10 +245,8 @@ def main(arguments: Sequence[str]) -> None:
 def seconds_of_step(step: Callable[[], float], counted: Collection[str]) -> dict[Operation, float]:
     """Run one step on the CPU under the profiler, and return the seconds of each operation.
 
-    Args:
-        step: trains one step and returns its seconds. The optimizer's part of it is a region of
-            the profiler with the name `OPTIMIZER`.
-        counted: names of the operators whose work is known.
+    The step returns its seconds; the optimizer's part of it is a region of the profiler with the
+    name `OPTIMIZER`. `counted` names the operators whose work is known.
     """
     with profile(
         activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True

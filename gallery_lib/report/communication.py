@@ -25,7 +25,6 @@ from gallery_lib.report.style import OURS, SHADES, Chart, one_panel
 from gallery_lib.stats import CONFIDENCE, Ratio
 
 EMULATED = "emulated link"  # what titles and tables call the links of a lab
-_MEBI = 2**20
 REPLAY = "time-dilated replay, emulated link"
 PAYS = 1.1  # throughput over that of one host from which more hosts pay
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -106,7 +105,7 @@ def parity_rows(effects: Effects) -> Rows:
             for value in (effect.gradient_error, None if name == ALONE else effect.limit)
         )
         sent = effect.sent_bytes
-        counted = "not counted" if sent is None else f"{sent / _MEBI:.2f} MiB"
+        counted = "not counted" if sent is None else f"{sent / 2**20:.2f} MiB"
         rows.append([name, counted, error, limit, effect.parity])
     return rows
 

@@ -31,11 +31,7 @@ _LITTLE = 0.05  # weight of a finding whose share of the step is not known
 
 
 def text(folder: str | None) -> str:
-    """Return the report about the runs in a folder; without a folder, about the machine.
-
-    Raises:
-        InputError: when nothing was measured in the folder.
-    """
+    """Return the report about the runs in a folder; without a folder, about the machine."""
     if folder is None:
         return (
             f"{hardware.describe(hardware.machine_facts())}\n{platform.platform()}\n\n"
@@ -142,12 +138,10 @@ def technique_rows() -> Rows:
     """Return the table of techniques: whether each applies here, else what is missing."""
     compiler, gpus, cores = hardware.cpp_compiler(), hardware.gpu_count(), hardware.cores()
     reason = memory.reason_not_applied()
-    layout = "not used: convolutions on a CPU without AVX-512 gain nothing from it"
-    if hardware.prefers_channels_last(hardware.device_type()):
-        layout = "applies"
-    bf16 = "no units for it: O1 is emulated and slower than O0; compiler-opt uses the fp32 units"
-    if hardware.computes_in_bf16("cpu"):
-        bf16 = "has units for it: O1 gains"
+    no_layout = "not used: convolutions on a CPU without AVX-512 gain nothing from it"
+    layout = "applies" if hardware.prefers_channels_last(hardware.device_type()) else no_layout
+    no_bf16 = "no units for it: O1 is emulated and slower than O0; compiler-opt uses the fp32 units"
+    bf16 = "has units for it: O1 gains" if hardware.computes_in_bf16("cpu") else no_bf16
     return [
         ["technique", "here"],
         [
@@ -191,5 +185,7 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
         forms["small convolutions"] = f"torch's own: {convolutions}"
     if has_compiler and (products := mixed_product.reason_not_available()):
         forms["products of few rows"] = f"torch's own: {products}"
-    loading = "by processes of low priority, beside the step's threads"
-    return [*map(list, forms.items()), ["loading", loading]]
+    return [
+        *map(list, forms.items()),
+        ["loading", "by processes of low priority, beside the step's threads"],
+    ]

@@ -43,10 +43,9 @@ def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]
         before_first_step = run.startup_seconds["total"] - max(
             0.0, float(durations[:warmup].sum()) - warmup * run.step_seconds["p50"]
         )
-        per_step = run.config["batch_size"] * run.world_size
         result[name] = (
             before_first_step + np.cumsum(durations),
-            per_step * np.arange(1, len(durations) + 1),
+            run.config["batch_size"] * run.world_size * np.arange(1, len(durations) + 1),
         )
     return result
 

@@ -69,14 +69,9 @@ def one_panel(
     size: tuple[float, float] = (7.0, 3.6),
     **labels: str,
 ) -> Chart:
-    """Return a chart with one pair of axes, which `draw` draws into.
+    """Return a chart with one pair of axes, which `draw` draws into; they have title and labels.
 
-    Args:
-        title: what came out.
-        rows: the table.
-        draw: what draws the content; the axes have their title and labels already.
-        size: width and height in inches.
-        **labels: names of the axes, `xlabel` and `ylabel`.
+    The size is in inches; `labels` are `xlabel` and `ylabel`.
     """
 
     def figure() -> Figure:
@@ -105,11 +100,8 @@ def save(figure: Figure, target: Any) -> None:
 
 def shown_size(figure: Figure) -> dict[str, int]:
     """Return width and height at which a page shows the file, in its own pixels."""
-    width, height = figure.get_size_inches()
-    return {
-        "width": round(_CSS_PIXELS_PER_INCH * width),
-        "height": round(_CSS_PIXELS_PER_INCH * height),
-    }
+    width, height = (round(_CSS_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
+    return {"width": width, "height": height}
 
 
 def fitted(title: str, inches: float = 6.2) -> str:
@@ -133,13 +125,7 @@ def ratio_bars(
     """Return a figure of how many times as fast each bar is as `over`, and its axes.
 
     A bar whose interval holds 1 is hollow: no difference was measurable. A long interval ends in
-    an arrow, with its true end beside it.
-
-    Args:
-        bars: from the top.
-        title: what came out.
-        over: what has the length 1.
-        plain: name of a grey bar of length 1 above the others; None: without it.
+    an arrow, with its true end beside it. `plain` names a grey bar of length 1 above the others.
     """
     names = [*([plain] if plain else []), *(bar.name for bar in bars)]
     figure = Figure(figsize=(8.0, 1.3 + 0.31 * len(names)), layout="constrained")

@@ -200,11 +200,7 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
 
 
 def folder_text(folder: Path | str) -> str:
-    """Return the tables of every comparison and of every other run at or below `folder`.
-
-    Raises:
-        InputError: when there is none.
-    """
+    """Return the tables of every comparison and of every other run at or below `folder`."""
     from gallery_lib.measure.comparison.result import read_comparison
 
     check_folder(folder)

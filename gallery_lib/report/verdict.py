@@ -48,12 +48,6 @@ def task_name(task: str) -> str:
     return f"{Path(path).name}:{name}" if path and short == name else short
 
 
-def _subject(comparison: Comparison) -> str:
-    results = comparison.baseline
-    where = f" on {results.world_size} processes" if results.world_size > 1 else ""
-    return f"{task_name(comparison.task)}{where}"
-
-
 def _compared_with(comparison: Comparison) -> str:
     """Return the baseline and its precision: `PyTorch eager in fp32`."""
     first = next(iter(comparison.variants))
@@ -88,7 +82,9 @@ def one_line(comparison: Comparison) -> str:
 
     If a parity check failed, the verdict names that check instead.
     """
-    subject, other = _subject(comparison), _compared_with(comparison)
+    processes = comparison.baseline.world_size
+    where = f" on {processes} processes" if processes > 1 else ""
+    subject, other = f"{task_name(comparison.task)}{where}", _compared_with(comparison)
     ratio = comparison.speedup
     if ratio is None:
         return f"{subject}: {_why_no_speedup(comparison.parity, other)}, so no speed-up is given."

@@ -38,7 +38,6 @@ FORMATS = {
     "fp16": Comm(wire="fp16"),
     "int8": Comm(wire="int8"),
 }
-_LEAST_NOISE = 0.005
 # Number of the 1797 images that only measure the accuracy; the same images with every seed.
 HELD_OUT = 597
 # Sizes and learning rate of the training; images in a batch are those of one process.
@@ -60,7 +59,7 @@ class Scores:
         """Return how far means over as many seeds, at least two, lie apart by chance."""
         scores = self.by_format[FP32]
         spread = 2 * statistics.stdev(scores) * math.sqrt(2 / len(scores))
-        return max(spread, _LEAST_NOISE * abs(statistics.mean(scores)))
+        return max(spread, 0.005 * abs(statistics.mean(scores)))
 
     def verdict(self, wire: str) -> str:
         """Return `within noise`, `better` or `worse`, in comparison with fp32."""
@@ -112,8 +111,9 @@ def measure(config: ConvergenceConfig) -> int:
     process_group.ensure_initialized()
     by_format = {}
     for name, way in FORMATS.items():
-        seeds = range(config.seeds)
-        by_format[name] = [accuracy(way, seed=seed, epochs=config.epochs) for seed in seeds]
+        by_format[name] = [
+            accuracy(way, seed=seed, epochs=config.epochs) for seed in range(config.seeds)
+        ]
         if process_group.rank() == 0:
             values = ", ".join(f"{value:.3f}" for value in by_format[name])
             print(f"{name}: held-out accuracy {values}", flush=True)

@@ -34,11 +34,7 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 @interruptible("the measurement")
 def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]:
-    """Run the measurement on this host and return what rank 0 wrote; its lines are shown.
-
-    Raises:
-        RunFailed: with the last lines.
-    """
+    """Run the measurement on this host and return what rank 0 wrote; its lines are shown."""
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

@@ -210,11 +210,10 @@ def measure(config: StrategiesConfig) -> int:
     for name, way in candidates.items():
         own = stats.percentiles(sent[name])["p50"] if sent[name] else -1.0
         of_a_host = max(process_group.all_ranks(own))
-        pair = (seconds[PLAIN], seconds[name])
         by_name[name] = Effect(
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
-            ratio=None if name == PLAIN else stats.ratio_of_medians(*pair),
+            ratio=None if name == PLAIN else stats.ratio_of_medians(seconds[PLAIN], seconds[name]),
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,

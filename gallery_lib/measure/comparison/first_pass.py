@@ -22,7 +22,6 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.console import user_errors
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.measure.comparison.gradient_probe import widen
 from gallery_lib.tasks.task import Task
 from gallery_lib.train import precision
 
@@ -101,13 +100,24 @@ def _pass(
     return float(loss.detach())
 
 
+def widen(model: nn.Module) -> None:
+    """Convert the model to float64 in place, and have its calls convert floating-point inputs."""
+    model.double()
+
+    def widened(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def to_float64(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return tuple(map(widened, args)), {name: widened(v) for name, v in kwargs.items()}
+
+    model.register_forward_pre_hook(to_float64, with_kwargs=True)
+
+
 def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
     """Run one forward and backward pass of the task, and one in float64.
 
-    Returns the loss, and the name of the model's class. Random numbers of the caller are as before.
-
-    Raises:
-        InputError: for a mistake in the task's functions.
+    Returns the loss, and the name of the model's class; InputError for a mistake in the task's
+    functions. Random numbers of the caller are as before.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)

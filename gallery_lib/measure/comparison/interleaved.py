@@ -26,8 +26,13 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.console.progress import ENDING, IMPORTS, TURNS, Phase, Progress
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import Job, RunView, start
-from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
-from gallery_lib.measure.comparison.worker import PROBE_FILE, WORKER, Role, TurnServer
+from gallery_lib.measure.comparison.worker import (
+    PROBE_BATCHES,
+    PROBE_FILE,
+    WORKER,
+    Role,
+    TurnServer,
+)
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import now
 from gallery_lib.train.results import Results, each_step_seconds
@@ -104,17 +109,9 @@ def take_turns(
 ) -> dict[str, Measurement]:
     """Run the variants in turns, each in a run directory of its name below `folder`.
 
-    Args:
-        variants: what to run, by name.
-        launch: how the processes are started.
-        turns: numbers of steps and rounds.
-        folder: parent of the run directories.
-        progress: where to show what is going on.
-        label: name shown before it.
-        dropped: where given, receives the variants that fail, with their error, and the others go
-            on. Otherwise the error is raised.
-        at_pause: called before the first turn and after each round of turns, when every variant
-            waits.
+    Progress shows `label` before what is going on. `at_pause` is called before the first turn and
+    after each round of turns, when every variant waits. `dropped`, where given, receives the
+    variants that fail, with their error, and the others go on. Otherwise the error is raised.
 
     Raises:
         InputError: for options that make no sense.

@@ -205,14 +205,9 @@ def check_curves(
 ) -> Check:
     """Return the check of all losses; where it fails, it names the step at which they part.
 
-    Args:
-        baseline: its losses of all steps.
-        candidate: the candidate's.
-        amp_level: the candidate's.
-        again_plain: trains the baseline again, from weights moved by the rounding of this number,
-            and returns its losses; called where needed.
-        again_candidate: the same for the candidate.
-        same_precision: whether the baseline has that level, too.
+    The level is the candidate's; with `same_precision` the baseline's, too. `again_plain` trains
+    the baseline again, from weights moved by the rounding of this number, and returns its losses;
+    it is called where needed. `again_candidate` does the same for the candidate.
     """
     again = again_plain if same_precision else again_candidate
 

@@ -32,10 +32,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gallery_lib.measure.comparison.gradient_probe import differences_of_start, relative_error
-from gallery_lib.measure.comparison.result import FINITE_LOSSES, SAME_START, Check, Parity
+import torch
 
-Probe = dict[str, Any]  # result of `gradient_probe.run_probe`
+from gallery_lib.measure.comparison.result import FINITE_LOSSES, SAME_START, Check, Parity
+from gallery_lib.measure.comparison.worker import differences_of_start
+
+Probe = dict[str, Any]  # result of `worker.run_probe`
 Losses = Sequence[float | None]  # losses of the first steps; None is no finite number
 
 # How many times as large as the baseline's error a candidate's may be, beside the tolerance.
@@ -80,6 +82,14 @@ def _finite(value: float | None) -> float | None:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def relative_error(sample: list[float], exact: list[float]) -> float:
+    """Return ‖sample − exact‖ / ‖exact‖; inf where it is not a number or the exact one is zero."""
+    a, b = torch.tensor(sample, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64)
+    norm = float(b.norm())
+    error = float((a - b).norm()) / norm if norm > 0 else math.inf
+    return error if error == error else math.inf
 
 
 def check_of(name: str, deviations: Sequence[Deviation]) -> Check:
@@ -156,12 +166,9 @@ def judge(
 ) -> Parity:
     """Run all checks and return their parity.
 
-    Args:
-        losses: losses of the first steps: (baseline, candidate, exact).
-        probes: gradient probes: (baseline, candidate, exact).
-        amp_level: the candidate's.
-        same_precision: whether the baseline has that level, too; otherwise it is fp32.
-        diverged: where each of the two diverged, None where it did not.
+    Losses of the first steps and gradient probes are those of baseline, candidate and float64. The
+    level is the candidate's; without `same_precision` the baseline is in fp32. `diverged` says
+    where each of the two diverged, None where it did not.
     """
     baselines_level = amp_level if same_precision else "O0"
     checks = [
@@ -273,8 +280,8 @@ def check_gradients(
     baseline: Probe, candidate: Probe, exact: Probe, amp_level: str, *, same_precision: bool = True
 ) -> Check:
     """Return check 2, over the gradients of the first batch."""
-    tolerance = GRADIENT_TOLERANCE[amp_level]
-    tolerance = tolerance if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
+    own = GRADIENT_TOLERANCE[amp_level]
+    tolerance = own if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
     deviations = []
     for name in parameters_to_check(exact):
         error, baselines = (_error(probe, exact, name) for probe in (candidate, baseline))

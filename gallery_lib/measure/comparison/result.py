@@ -121,11 +121,7 @@ def write_comparison(comparison: Comparison) -> None:
 
 
 def read_comparison(folder: Path | str) -> Comparison:
-    """Return a comparison read back from its folder.
-
-    Raises:
-        InputError: when there is none, or one that is damaged or of another version.
-    """
+    """Return a comparison from its folder; InputError when there is none that can be read."""
     check_folder(folder)
     path = Path(folder) / FILE
     try:

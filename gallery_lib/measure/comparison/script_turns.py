@@ -131,15 +131,14 @@ class ScriptTurns:
         """Return how many times as fast as the baseline a script is, or None without parity."""
         if not self.parity(name)[0]:
             return None
-        baseline, candidate = (_sample_seconds(self.rounds[of]) for of in (self.baseline, name))
+        seconds = [
+            [[1 / rate for rate in turn] for turn in self.rounds[script]]
+            for script in (self.baseline, name)
+        ]
         # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
         keeps, gives_back = pair.KEEPS_MEMORY, pair.GIVES_MEMORY_BACK
         spread = math.hypot(keeps if hardware.gpu_count() else gives_back, keeps)
-        return ratio_of_medians(baseline, candidate, process_spread=spread)
-
-
-def _sample_seconds(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[1 / rate for rate in turn] for turn in rounds]
+        return ratio_of_medians(*seconds, process_spread=spread)
 
 
 @interruptible("the comparison in turns")

@@ -31,9 +31,16 @@ import gallery_lib
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.launcher.job import start
-from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES, differences_of_start
 from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
-from gallery_lib.measure.comparison.worker import PROBE_FILE, REFERENCE, SECOND, WORKER, Role
+from gallery_lib.measure.comparison.worker import (
+    PROBE_BATCHES,
+    PROBE_FILE,
+    REFERENCE,
+    SECOND,
+    WORKER,
+    Role,
+    differences_of_start,
+)
 from gallery_lib.optim import WITH_LENGTH
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.files import atomic_write
@@ -49,9 +56,8 @@ _IRRELEVANT = (
 # Code that a reference depends on, as rooms and modules of the package.
 _TRAINS_EAGER = (
     *("tasks", "data", "optim", "train", "acceleration", "comm"),
-    *("measure/comparison/worker", "measure/comparison/gradient_probe"),
+    *("measure/comparison/worker", "measure/comparison/first_pass"),
 )
-_EVERYTHING = (".",)
 _LOOK_SECONDS = 0.2
 
 
@@ -137,7 +143,7 @@ def _digest(config: TrainConfig, facts: Any, code: tuple[str, ...]) -> str:
 def measured_key(config: TrainConfig, *facts: Any) -> str:
     """Return a digest of all that a measured figure depends on: `facts`, and the whole package."""
     machine = [hardware.cores(), hardware.gpu_count(), hardware.gpu_names()]
-    return _digest(config, [*facts, *machine], _EVERYTHING)
+    return _digest(config, [*facts, *machine], (".",))
 
 
 def reference_file(config: TrainConfig, world_size: int) -> Path:

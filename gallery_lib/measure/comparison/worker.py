@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
@@ -33,16 +34,21 @@ from torch import Tensor, nn
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.console.progress import PROBE, TURNS
+from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import RunFailed
 from gallery_lib.launcher import worker
 from gallery_lib.measure import variants
-from gallery_lib.measure.comparison import first_pass, gradient_probe
-from gallery_lib.measure.comparison.gradient_probe import PROBE_BATCHES
+from gallery_lib.measure.comparison import first_pass
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.train.loop import train
 from gallery_lib.train.session import Observer, Session
 from gallery_lib.tune.choice import without_dropout
 
+# Number of first batches that are probed, and that are shown to be the same. Half precision needs
+# as many to average its noise out. In fp32 a batch tells flips from faults.
+PROBE_BATCHES = 4
+SAMPLE = 512  # gradient elements kept per parameter and batch
+_PIECE = 2**22
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
 WORKER = __name__  # the module whose `main` launched processes run
@@ -121,6 +127,91 @@ class TurnClient:
 
 
 # --------------------------------------------------------------------------------------------------
+# Gradient probe: a variant's gradients on a few batches, reduced to what the parity check needs.
+#
+# For every parameter it keeps, for each of the batches, the squared norm of its gradient and a
+# fixed random sample of its elements. The probe runs on the run's own model (compiled, laid out,
+# distributed as it is), with the initial weights. It puts everything back afterwards.
+
+
+def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """Return a copy, on the CPU, of the model's weights and buffers.
+
+    It lies in an unlinked file in `folder`, mapped into memory: it takes none that the run needs.
+    """
+    path = folder / f"initial-{os.getpid()}.pt"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(model.state_dict(), path)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of shapes, dtypes and bits, in logical order, of the tensors inside."""
+    result = hashlib.sha256()
+    for tensor in tensors_in(value):
+        result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return result.hexdigest()
+
+
+def differences_of_start(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Return what two probed runs did not share at their start: initial weights, first batches."""
+    differences = ["initial weights"] if one["weights"] != other["weights"] else []
+    pairs = zip(one["first_batches"], other["first_batches"], strict=False)
+    return differences + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
+
+
+def _sample_indices(elements: int) -> Tensor:
+    if elements <= SAMPLE:
+        return torch.arange(elements)
+    return torch.randint(elements, (SAMPLE,), generator=torch.Generator().manual_seed(elements))
+
+
+def _square_norm(gradient: Tensor) -> float:
+    # A piece at a time: a copy in float64 as a whole might not fit.
+    return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
+
+
+def run_probe(
+    session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True
+) -> dict[str, Any]:
+    """Return gradient statistics on `batches` at the initial weights, free of the loss scale.
+
+    The session's state is as before. Without `restore`, which spares a copy of the weights, the
+    model has the initial ones.
+    """
+    model = session.plain
+    current = (
+        {name: value.detach().clone() for name, value in model.state_dict().items()}
+        if restore
+        else initial
+    )
+    model.load_state_dict(initial)
+    square_norms: dict[str, list[float]] = {}
+    samples: dict[str, list[list[float]]] = {}
+    for number, batch in enumerate(batches):
+        session.optimizer.zero_grad(set_to_none=True)
+        session.backward(session.forward(batch))
+        scale = session.scaler.get_scale()
+        for name, p in model.named_parameters():
+            if p.grad is None:
+                continue
+            gradient = p.grad.detach().contiguous().flatten()  # logical order in any layout
+            indices = _sample_indices(gradient.numel()).to(gradient.device)
+            # Batches that give it no gradient count as zeros.
+            norms = square_norms.setdefault(name, [0.0] * len(batches))
+            kept = samples.setdefault(name, [[0.0] * len(indices) for _ in batches])
+            norms[number] = _square_norm(gradient) / scale**2
+            kept[number] = (gradient[indices].double() / scale).tolist()
+    session.optimizer.zero_grad(set_to_none=True)
+    model.load_state_dict(current)
+    return {"batches": len(batches), "square_norms": square_norms, "samples": samples}
+
+
+# --------------------------------------------------------------------------------------------------
 # Observers of the training
 
 
@@ -154,7 +245,7 @@ class Probing(Observer):
         """Switch dropout off and keep the initial weights."""
         without_dropout(model)  # dropout would draw different numbers in each run
         assert self.config.run_dir is not None
-        self.initial = gradient_probe.initial_state(model, Path(self.config.run_dir))
+        self.initial = initial_state(model, Path(self.config.run_dir))
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         """Keep the first batches."""
@@ -164,11 +255,11 @@ class Probing(Observer):
     def probe(self, session: Session, *, restore: bool) -> None:
         """Run the probe and write its result, from rank 0."""
         session.phases.begin(PROBE)
-        result = gradient_probe.run_probe(session, self.initial, self.batches, restore=restore)
+        result = run_probe(session, self.initial, self.batches, restore=restore)
         if session.log.rank == 0:
             result |= {
-                "weights": gradient_probe.digest(self.initial),
-                "first_batches": [gradient_probe.digest(batch) for batch in self.batches],
+                "weights": digest(self.initial),
+                "first_batches": [digest(batch) for batch in self.batches],
             }
             torch.save(result, session.log.run_dir / PROBE_FILE)
         del self.batches[1:]
@@ -230,7 +321,7 @@ class WithoutTurns(Probing):
             _move(model, _ROUNDING[self.config.amp_level], self.role.move)
         super().model_built(model)
         if self.role.name == REFERENCE:
-            gradient_probe.widen(model)
+            first_pass.widen(model)
 
     def after_training(self, session: Session) -> None:
         """Run the probe, which can use the memory of the optimizer: nothing is trained any more."""
