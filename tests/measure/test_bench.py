@@ -1,7 +1,5 @@
 """`gallery bench`: its plans, its refusals, and results of real processes on a tiny task."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -16,7 +14,6 @@ from gallery_lib.measure import bench, variants
 from gallery_lib.measure.bench import Plan, bench_plan, groups, waterfall_of
 from gallery_lib.measure.bench_result import (
     BEST,
-    TURN_ORDER,
     VARIANTS,
     Outcome,
     Row,
@@ -161,10 +158,9 @@ def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(
     changes = {"eager-fp32": {"amp_level": "O0"}, "ours": {"compiler_opt": True}}
     for name, variant in plan.variants.items():
         assert variant.config == dataclasses.replace(plain, **changes.get(name, {}))
+        assert name in BEST or "GLIBC_TUNABLES" not in variant.environment
     assert (baseline, "ours") in plan.pairs and ("eager-fp32", "ours") in plan.pairs
     assert len(set(plan.pairs)) == len(plan.pairs)
-    tuned = {name for name, one in plan.variants.items() if "GLIBC_TUNABLES" in one.environment}
-    assert tuned <= set(BEST)
 
 
 @pytest.mark.parametrize(("has_units", "baseline"), [(True, "eager-O1"), (False, "eager-fp32")])
@@ -185,8 +181,6 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
 
 
 def test_what_is_compared_takes_turns_together() -> None:
-    assert sorted(VARIANTS) == sorted(TURN_ORDER) and len(set(VARIANTS)) == len(VARIANTS)
-    assert set(TURN_ORDER[: 1 + len(BEST)]) == {"ours", *BEST}
     plan = bench_plan(TINY, BenchConfig(amp_level="O0"))
     with_ours, *_ = groups([name for name in plan.variants if name != plan.baseline], 5)
     best = set(plan.variants) & set(BEST)  # fewer where a peer is not installed
@@ -197,12 +191,10 @@ def test_what_is_compared_takes_turns_together() -> None:
 
 
 def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
-    quick, large = (
-        bench_plan("resnet18", BenchConfig(profile=profile)) for profile in ("quick", "large")
-    )  # type: ignore[arg-type]
-    assert (quick.config.image_size, large.config.image_size) == (64, 224)
-    assert quick.config.batch_size == large.config.batch_size
-    assert large.config.sequence_length is None
+    quick = bench_plan("resnet18", BenchConfig(profile="quick")).config
+    large = bench_plan("resnet18", BenchConfig(profile="large")).config
+    assert (quick.image_size, large.image_size, large.sequence_length) == (64, 224, None)
+    assert quick.batch_size == large.batch_size
     for name, length in {"hf_Bert": 128, "tts_angular": 50}.items():  # no mock utterance is longer
         assert bench_plan(name, BenchConfig(profile="large")).config.sequence_length == length
 
@@ -231,10 +223,10 @@ def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hardware, "cores", lambda: 12)
-    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 1
-    monkeypatch.setattr(hardware, "device_type", lambda: "cuda")
-    assert bench_plan(TINY, BenchConfig(amp_level="O0")).config.workers == 12
-    assert bench_plan(TINY, BenchConfig(amp_level="O0", workers=3)).config.workers == 3
+    for device, asked, workers in (("cpu", None, 1), ("cuda", None, 12), ("cuda", 3, 3)):
+        monkeypatch.setattr(hardware, "device_type", lambda device=device: device)
+        plan = bench_plan(TINY, BenchConfig(amp_level="O0", workers=asked))
+        assert plan.config.workers == workers
 
 
 def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:

@@ -1,9 +1,7 @@
 """A step's time in groups that add up; its bytes and FLOPs are those that one counts by hand."""
 
-from __future__ import annotations
-
 import functools
-import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,10 +281,10 @@ def test_a_compiled_step_has_all_its_work_and_all_its_time(monkeypatch: pytest.M
         compiled(frames).square().sum().backward()
         kernels.calls.clear()
         out = compiled(frames)
-        gelu = dict(kernels.work())
+        gelu = kernels.work()
         kernels.calls.clear()
         out.square().sum().backward()
-        gelus_gradient = dict(kernels.work())
+        gelus_gradient = kernels.work()
         with Counts() as counter:
             compiled(frames).sum()
     hidden = 64 * 32 * FP32
@@ -299,11 +297,10 @@ def test_a_compiled_step_has_all_its_work_and_all_its_time(monkeypatch: pytest.M
     )
     assert sum(work.flops for work in counter.work.values()) == 2 * 64 * 32 * (16 + 8)
 
-    def step() -> float:
-        began = time.perf_counter()
+    def train() -> None:
         compiled(frames).square().sum().backward()
-        return time.perf_counter() - began
 
+    step = functools.partial(timeit.timeit, train, number=1)
     seconds = seconds_of_step(step, {"aten::mm", "aten::sum"})
     assert all(seconds[kernel] > 0 for kernel in (*gelu, *gelus_gradient))
     assert seconds[Operation("aten::mm", ((64, 16), (16, 32), (64, 32)))] > 0
@@ -312,12 +309,7 @@ def test_a_compiled_step_has_all_its_work_and_all_its_time(monkeypatch: pytest.M
 
 def test_an_operators_time_has_that_of_the_operators_it_calls() -> None:
     images = torch.randn(8, 64, 64)
-
-    def step() -> float:
-        began = time.perf_counter()
-        images.to(torch.float64)
-        return time.perf_counter() - began
-
+    step = functools.partial(timeit.timeit, lambda: images.to(torch.float64), number=1)
     seconds = seconds_of_step(step, {"aten::_to_copy", "aten::copy_"})
     # `to` calls `_to_copy`, which calls `copy_`.
     assert {operation.name for operation in seconds} == {"aten::to", "aten::_to_copy", BETWEEN}
@@ -372,9 +364,8 @@ def test_a_compiled_step_is_measured_group_by_group(
     assert by_name[FUSED].bytes > 4 * 4 * 16 * 256  # ReLU reads and writes at least that
     assert roofline.seconds == pytest.approx(roofline.profiled_seconds, rel=1e-6)
     assert all(part.calls and part.seconds for part in roofline.operations if part.group == FUSED)
-    assert set(roofline.limits.flops_per_second) == {"float32"}
-    assert roofline.limits.copy_bytes_per_second > 1e8
-    printed = capsys.readouterr().out
+    limits, printed = roofline.limits, capsys.readouterr().out
+    assert set(limits.flops_per_second) == {"float32"} and limits.copy_bytes_per_second > 1e8
     assert "Most to gain: " in printed and str(out / "roofline.json") in printed
     assert main(["roofline", TASK, "--out", str(out)]) == 2  # holds another's results
 

@@ -1,7 +1,5 @@
 """Recording of a real run, and the model that replays it: order, waits, and gradients in DDP."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

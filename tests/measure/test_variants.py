@@ -1,7 +1,5 @@
 """The peers, with nothing of this backend, and each technique of ours alone."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -113,10 +111,7 @@ def test_a_peer_is_started_with_glibc_told_to_keep_large_blocks_and_says_so(
         assert variants.variables_of([peer])[name] == memory.allocator_variables()[name]
     assert name not in variants.variables_of([])
     # In words that the interval goes by.
-    for tunables, said in (
-        ("glibc.malloc.mmap_threshold=1", memory.KEEPS),
-        ("", "not applied: "),
-    ):
+    for tunables, said in (("glibc.malloc.mmap_threshold=1", memory.KEEPS), ("", "not applied: ")):
         monkeypatch.setenv(name, tunables)
         assert prepared(["eager-best"]).techniques["allocator"].startswith(said)
     monkeypatch.delenv(name)

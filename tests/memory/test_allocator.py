@@ -1,7 +1,5 @@
 """Memory that is touched ahead is what the next tensors get."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables, picture and verdict of a bench, for outcomes of every kind."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gallery doctor`: shares of the step add up, and advice follows from figures."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

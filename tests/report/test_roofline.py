@@ -1,7 +1,5 @@
 """The report of a roofline says where most is to gain, in 100 columns, and its picture shows it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

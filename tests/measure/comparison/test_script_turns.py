@@ -3,8 +3,6 @@
 The scripts under test do nothing but sleep and log.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess
@@ -89,11 +87,10 @@ def compare(tmp_path: Path) -> Iterator[Callable[..., ScriptTurns]]:
 
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes that run a script of the folder, also under a supervisor."""
-    return [
+    return [  # a zombie has no command line
         process
-        for process in psutil.process_iter(["cmdline", "status"])
+        for process in psutil.process_iter(["cmdline"])
         if any(f"{folder}/" in word for word in process.info["cmdline"] or [])
-        and process.info["status"] != psutil.STATUS_ZOMBIE
     ]
 
 
@@ -142,7 +139,7 @@ def test_the_first_line_of_an_epoch_does_not_count(compare, script) -> None:
 def test_a_script_that_fails_or_hangs_is_named_with_its_last_lines(
     compare, script, number: int, end: str, message: str
 ) -> None:
-    scripts = [script("a", end=end if number == 0 else ""), script("b", end=end if number else "")]
+    scripts = [script(name, end=end if name == "ab"[number] else "") for name in "ab"]
     with pytest.raises(RunFailed, match=rf"(?s){'ab'[number]}\.py.*{message}"):
         compare(*scripts, rounds=10, patience_seconds=5.0)
 

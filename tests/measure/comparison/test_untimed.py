@@ -1,7 +1,5 @@
 """References, turns and the process spread: parts of a comparison that have a door of their own."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
