@@ -98,8 +98,7 @@ def _corrupt(chosen: random.Random, command: Command, done: Try) -> None:
             path.write_bytes(os.urandom(300))
 
 
-Fault = Callable[[random.Random, Command, Try], None]
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, Callable[[random.Random, Command, Try], None]] = {
     "signal": lambda chosen, command, done: command.process.send_signal(
         chosen.choice([signal.SIGINT, signal.SIGTERM])
     ),

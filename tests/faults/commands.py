@@ -41,8 +41,6 @@ def gallery(*words: str) -> list[str]:
 
 
 def batch(source: str = "import time; time.sleep(30)") -> Words:
-    """Return the command `gallery run` on a notebook of one cell."""
-
     def words(workspace: Workspace) -> list[str]:
         notebook = write_notebook(workspace.folder / "notebooks", "one", source)
         return gallery("run", str(notebook), "--out", str(workspace.folder / "batch"))

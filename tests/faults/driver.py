@@ -126,7 +126,6 @@ class Command:
         return None
 
     def end(self) -> None:
-        """Kill all processes that are left, and remove what was said."""
         self._over.set()
         for process in self.everything():
             with contextlib.suppress(psutil.Error):
@@ -224,8 +223,7 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
         took = None
         try:
             time.sleep(row.at_second)
-            is_time = command.wait_until(lambda: workspace.steps() >= row.at_step)
-            if row.cause and is_time:
+            if command.wait_until(lambda: workspace.steps() >= row.at_step) and row.cause:
                 row.cause(command)
             took = command.ended_after(row.seconds)
             wrong = _wrong(row, workspace, command, took)

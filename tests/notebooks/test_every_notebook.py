@@ -100,19 +100,6 @@ def test_a_tasks_notebook_runs_on_several_processes_and_measures_techniques(
     assert ("**Not measured**: the parameter `waterfall` is False" in text) is not waterfall
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_the_verdict_comes_in_the_first_third_before_profile_and_launcher(
-    name: str, checkout: Path
-) -> None:
-    cells = json.loads((checkout / "notebooks" / f"{name}.ipynb").read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    calls = ("show_comparison(one)", "profile(", "launch(")
-    verdict, *later = (
-        next(i for i, source in enumerate(code) if f"notebook.{call}" in source) for call in calls
-    )
-    assert verdict < min(len(code) / 3, *later)
-
-
 MUTATIONS = {
     "the sign of the loss in the loop": (
         "scaler.scale(value).backward()",

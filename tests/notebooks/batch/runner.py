@@ -23,7 +23,6 @@ class Runner:
     mark: str
 
     def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Start the batch without waiting for it."""
         return subprocess.Popen(
             [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words],
             stdout=stdout,
