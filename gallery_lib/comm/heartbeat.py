@@ -22,14 +22,12 @@ from gallery_lib.comm.torch_ddp import default_store
 
 _BEAT_SECONDS = 1.0
 _LONGEST_BEAT_SECONDS = 5.0
-_BEATS = 8
-"""Number of beats, and looks at the other ranks, within a limit that is short."""
+_BEATS = 8  # and looks at the other ranks, within a limit that is short
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
 _TELLING_SECONDS = 2.0
-_ENDED = "ended"
-"""Value in place of the clock, written by a rank that has done its part."""
+_ENDED = "ended"  # in place of the clock of a rank that has done its part
 _NO_STORE = (
     "the store of the run does not answer: "
     "rank 0, or the process that launched it, has ended or cannot be reached"

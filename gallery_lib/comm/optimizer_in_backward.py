@@ -22,8 +22,7 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError, RunFailed
 
-_COUPLED = (torch.optim.LBFGS,)
-"""Optimizers whose step needs all gradients at once."""
+_COUPLED = (torch.optim.LBFGS,)  # their step needs all gradients at once
 _BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu")
 """Modules whose optimizers treat each parameter by itself.
 

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 _MPI = "OMPI_COMM_WORLD"
 TORCHRUN, SRUN = "torchrun", "srun"
+# Variables for rank, world size and local rank, by launcher, in the order of precedence: a
+# scheduler may have started torchrun itself.
 LAUNCHERS = {
     TORCHRUN: ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
@@ -35,10 +37,6 @@ LAUNCHERS = {
     "Open MPI": (f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK"),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 }
-"""Variables for rank, world size and local rank, by launcher, in the order of precedence.
-
-A scheduler may have started torchrun itself.
-"""
 
 
 class Place(NamedTuple):
@@ -104,8 +102,7 @@ def device() -> torch.device:
     return own_device
 
 
-_made_here = False
-"""Whether this module made the default process group, and so has to end it."""
+_made_here = False  # this module made the default process group, and so has to end it
 
 
 def ensure_initialized(timeout_seconds: float = 600.0) -> None:

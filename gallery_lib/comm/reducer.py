@@ -38,8 +38,7 @@ from gallery_lib.errors import InputError, RunFailed
 SHARED_MEMORY = Path("/dev/shm")
 DDP_BUCKET_MB = 25
 """DDP's own size of all buckets but the first, in MiB."""
-_ALIGNED_VALUES = 64
-"""Alignment of the pieces of a bucket, in values."""
+_ALIGNED_VALUES = 64  # of the pieces of a bucket
 
 
 class SharedSlots:

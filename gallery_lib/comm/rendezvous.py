@@ -31,11 +31,8 @@ MEETING_FILE = "torchrun-rendezvous"
 """File in which torchrun has its own rendezvous."""
 RENDEZVOUS_FILE = "rendezvous"
 """File in which the processes of a run on one host meet."""
+# torchrun's keep-alive in its rendezvous file, which only grows and which nobody else reads.
 _SIGN_OF_LIFE_SECONDS = 600
-"""Interval of torchrun's keep-alive in its rendezvous file.
-
-Nobody else reads the file, and it only grows, so the interval is long.
-"""
 
 
 def loopback_interface() -> dict[str, str]:
@@ -152,8 +149,7 @@ def slurm_step() -> SlurmStep | None:
     )
 
 
-_POD_SECONDS = 120.0
-"""Time in which the name of a pod has to appear."""
+_POD_SECONDS = 120.0  # in which the name of a pod has to appear
 
 
 def check_host(host: str, *, own: bool, seconds: float = 0.0) -> None:

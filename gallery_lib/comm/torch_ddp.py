@@ -25,8 +25,8 @@ from gallery_lib.config import Comm
 
 DDP = nn.parallel.DistributedDataParallel
 find_tensors = _find_tensors
+# Attributes of a DDP for the sizes of buckets.
 _BUCKETS = "_bucket_config", *("bucket_bytes_cap" + more for more in ("", "_list", "_default"))
-"""Attributes of a DDP for the sizes of buckets."""
 
 
 def default_store() -> dist.Store:
