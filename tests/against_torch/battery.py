@@ -17,7 +17,7 @@ import torch
 
 from . import product
 from .case import Case
-from .launches import LAUNCHES, Server
+from .launches import LAUNCHES, WITHOUT_CALL, Server
 from .loaders import BATCHES, LOADERS
 from .loops import LOOPS
 from .models import MODELS
@@ -53,6 +53,8 @@ def valid(case: Case) -> bool:
             case.loop != "closure" or case.scheduler == "none",
             case.scheduler != "one_cycle" or case.optimizer != "adamw_tensor_rate",
             case.config != "inductor" or not several,
+            case.launch not in WITHOUT_CALL
+            or (case.config == "inductor" and case.call == "older" and not case.order),
             case.call in product.CALLS or (several and _by_user(case)),
             case.comm == "default" or several,
             # Ranks that divide a stream themselves have as many batches.
@@ -89,6 +91,8 @@ def drawn(random: Random) -> Case:
             loader, config = choose(("distributed_sampler", "stream_by_rank")), "plain"
         elif several and config == "inductor":
             config = "aot"
+        elif launch in WITHOUT_CALL:
+            config, call = "inductor", "older"
         loop = choose(list(LOOPS))
         case = Case(
             model=model,

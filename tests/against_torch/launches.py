@@ -55,11 +55,15 @@ class Launch:
         return {name: str(value) for name, value in {**own, **place}.items()}
 
 
+WITHOUT_CALL = ("backend", "plug")
+"""Launches that never call accelerate(): torch.compile with our backend, or with our plug."""
 LAUNCHES: dict[str, Launch] = {
     "one": Launch(share=60),
     "one_group_before": Launch(group="before"),
     "one_group_after": Launch(group="after"),
     "one_of_torchrun": Launch(variables="torchrun"),
+    "backend": Launch(share=5),
+    "plug": Launch(share=5),
     "two": Launch(world=2, variables="torchrun", share=24),
     "two_group_before": Launch(world=2, variables="torchrun", group="before"),
     "two_group_without_variables": Launch(world=2, group="before"),

@@ -15,7 +15,7 @@ from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm, Compiler, Config, Loader, Memory
 
 from .case import Case
-from .launches import LAUNCHES
+from .launches import LAUNCHES, WITHOUT_CALL
 from .optimizers import SCHEDULERS, optimizer_of
 
 COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
@@ -95,6 +95,8 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     The first five are as the case's way of calling has them. The objections name what accelerate()
     should have kept.
     """
+    if case.launch in WITHOUT_CALL:
+        return _compiled(case, model, loader, validation)
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
@@ -106,6 +108,15 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     optimizer = before or optimizer_of(case.optimizer, model, ours)
     if case.call.startswith("early"):
         accelerate_ddp(model, Comm(**_comm(case)), optimizer=optimizer)
+    return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
+
+
+def _compiled(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
+    """Return the parts of a script that compiles its model itself."""
+    if case.launch == "plug":
+        importlib.import_module("gallery_lib.plug")
+    model.compile(backend="inductor" if case.launch == "plug" else "gallery")
+    optimizer = optimizer_of(case.optimizer, model)
     return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
 
@@ -148,6 +159,8 @@ def _in_ddp(case: Case, model: nn.Module) -> nn.Module:
 
 def accelerate_more(case: Case, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
     """Make a second network and its optimizer ready, in the case's way."""
+    if case.launch in WITHOUT_CALL:
+        return model, optimizer
     if by_user(case):
         return _in_ddp(case, model), optimizer
     if case.call == "parts":

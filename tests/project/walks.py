@@ -31,7 +31,7 @@ WALKS = {
         15,
     ),
     "gallery compare, to its verdict": (
-        ["-m", "gallery_lib", "compare", *TRAINING, "--rounds=4", "--block_steps=1"],
+        ["-m", "gallery_lib", "compare", *TRAINING, "--rounds=4", "--block_steps=2"],
         *("", 20),
     ),
     "accelerate()": (["-m", "tests.project.walks", "accelerate"], "", 20),
