@@ -86,7 +86,7 @@ def accelerate(*given: Any, **named: Any) -> Any:  # noqa: D417, see __signature
         config: what to do; default: `Config()`.
 
     Raises:
-        InputError: when the model has been through here before, when a part is none of these or
+        InputError: when the model is accelerated already, when a part is none of these or
             cannot be used, or when the compiler lacks something.
 
     Example:
@@ -112,7 +112,12 @@ def accelerate(*given: Any, **named: Any) -> Any:  # noqa: D417, see __signature
     device = _join_run(model)
     model.to(device)
     state = _State(
-        *(config, model, device, parts.of_kind("loader"), optimizers), parts.of_kind("scheduler")
+        config=config,
+        model=model,
+        device=device,
+        loaders=parts.of_kind("loader"),
+        optimizers=optimizers,
+        schedulers=parts.of_kind("scheduler"),
     )
     for step in STEPS:
         state.record.update(step(state))
@@ -149,7 +154,12 @@ def _plain_module(model: nn.Module) -> nn.Module:
 
 
 def _join_run(model: nn.Module) -> torch.device:
-    """Join the run's process group, if there is one to join; return this process's device."""
+    """Join the run's process group, if there is one to join; return this process's device.
+
+    Raises:
+        InputError: for a model that several processes on such devices cannot train.
+    """
+    # torchrun also starts groups of one process. On a CPU SyncBatchNorm works only outside a group.
     if process_group.world_size() > 1 or not arguments.has_synchronized_norm(model):
         process_group.ensure_initialized()
     device = process_group.device()

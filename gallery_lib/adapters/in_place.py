@@ -17,14 +17,19 @@ from gallery_lib.system.processes import tell
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
-    """Compile `model` for `device` at its first call, unless it is compiled already; say so."""
-    kept = memory.keep_large_blocks()
+    """Set `model` up to be compiled for `device` at its first call, and print what was set up.
+
+    A model that is compiled already stays as it is. For the whole process, the allocator is set to
+    keep large blocks, and repeated recompilation is reported.
+    """
+    allocator = memory.keep_large_blocks()
+    name = type(model).__name__
     if compiled_call(model) is not None:
-        say(f"{type(model).__name__} is compiled already, and stays as it is; allocator: {kept}")
-    else:
-        how = compile_model(model, Compiler(), device)
-        recompiles.watch(say)
-        say(f"{type(model).__name__}: {how}; allocator: {kept}")
+        say(f"{name} is compiled already, and stays as it is; allocator: {allocator}")
+        return
+    compilation = compile_model(model, Compiler(), device)
+    recompiles.watch(say)
+    say(f"{name}: {compilation}; allocator: {allocator}")
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -176,7 +176,7 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
         (folder / "bench.md").write_text(markdown(bench, "bench.png"), encoding="utf-8")
 
     folder, result = measure.run(
-        operands.tasks, config, command=["gallery", "bench", *words], done=write
+        operands.tasks, config, command=["gallery", "bench", *words], after_task=write
     )
     print(text(result))
     print(f"results: {folder}/bench.json, tables: bench.md, picture: bench.png")

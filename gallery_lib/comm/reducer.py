@@ -279,7 +279,7 @@ class GradientReducer:
             future.wait()
 
     def _pieces(self, buffer: Tensor) -> list[Tensor]:
-        """Return the pieces in which a bucket is averaged: the whole, unless it is oversized."""
+        """Return the pieces of a bucket to average: on the CPU, several for an oversized one."""
         if self._device.type == "cuda":
             return [buffer]
         size = (self.options.bucket_mb or DDP_BUCKET_MB) * 2**20

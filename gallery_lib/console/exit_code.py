@@ -126,7 +126,7 @@ def _refused(error: OSError, error_prefix: str) -> int:
 
 
 def refusal(error: OSError) -> str:
-    """Return in one line what the system has refused: the reason, the path, and what may help."""
+    """Return an OSError as one line without a full stop: path, reason, and what may help."""
     text = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
         return text

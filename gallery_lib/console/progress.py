@@ -70,12 +70,13 @@ class PhaseLog:
     def begin(self, name: str, *, count: int = 0, total: int | None = None) -> None:
         """Note that a phase begins, which ends the previous one."""
         self._steady = Phase(name, now(), count, total)
-        self._note(self._steady)
+        self._append(self._steady)
 
-    def _note(self, phase: Phase) -> None:
+    def _append(self, phase: Phase) -> None:
+        """Add `phase` to the log and write its file anew; a full disk does not end the run."""
         if not self._enabled:
             return
-        self._phases = [*self._phases[-_LONGEST_LIST:], phase]
+        self._phases = [*self._phases, phase][-_LONGEST_LIST:]
         with written_if_possible(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as file:
@@ -84,15 +85,15 @@ class PhaseLog:
     def compilation_began(self) -> None:
         """Note that the compilation of a graph begins."""
         self._graphs += 1
-        self._note(Phase(f"compiling, graph {self._graphs}", now()))
+        self._append(Phase(f"compiling, graph {self._graphs}", now()))
 
     def build_began(self) -> None:
         """Note that the build of own kernels begins."""
-        self._note(Phase("building own kernels", now()))
+        self._append(Phase("building own kernels", now()))
 
     def compilation_ended(self) -> None:
         """Note that the phase before the compilation, or build, goes on."""
-        self._note(dataclasses.replace(self._steady, began=now()))
+        self._append(dataclasses.replace(self._steady, began=now()))
 
 
 def read_phases(run_dir: Path | str) -> list[Phase]:

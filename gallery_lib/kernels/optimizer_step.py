@@ -164,13 +164,20 @@ def _radam(weight, gradient, states, step, lr, h):
 
 
 def _lamb(weight, gradient, states, step, lr, h):
-    # You et al., "Large Batch Optimization for Deep Learning", 2020, with φ(x) = x.
+    """Return the weight after LAMB's step, and the new moments.
+
+    AdamW's update is scaled by the tensor's trust ratio, norm of the weight over norm of the
+    update; it is 1 where either is 0. Source: You et al., "Large Batch Optimization for Deep
+    Learning", 2020, with φ(x) = x.
+    """
     average, square = moments = _moments(gradient, states, h)
     root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
     update = average * _bias_correction(h.beta1, step).reciprocal() / root + h.weight_decay * weight
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (weight, update)]
-    ratio = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
-    return weight - lr * ratio * update, moments
+    weight_norm = torch.linalg.vector_norm(weight, dtype=torch.float64)
+    update_norm = torch.linalg.vector_norm(update, dtype=torch.float64)
+    has_norms = (weight_norm > 0) & (update_norm > 0)
+    trust_ratio = torch.where(has_norms, weight_norm / update_norm, 1.0)
+    return weight - lr * trust_ratio * update, moments
 
 
 RULES: dict[str, Callable[..., tuple[Tensor, list[Tensor | None]]]] = {

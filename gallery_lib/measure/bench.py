@@ -225,7 +225,7 @@ def run(
     config: BenchConfig,
     *,
     command: Sequence[str] = ("gallery", "bench"),
-    done: Callable[[Path, Bench], None] = lambda folder, bench: None,
+    after_task: Callable[[Path, Bench], None] = lambda folder, bench: None,
 ) -> tuple[Path, Bench]:
     """Measure the tasks `names`, and return the folder and what came out.
 
@@ -233,7 +233,7 @@ def run(
         names: tasks; all when empty.
         config: options of the bench.
         command: the command line that the result records.
-        done: called with the folder and the bench after each task.
+        after_task: called with the folder and the bench after each task.
 
     Raises:
         InputError: before anything is started, for unknown names, options that make no sense and a
@@ -261,7 +261,7 @@ def run(
         outcome = measure_task(plan, digest, run_folder, label=label)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
-        done(folder, bench)
+        after_task(folder, bench)
     return folder, bench
 
 

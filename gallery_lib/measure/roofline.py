@@ -301,8 +301,13 @@ _MERGED = {
 }
 
 
-def group_of_operation(name: str) -> str:
-    """Return the group of an operation, by its name."""
+def roofline_group(name: str) -> str:
+    """Return the group under which a roofline lists the operation `name`.
+
+    The groups are those of a step's profile (`step_profile.group_of`), and coarser: norms are one,
+    and so is the movement of data. Convolutions are two, forward and backward. The compiler's
+    generated kernels are FUSED, this package's are OWN; optimizer and time between operators stay.
+    """
     if name in (OPTIMIZER, BETWEEN):
         return name
     if name.startswith(PREFIX):
@@ -344,7 +349,7 @@ def operations(
         parts.append(
             Part(
                 name=operation.name.removeprefix(PREFIX),
-                group=group_of_operation(operation.name),
+                group=roofline_group(operation.name),
                 shapes=" ".join("×".join(map(str, shape)) for shape in operation.shapes),
                 calls=done.calls,
                 bytes=done.bytes,

@@ -30,7 +30,7 @@ PAYS = 1.1  # throughput over that of one host from which more hosts pay
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def _rounds(effect: Effect) -> bool:
+def _is_lossy(effect: Effect) -> bool:
     """Return whether the technique rounds gradients, and so changes what is computed."""
     return bool(effect.options["wire"] != "exact")
 
@@ -52,15 +52,19 @@ def _step_times_title(effects: Effects) -> str:
 
 
 def step_times(effects: Effects) -> Chart:
-    """Return each technique's step time: a mark for each step, a bar for the median."""
+    """Return the chart and table of step times, a row for each technique.
+
+    A bar is the median, a mark one step. The table has the ratio of DDP's own step time to that of
+    the technique, with its interval and verdict.
+    """
     interval = f"{CONFIDENCE:.0%} interval"
     rows = [
         [f"technique ({EMULATED})", "step time, median", f"{PLAIN} over it ({interval})", "verdict"]
     ]
     for name, effect in effects.ways.items():
         ratio = effect.ratio
-        over = [str(ratio), ratio.verdict] if ratio else ["1, by definition", "baseline"]
-        rows.append([name, seconds(effect.seconds), *over])
+        comparison = [str(ratio), ratio.verdict] if ratio else ["1, by definition", "baseline"]
+        rows.append([name, seconds(effect.seconds), *comparison])
 
     def draw(axes: Any) -> None:
         for row, (name, effect) in enumerate(effects.ways.items()):
@@ -68,20 +72,21 @@ def step_times(effects: Effects) -> Chart:
                 row,
                 1000 * effect.seconds,
                 color={ALONE: style.OTHERS, PLAIN: style.PLAIN}.get(name, OURS),
-                hatch="//" if _rounds(effect) else None,
+                hatch="//" if _is_lossy(effect) else None,
                 edgecolor="white",
             )
-            steps = [1000 * step for steps in effect.rounds for step in steps]
-            axes.plot(steps, np.full(len(steps), row), "k|", markersize=9)
+            milliseconds = [1000 * step for steps in effect.rounds for step in steps]
+            axes.plot(milliseconds, np.full(len(milliseconds), row), "k|", markersize=9)
             label = seconds(effect.seconds)
             label += "" if effect.ratio is None else f", {effect.ratio.ratio:.2f}×"
-            axes.annotate(label, (max(steps), row), (6, 0), textcoords="offset points", va="center")
-        names = [f"{name}, rounds" if _rounds(e) else name for name, e in effects.ways.items()]
+            end = (max(milliseconds), row)
+            axes.annotate(label, end, (6, 0), textcoords="offset points", va="center")
+        names = [f"{name}, rounds" if _is_lossy(e) else name for name, e in effects.ways.items()]
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.grid(visible=False)
         longest = max(max(steps) for effect in effects.ways.values() for steps in effect.rounds)
-        axes.set_xlim(0, 1400 * longest)
+        axes.set_xlim(0, 1.4 * 1000 * longest)  # leaves room for the labels
 
     return one_panel(
         _step_times_title(effects),

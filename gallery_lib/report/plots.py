@@ -136,10 +136,14 @@ def _training_title(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def training(curves: Mapping[str, Sequence[float]]) -> Chart:
-    """Return the loss of each step, a curve for each name; the title says whether they fell."""
+    """Return the chart and table of the loss of each step, a curve for each name.
+
+    The steps of a curve are two passes over the same batches, and the title says whether the second
+    one's losses are lower. Curves beyond the number of `LOOKS` are in the table only.
+    """
     rows = [["step", *curves]]
     for step in range(max(map(len, curves.values()))):
-        values = [number(c[step]) if step < len(c) else "" for c in curves.values()]
+        values = [number(losses[step]) if step < len(losses) else "" for losses in curves.values()]
         rows.append([str(step + 1), *values])
 
     def draw(axes: Any) -> None:

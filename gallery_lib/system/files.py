@@ -169,13 +169,17 @@ class PrivateFolder:
         self._lock.enter_context(locked(self.path))
 
     def close(self) -> None:
-        """Remove the folder, and those whose owners were killed."""
+        """Remove the folder, and those of this user whose owners were killed.
+
+        An owner that lives holds the lock of its folder.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
         for folder in self.path.parent.glob(f"{_FOLDERS_PREFIX}*"):
             with contextlib.suppress(OSError, LockHeld):
-                there = folder.stat()
-                if there.st_uid == os.geteuid() and time.time() - there.st_mtime > _NEW_SECONDS:
+                status = folder.stat()
+                age = time.time() - status.st_mtime
+                if status.st_uid == os.geteuid() and age > _NEW_SECONDS:
                     with locked(folder, wait=False):
                         shutil.rmtree(folder, ignore_errors=True)
 

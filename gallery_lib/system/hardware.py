@@ -190,15 +190,15 @@ def gpu_names() -> str:
 
 def git_revision(folder: Path) -> str | None:
     """Return `<commit>` or `<commit>+changes` of the checkout at `folder`; None without one."""
-    # A run refreshes no index, and tags are no names of commits here.
+    # A run must not write the checkout's index. The revision is the commit's hash, never a tag.
     git = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--exclude=*"]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*git, "--abbrev=12", "--dirty=+changes"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return completed.stdout.strip() or None
 
 
 def machine_facts() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from gallery_lib.system.processes import SOCKETS_VARIABLE, signal_of_exit_code
 
 ERROR_FILES = "error-rank*.json"
 _KILLED = "Killed"
+_STDERR_LINES_SHOWN = 15
 _TELL_THEIR_CAUSE = ("SilentRank", "Diverged", "OutOfMemory")
 
 
@@ -153,7 +154,7 @@ def of_run(
         return kind(f"the run in {run_dir}: {first.message.rstrip('.')}.{line}")
     log = "\n".join(last_lines) or "(nothing was logged)"
     failed = RunFailed(
-        f"the run in {run_dir} did not finish: {_reason(run_dir, code, first, output)}\n"
+        f"the run in {run_dir} did not finish: {_failure_text(run_dir, code, first, output)}\n"
         f"Last log lines of rank 0:\n{log}"
     )
     ended_by = (first and first.signal) or signal_of_exit_code(code)
@@ -164,18 +165,27 @@ def of_run(
     return failed
 
 
-def _reason(run_dir: Path, code: int, first: ErrorReport | None, output: str) -> str:
-    """Return why a run failed, in a sentence, with the details below it."""
-    if first is not None:
-        if first.type == _KILLED:
-            return f"{first.message}."
-        reason = f"rank {first.rank} failed with {first.type}: {first.message}"
-        if first.own_line is None:
-            return f"{reason}.\n{first.traceback.rstrip()}"
+def _failure_text(
+    run_dir: Path, code: int, report: ErrorReport | None, launcher_stderr: str
+) -> str:
+    """Return why a run failed, in a sentence, with the details below it.
+
+    `report` is that of the rank to blame. Without one the reason is the signal or exit code of the
+    run, with the last lines of `launcher_stderr` for an exit code.
+    """
+    if report is not None:
+        if report.type == _KILLED:
+            return f"{report.message}."
+        reason = f"rank {report.rank} failed with {report.type}: {report.message}"
+        if report.own_line is None:
+            return f"{reason}.\n{report.traceback.rstrip()}"
         return (
-            f"{reason.rstrip('.')}.\n  {first.own_line}\n"
-            f"The whole traceback is in {run_dir}/log-rank{first.rank}.txt."
+            f"{reason.rstrip('.')}.\n  {report.own_line}\n"
+            f"The whole traceback is in {run_dir}/log-rank{report.rank}.txt."
         )
-    if (number := signal_of_exit_code(code)) is not None:
-        return f"its processes were ended by {number.name}, from outside or because memory ran out."
-    return f"its processes ended with exit code {code}.\n" + "\n".join(output.splitlines()[-15:])
+    if (received := signal_of_exit_code(code)) is not None:
+        return (
+            f"its processes were ended by {received.name}, from outside or because memory ran out."
+        )
+    last_lines = launcher_stderr.splitlines()[-_STDERR_LINES_SHOWN:]
+    return f"its processes ended with exit code {code}.\n" + "\n".join(last_lines)

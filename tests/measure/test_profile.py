@@ -18,9 +18,9 @@ from gallery_lib.measure import operator_counts as counts
 from gallery_lib.measure.operator_counts import Counts, Operation, Work, optimizer_bytes
 from gallery_lib.measure.roofline import (
     OWN,
-    group_of_operation,
     middle_of,
     operations,
+    roofline_group,
     seconds_of_step,
 )
 from gallery_lib.measure.roofline_result import (
@@ -87,7 +87,7 @@ TASK = f"{tiny_task.__file__}:TASK"
 def test_an_operator_is_in_its_group() -> None:
     assert {name: group_of(name) for name in GROUPS} == GROUPS
     assert group_of("aten::add_", in_optimizer=True) == OPTIMIZER
-    found = {name: group_of_operation(name) for name in GROUPS_OF_A_ROOFLINE}
+    found = {name: roofline_group(name) for name in GROUPS_OF_A_ROOFLINE}
     assert found == GROUPS_OF_A_ROOFLINE
 
 

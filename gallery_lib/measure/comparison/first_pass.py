@@ -69,7 +69,7 @@ def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
         return next(iter(DeviceLoader(loader, device, torch.contiguous_format, shard=False)))
 
 
-def _pass(
+def _forward_backward(
     task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device
 ) -> float:
     """Run one forward and backward pass and return the loss; raise InputError for a mistake."""
@@ -127,10 +127,10 @@ def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
         batch = _batch(task, config, device)
         model = _build(task).to(device).train()
         model_class = type(model).__name__
-        first_loss = _pass(task, model, batch, dtype, device)
+        first_loss = _forward_backward(task, model, batch, dtype, device)
         widen(model)
         try:
-            _pass(task, model, batch, None, device)
+            _forward_backward(task, model, batch, None, device)
         except InputError as error:
             reason = "The comparison trains the model in float64, too, as its reference, and there:"
             raise InputError(

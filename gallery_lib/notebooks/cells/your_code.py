@@ -185,7 +185,13 @@ def your_settings(
     """Make a task of the reader's cell, try the task, and return the settings for it.
 
     The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file, which
-    the training processes import. One forward and backward pass runs in this kernel.
+    the training processes import. A forward and backward pass runs in this kernel, then one in
+    float64.
+
+    Args:
+        build_model: the cell's function of that name.
+        batch_size: samples per process and step where `parameters` has no batch size.
+        parameters: values of the options of YourModelConfig.
 
     Raises:
         InputError: with the cell's line, for a mistake in the functions; the file is removed then.
