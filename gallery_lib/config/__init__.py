@@ -8,6 +8,8 @@ torch.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -208,13 +210,6 @@ class Config:
     """At the first training step, let layouts and compilers take turns on the batch, and use the
     fastest that computes the same. The choice is kept for the next time."""
 
-    def __new__(cls, *_: object, **named: object) -> Config:
-        """Refuse names of no option, with the one that is meant."""
-        for name in named:
-            if name not in _subjects():
-                raise TypeError(_meant(name))
-        return object.__new__(cls)
-
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(_meant(name))
 
@@ -232,6 +227,21 @@ class Config:
             memory=Memory(layout="contiguous", allocator=False),
             loader=Loader(nice=0),
         )
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """Have a name that is no option refused with the one that is meant, as attributes are."""
+
+    @functools.wraps(init)
+    def initialize(self: Config, *values: Any, **named: Any) -> None:
+        if unknown := named.keys() - _subjects():
+            raise TypeError(_meant(min(unknown)))
+        init(self, *values, **named)
+
+    return initialize
+
+
+Config.__init__ = _checked(Config.__init__)  # type: ignore[method-assign]
 
 
 def _subjects() -> dict[str, tuple[str, ...]]:

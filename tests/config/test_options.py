@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+import inspect
 import os
 import pickle
 import subprocess
@@ -195,4 +196,5 @@ def test_an_option_in_the_wrong_place_is_answered_with_the_one_that_is_meant(
 ) -> None:
     with pytest.raises(kind, match=says):
         use()
+    assert "compute" in inspect.signature(Config).parameters
     assert copy.deepcopy(Config()) == Config() == pickle.loads(pickle.dumps(Config()))
