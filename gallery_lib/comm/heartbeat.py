@@ -22,7 +22,7 @@ from gallery_lib.comm.torch_ddp import default_store
 
 _BEAT_SECONDS = 1.0
 _LONGEST_BEAT_SECONDS = 5.0
-_BEATS = 8  # and looks at the other ranks, within a limit that is short
+_BEATS = 8  # and as many looks at the other ranks, within a short limit
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
@@ -58,14 +58,14 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._left, self._writing = False, threading.Lock()
         self._answer = ""
-        own = self._key(dist.get_rank())
-        self._store.set(own, "0")
+        self._own = self._key(dist.get_rank())
+        self._store.set(self._own, "0")
         dist.barrier()
         self._answered = self._looked = time.monotonic()
         # The clock of each other rank, and when it last changed.
         others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
         self._clocks = dict.fromkeys(others, ("", self._looked))
-        self._beating = threading.Thread(target=self._beat, args=(own,), daemon=True)
+        self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
         if limit_seconds is not None:
             threading.Thread(target=self._watch_store, args=(limit_seconds,), daemon=True).start()
@@ -78,17 +78,19 @@ class Heartbeat:
     def _clock(self, rank: int) -> str:
         return self._store.get(self._key(rank)).decode()
 
-    def _beat(self, key: str) -> None:
+    def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
             while not self._stopped.wait(self._interval):
                 with self._writing:
                     if not self._left:
-                        self._store.set(key, str(time.monotonic_ns()))
+                        self._store.set(self._own, str(time.monotonic_ns()))
                 if self._store.check([self._key("found")]):
                     self._answer = self._store.get(self._key("found")).decode()
                 if self._limit is not None:
                     self._look_after_others(self._limit)
                 self._answered = time.monotonic()
+            if self._limit is not None:
+                self._store.set(self._own, _ENDED)
 
     def _look_after_others(self, limit: float) -> None:
         now = time.monotonic()
@@ -114,7 +116,7 @@ class Heartbeat:
     def _watch_store(self, limit: float) -> None:
         """Report that the store does not answer: torch waits for it forever."""
         looked = time.monotonic()
-        while not self._stopped.wait(self._interval):
+        while not self._stopped.wait(self._interval) and not self._left:
             now = time.monotonic()
             if now - looked > self._interval + _WATCH_SECONDS:  # this process itself was stopped
                 self._answered = now
@@ -153,7 +155,7 @@ class Heartbeat:
     def _tell_end(self) -> None:
         with self._writing, contextlib.suppress(RuntimeError):  # the store has gone
             self._left = True
-            self._store.set(self._key(dist.get_rank()), _ENDED)
+            self._store.set(self._own, _ENDED)
 
     def end(self) -> None:
         """Have the thread end, without waiting for it."""

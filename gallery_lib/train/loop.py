@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import multiprocessing
 import os
 import resource
 from collections import Counter
@@ -90,8 +91,8 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             watch = Watch(os.getppid() if process_group.world_size() > 1 else None)
         if process_group.world_size() > 1:
             silence = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
-            # It goes on to the end of the process: another rank may still have results to write.
-            ends.callback(Heartbeat("run", config.rank_timeout, silence).leave)
+            heartbeat = Heartbeat("run", config.rank_timeout, silence)
+            ends.callback(heartbeat.leave if _waits_for_others() else heartbeat.stop)
         notice = Notice(Path(config.run_dir), int(os.environ.get(HEARS_NOTICE_VARIABLE, "0")))
         if config.checkpoint_every is not None:  # without checkpoints signals end the run as ever
             ends.enter_context(notice.listening())
@@ -140,6 +141,11 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         )
         _write(session, results, trained)
         return results
+
+
+def _waits_for_others() -> bool:
+    """Return whether torchrun has forked this rank, which then stays until all have ended."""
+    return multiprocessing.parent_process() is not None and "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _resolved(config: TrainConfig) -> ResolvedConfig:
