@@ -56,7 +56,7 @@ _IRRELEVANT = (
 # Code that a reference depends on, as rooms and modules of the package.
 _TRAINS_EAGER = (
     *("tasks", "data", "optim", "train", "acceleration", "comm"),
-    *("measure/comparison/worker", "measure/comparison/first_pass"),
+    *("measure/comparison/worker", "measure/comparison/first_pass", "tune/choice"),
 )
 _LOOK_SECONDS = 0.2
 

@@ -75,12 +75,13 @@ def test_a_reference_depends_on_the_code_that_trains_and_a_figure_on_all_code(
 ) -> None:
     monkeypatch.setattr(gallery_lib, "__file__", str(tmp_path / "__init__.py"))
     references, figures = [], []
-    for file in ("tasks/pytorch_unet.py", "tasks/pytorch_unet.py", "report/chart.py"):
+    unet, dropout = "tasks/pytorch_unet.py", "tune/choice.py"
+    for file in (unet, unet, dropout, "report/chart.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(f"# {len(figures)}")
         references.append(untimed.reference_file(config(), 1))
         figures.append(untimed.measured_key(config()))
-    assert references[0] != references[1] == references[2] and len(set(figures)) == 3
+    assert len(set(references[:3])) == 3 == len(set(references)) and len(set(figures)) == 4
 
 
 def test_a_kept_reference_of_other_weights_or_batches_is_run_again(
