@@ -297,6 +297,9 @@ def test_characters_are_numbered_by_frequency_and_others_are_unknown() -> None:
     assert characters.encode("cabx") == [5, 3, 4, UNKNOWN]
     assert characters.decode([5, 3, 4, END, 3]) == "cab"
     assert characters.decode([3, UNKNOWN, BEGIN, 99]) == "a\ufffd\ufffd\ufffd"
+    assert len(Characters.of(["abc"], 6, "here")) == 6
+    with refused("data_dir", "here", "4 different", "room for 3"):
+        Characters.of(["abcd"], 6, "here")
 
 
 def test_spaces_stay_except_between_ideographs() -> None:

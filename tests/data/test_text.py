@@ -142,14 +142,6 @@ def test_changed_text_is_tokenised_anew(text_files: Path, tmp_path: Path) -> Non
     assert len(keys) == 4
 
 
-def test_text_that_was_not_made_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    with refused("data_dir", tmp_path, "python3 data_prep/text.py"):
-        text.find(None, "wordpiece")
-
-
 def test_the_process_may_fork_after_tokenising_a_folder(text_files: Path, tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom gallery_lib.data import text\n"

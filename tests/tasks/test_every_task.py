@@ -142,6 +142,14 @@ def on_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return run
 
 
+@pytest.mark.parametrize("name", OF_EACH_DOMAIN)
+def test_a_task_that_lacks_its_data_names_the_command_that_makes_them(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
+    command = f"python3 data_prep/{tasks.get(name).data_commands[0]}.py"
+    with refused("data_dir", tmp_path, command):
+        tasks.data_of(TrainConfig(model=name))
+
+
 def losses(results: Results) -> list[float]:
     return [loss for _, loss in results.loss["curve"]]
 

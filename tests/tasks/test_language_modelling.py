@@ -130,6 +130,9 @@ def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name, m
     assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == own
     assert len(touched) > 70
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+    for kind in (nn.Linear, nn.Embedding):
+        layer = next(m for m in model.modules() if isinstance(m, kind))
+        assert 0.015 < float(layer.weight.detach().std()) < 0.025  # its configuration says 0.02
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -250,13 +253,17 @@ def test_the_loss_is_torch_s_with_the_task_s_smoothing_in_fp32_at_least(
     name, own_kernel, monkeypatch
 ):
     monkeypatch.setattr(usage, "used", lambda device: own_kernel)
+    monkeypatch.setattr(cross_entropy, "LARGE", 1)
     smoothing = 0.1 if name == "speech_transformer" else 0.0
     for given, computed in (
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
         (torch.bfloat16, torch.float32),
     ):
+        before = operators.counts()
         loss, arguments = loss_of(name, LOGITS.to(given))
+        used = {operator for operator, _ in operators.counts() - before}
+        assert used == ({"cross_entropy_rows"} if own_kernel else set())
         arguments["input"] = arguments["input"].to(computed)
         expected = F.cross_entropy(**arguments, label_smoothing=smoothing)
         torch.testing.assert_close(loss, expected, **({} if own_kernel else {"rtol": 0, "atol": 0}))

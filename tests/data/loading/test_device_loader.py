@@ -36,6 +36,7 @@ from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader, to_device
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.data.loading.progress import EarlyWorkers
+from gallery_lib.data.loading.sharding import may_refill
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 DATA = list(range(20))
@@ -182,6 +183,21 @@ def test_what_came_back_may_be_given_again() -> None:
 def test_loaders_in_a_list_are_refused(kind: Any, made: Callable[[], Any]) -> None:
     with refused("loader", f"a {kind.__name__} of loaders"):
         ours(kind([made(), made()]))
+
+
+@pytest.mark.parametrize(
+    ("loader", "refills"),
+    [
+        (DataLoader(DATA, 2), False),
+        (DataLoader(DATA, None, num_workers=1), False),
+        (DataLoader(DATA, None), True),
+        (Doubled(DATA, 2), True),
+        (EarlyWorkers(DATA, 2), False),
+        ([torch.ones(1)], True),
+    ],
+)
+def test_what_may_fill_its_memory_again_is_known(loader: Any, refills: bool) -> None:
+    assert may_refill(loader) is refills
 
 
 def test_a_batch_may_be_anything_and_ends_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +94,11 @@ def sampler(batch_items: int, seed: int = 0, lengths: list[int] = LENGTHS) -> Le
     return LengthBucketSampler(lengths, batch_items, torch.Generator().manual_seed(seed))
 
 
+def batches_of_8(indices: list[int]) -> torch.Tensor:
+    """Return the lengths of the items at these indices: [batches, 8]."""
+    return torch.tensor([LENGTHS[i] for i in indices]).double().view(-1, 8)
+
+
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=100),
     batch_items=st.integers(1, 9),
@@ -111,6 +117,15 @@ def test_each_ranks_share_of_a_step_has_similar_lengths_and_the_ranks_have_them_
         lengths = [[LENGTHS[i] for i in share[8 * step : 8 * step + 8]] for share in shares]
         assert abs(max(lengths[0]) - max(lengths[1])) <= 15
         assert all(max(mine) - min(mine) <= 60 for mine in lengths)
+    batches = batches_of_8(shares[0])
+    assert (batches.amax(dim=1) - batches.amin(dim=1)).mean() < 25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_long_and_short_batches_are_mixed_within_a_pass(seed: int) -> None:
+    means = batches_of_8(list(sampler(8, seed))).mean(dim=1)
+    neighbours = torch.stack((means[:-1], means[1:]))
+    assert torch.corrcoef(neighbours)[0, 1].abs() < 0.4
 
 
 def test_every_pass_has_another_order_and_the_same_seed_the_same_ones() -> None:
