@@ -61,6 +61,8 @@ def _merged(lines: set[str]) -> list[str]:
     for line in sorted(lines - set(plain)):
         module, _, name = line.removeprefix("from ").partition(" import ")
         names.setdefault(module, []).append(name)
+    for own_names in names.values():
+        own_names.sort(key=lambda n: (not n.isupper(), not n[0].isupper(), n))
     foreign = [f"from {m} import {', '.join(n)}" for m, n in names.items() if _is_foreign(m)]
     own = [f"from {m} import {', '.join(n)}" for m, n in names.items() if not _is_foreign(m)]
     return [*plain, *foreign, *([""] if own and (plain or foreign) else []), *own]
