@@ -45,7 +45,7 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
     states = _STATES.get(task.optimizer.name, 2)
     # 3: weights, gradients, one temporary
     values = 3.0 + states + (processes > 1) + compared
-    if config.checkpoint_every is not None:  # see checkpoint/saver.py
+    if config.checkpoint_every is not None:  # see checkpoint/training.py
         values += (1 + states) / processes
     return int(
         PROCESS_BYTES

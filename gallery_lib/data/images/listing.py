@@ -38,6 +38,13 @@ from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAKE_COMMAND = "python3 data_prep/mock_{}.py"
+_SAMPLES_PER_CLASS = 2
+_SAMPLES_PER_SPLIT = 32
+_SHOWN = 5
+# files examined before the next ones are submitted: memory does not grow with the folder
+_CHUNK = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -197,15 +204,6 @@ def list_pairs(
         noted.refuse()
     pairs = [(path, masks[stem]) for stem, path in images.items() if stem in masks]
     return pairs, left_out.notice(folder.parent)
-
-
-T = TypeVar("T")
-
-_SAMPLES_PER_CLASS = 2
-_SAMPLES_PER_SPLIT = 32
-_SHOWN = 5
-# files examined before the next ones are submitted: memory does not grow with the folder
-_CHUNK = 1024
 
 
 def check_image_folder(root: Path | str, full: bool = False) -> Summary:

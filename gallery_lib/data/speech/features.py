@@ -34,6 +34,8 @@ from gallery_lib.errors import InputError
 from gallery_lib.system.files import atomic_write
 
 MANIFEST, ALIGNMENT = "manifest.tsv", "alignment.tsv"
+PER_ITEM = 2  # utterances of a speaker in one item
+_SAMPLES = 64
 Cut = tuple[int, int]  # characters before the cut, frames before the cut
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
@@ -179,10 +181,6 @@ def statistics(utterances: Sequence[Utterance], dims: int, count: int = 64) -> S
     sample = [load(utterances[int(i)], dims) for i in places]
     frames = np.concatenate(sample).astype(np.float64)
     return frames.mean(0).astype(np.float32), np.maximum(frames.std(0), 1e-5).astype(np.float32)
-
-
-PER_ITEM = 2  # utterances of a speaker in one item
-_SAMPLES = 64
 
 
 def check_features(
