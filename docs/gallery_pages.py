@@ -94,8 +94,9 @@ def _note(report: Report, record: Record, name: str) -> str:
     values = ", ".join(f"`{key}={value}`" for key, value in record.parameters.items())
     return (
         f"> {MARK}{(record.date or '')[:10]}** in {duration(record.seconds)} with "
-        f"{values or 'its own parameters'}, on {machine_of(report, record)}. Every figure on this "
-        "page is of that run; on your machine they will be others.\n>\n"
+        f"{values or 'its own parameters'}, on {machine_of(report, record)}. Code and figures "
+        "on this page are of that run; the notebook of today may differ, and on your machine "
+        "figures will.\n>\n"
         f"> The notebook: [{name}.ipynb](../../notebooks/{name}.ipynb)."
     )
 

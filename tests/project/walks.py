@@ -106,8 +106,10 @@ def files_of(arguments: list[str], last: str) -> list[str]:
             **{"PYTHONPATH": str(start), FOLDER_VARIABLE: str(files), LAST_VARIABLE: last},
             "GALLERY_RUNS_DIR": str(Path(folder, "runs")),
         }
-        output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([sys.executable, *arguments], cwd=CHECKOUT, env=environment, **output)
+        command = [sys.executable, *arguments]
+        subprocess.run(
+            command, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL, check=True
+        )
         return sorted(path.name.replace("%", os.sep) for path in files.iterdir())
 
 
