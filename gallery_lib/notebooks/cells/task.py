@@ -44,6 +44,39 @@ if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Comparison
     from gallery_lib.measure.step_profile import StepProfile
 
+__all__ = [
+    "Settings",
+    "compare",
+    "compare_on_several",
+    "launch",
+    "loader",
+    "make_data",
+    "measure_techniques",
+    "on_device",
+    "profile",
+    "settings",
+    "show_comparison",
+    "show_data",
+    "show_losses",
+    "show_machine",
+    "show_model",
+    "show_profile",
+    "show_scaling",
+    "show_source",
+    "show_techniques",
+    "show_techniques_added",
+    "show_throughput",
+    "show_training",
+    "with_your_code",
+    "your_settings",
+]
+
+
+def __dir__() -> list[str]:
+    """Return the names that completion offers in a notebook."""
+    return __all__
+
+
 # Libraries of models import tqdm. It warns, as of an error, where ipywidgets is missing, which
 # nothing here needs.
 warnings.filterwarnings("ignore", "IProgress not found")
