@@ -253,8 +253,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.fixture
-def settings_of(tmp_path: Path) -> Callable[..., notebook.Settings]:
+def settings_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., notebook.Settings]:
     """Return settings_of(source): what the notebook does with a cell of that source."""
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
 
     def settle(source: str, **parameters: Any) -> notebook.Settings:
         path = tmp_path / "ipykernel" / "1.py"
@@ -272,7 +275,7 @@ def settings_of(tmp_path: Path) -> Callable[..., notebook.Settings]:
     torch.cuda.is_available(), reason="some of these are mistakes only where there is no GPU"
 )
 def test_a_mistake_is_told_in_one_line_with_the_readers_own(
-    mistake: str, settings_of: Callable[..., Any], runs_dir: Path
+    mistake: str, settings_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     source, says, line = MISTAKES[mistake]
     with pytest.raises(InputError) as caught:
@@ -281,7 +284,7 @@ def test_a_mistake_is_told_in_one_line_with_the_readers_own(
     assert says in message
     number = [text.strip() for text in source.splitlines()].index(line) + 1
     assert shown == f"  your cell, line {number}: {line}"
-    assert not list(runs_dir.glob("*"))  # nothing is left of it
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 BUILD = "def build_model():\n    return Model()"
@@ -305,11 +308,11 @@ def test_a_cell_without_the_functions_or_a_wrong_parameter_is_refused_before_any
     parameter: str,
     shown: str,
     settings_of: Callable[..., Any],
-    runs_dir: Path,
+    tmp_path: Path,
 ) -> None:
     with refused(parameter, shown):
         settings_of(source, **parameters)
-    assert not runs_dir.exists()
+    assert not (tmp_path / "cache" / "cells").exists()
 
 
 def test_a_cell_that_is_right_is_settled_and_the_same_cell_is_found_again(

@@ -1,4 +1,4 @@
-"""Parameters are checked against a notebook's declarations before a kernel starts, and torch."""
+"""A notebook's parameters are checked before a kernel starts, and without torch."""
 
 from __future__ import annotations
 
