@@ -220,15 +220,18 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
     if row.prepare is not None:
         row.prepare(workspace)
     with started(row.words(workspace), workspace, row.output) as command:
-        took = None
+        wrong = []
         try:
             time.sleep(row.at_second)
             if command.wait_until(lambda: workspace.steps() >= row.at_step) and row.cause:
                 row.cause(command)
-            took = command.ended_after(row.seconds)
-            wrong = _wrong(row, workspace, command, took)
-        except Exception as error:  # what was to be hit, or to be looked at, is not there
-            wrong = [f"{type(error).__name__}: {error}"]
+        except Exception as error:  # what was to be hit is not there
+            wrong.append(f"not caused: {type(error).__name__}: {error}")
+        took = command.ended_after(row.seconds)
+        try:
+            wrong += _wrong(row, workspace, command, took)
+        except Exception as error:  # a file that was to be looked at is not there, or is not whole
+            wrong.append(f"{type(error).__name__}: {error}")
         message = "\n".join(message_of(command.stderr())) or command.stderr()[-400:]
         return Seen(tuple(wrong), command.process.poll(), took, message)
 

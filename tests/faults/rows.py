@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gallery_lib.checkpoint import folders, state
+from gallery_lib.errors import InputError
 
 from .commands import EVERY, Words, batch, compare, data, half, on, python, train
 from .driver import (
@@ -301,9 +302,12 @@ def _checkpoints(workspace: Workspace) -> Path:
 
 
 def _whole(folder: Path, *names: str) -> str:
-    """Return that something else is left, or ""; raise InputError for a damaged checkpoint."""
-    for name in names:
-        state.read(folder / name)
+    """Return what is wrong with the checkpoints of these names, or ""; nothing else may be left."""
+    try:
+        for name in names:
+            state.read(folder / name)
+    except InputError as error:
+        return str(error)
     left = [path.name for path in folder.glob(".*.tmp")]
     return f"{left} is left" if left else ""
 

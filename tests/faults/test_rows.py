@@ -17,3 +17,8 @@ from tests.faults.rows import ROWS
 def test_a_fault_ends_as_the_table_says(row: Row, tmp_path: Path) -> None:
     seen = carry_out(row, tmp_path / "work", ROOT / ".cache")
     assert seen.wrong == (), seen.message
+
+
+def test_the_page_tells_of_every_row() -> None:
+    page = Path(__file__).with_name("FAULTS.md").read_text()
+    assert [row.name for row in ROWS if f"| {row.name} |" not in page] == []
