@@ -10,7 +10,8 @@ every figure in seconds. Threads that wait for each other alone do so on a quiet
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,9 @@ class MachineLoad:
     stolen: float | None  # part of the CPU time
     # Part of the time with work to do that the measured threads waited for a core.
     waited: float | None = None
-    others: float | None = None  # part of the CPU time that processes beside the measured ones took
+    # CPU time of processes beside the measured ones, as a part of the measured ones' cores. It errs
+    # upwards, since the others may have run on other cores.
+    others: float | None = None
 
     @property
     def _long_waits(self) -> bool:
@@ -68,22 +71,23 @@ class Look:
     own: float  # of the measured ones
     # By thread of the measured processes: seconds on a core, and seconds of waiting for one.
     threads: dict[int, tuple[float, float]]
+    cores: float = 1.0  # part of the machine's cores that the measured processes may use
 
 
 def look(root: int | None = None) -> Look:
     """Read the counters of the machine, and of `root` (None: this process) with all below it.
 
-    The threads are those that compete for a core: a process of a lower priority than `root`'s, a
+    The threads are those that compete for a core: a process of a lower priority than this one's, a
     loader's say, waits on purpose. A look takes some milliseconds. What cannot be read counts as
     none: a measurement does not fail.
     """
-    threads, own = {}, 0.0
+    threads, own, niceness = {}, 0.0, os.nice(0)
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(root)
         for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error, OSError, ValueError):  # ended, or not counted
                 own += sum(one.cpu_times()[:4])  # with children that have ended
-                if one.nice() > process.nice():
+                if one.nice() > niceness:
                     continue
                 for task in Path(f"/proc/{one.pid}/task").iterdir():
                     ran, waited, _ = (task / "schedstat").read_text().split()
@@ -92,7 +96,9 @@ def look(root: int | None = None) -> Look:
         times = psutil.cpu_times()
         busy = times.user + times.nice + times.system
         total = sum(times) - times.guest - times.guest_nice
-        return Look(times.steal, total, busy, own, threads)
+        allowed = os.sched_getaffinity(root or 0)
+        cores = min(1.0, len(allowed) / len(psutil.cpu_times(percpu=True)))
+        return Look(times.steal, total, busy, own, threads, cores)
     return Look(0.0, 0.0, 0.0, 0.0, threads)
 
 
@@ -100,12 +106,13 @@ def load_between(before: Look, after: Look) -> MachineLoad:
     """Return the load from one look to the other, by the threads that were there all the time."""
     total = after.total - before.total
     others = after.busy - before.busy - (after.own - before.own)
+    own_total = total * after.cores
     both = before.threads.keys() & after.threads.keys()
     ran, waited = (sum(after.threads[n][k] - before.threads[n][k] for n in both) for k in (0, 1))
     return MachineLoad(
         (after.stolen - before.stolen) / total if total > 0 else None,
         waited / (ran + waited) if ran + waited > 0 else None,
-        others / total if total > 0 else None,
+        min(1.0, others / own_total) if own_total > 0 else None,
     )
 
 
@@ -114,11 +121,12 @@ class Watch:
 
     `at_pause` is called before the first turn and after each round of turns, or before and after
     the measured steps, while no step is measured. `root` is the process that is measured together
-    with all below it; None: this one.
+    with all below it; None: this one. Below process 1 is also what other starters left behind, so
+    that this process is measured in its place, and nothing is said of the others.
     """
 
     def __init__(self, root: int | None = None) -> None:
-        self._root = root
+        self._root, self._tells_others = (None, False) if root == 1 else (root, True)
         self._looks: list[Look] = []
 
     def at_pause(self) -> None:
@@ -127,4 +135,5 @@ class Watch:
 
     def seen(self) -> MachineLoad:
         """Return what was seen."""
-        return load_between(self._looks[0], self._looks[-1])
+        load = load_between(self._looks[0], self._looks[-1])
+        return load if self._tells_others else replace(load, others=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,7 +13,15 @@ import tiny_task
 
 from gallery_lib.launcher.job import launch
 from gallery_lib.report.tables import results_text
-from gallery_lib.system.machine_load import WAITED, Look, MachineLoad, Watch, load_between, look
+from gallery_lib.system.machine_load import (
+    OTHERS,
+    WAITED,
+    Look,
+    MachineLoad,
+    Watch,
+    load_between,
+    look,
+)
 from gallery_lib.train.results import read_results
 
 
@@ -21,6 +30,8 @@ def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_
     after = Look(0.5, 11.0, 7.0, 3.0, {1: (4.0, 3.0), 3: (9.0, 9.0)})
     assert load_between(before, after) == MachineLoad(*map(pytest.approx, (0.05, 0.5, 0.3)))
     assert load_between(before, before) == MachineLoad(None, None, None)
+    pinned = load_between(before, dataclasses.replace(after, cores=0.5))  # to half of the cores
+    assert pinned == MachineLoad(*map(pytest.approx, (0.05, 0.5, 0.6)))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +52,16 @@ def test_threads_that_wait_for_each_other_alone_do_not_make_a_machine_busy(
     assert ("fewer --workers or --threads" in load.sentence()) == bool(begins)
 
 
+@pytest.mark.skipif(
+    os.nice(0) == 19, reason="there is no lower priority; runs where tests have one"
+)
 def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() -> None:
     """A loader's processes, say, which are niced and share the cores of the steps."""
     computes = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    watch, before = Watch(), look()
+    watch, orphan, before = Watch(), Watch(1), look()
     watch.at_pause()
+    orphan.at_pause()
     beside, niced = (
         subprocess.Popen([*nice, sys.executable, "-c", computes], **pipes)
         for nice in ([], ["nice", "-n", "5"])
@@ -55,14 +70,19 @@ def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() 
         assert (
             beside.stdout and niced.stdout and beside.stdout.readline() and niced.stdout.readline()
         )
-        after = look()
+        after, beside_niced = look(), look(niced.pid)
         watch.at_pause()
+        orphan.at_pause()
         beside.kill()
         niced.kill()
     assert beside.pid in after.threads and niced.pid not in after.threads
     assert after.own - before.own > 0.35
     load = watch.seen()
     assert load.waited is not None and 0 <= load.waited < 1
+    assert load.others is not None and orphan.seen().others is None
+    # Beside the niced process the other one is a neighbour.
+    neighbour = load_between(dataclasses.replace(before, own=0.0), beside_niced).others
+    assert neighbour is not None and neighbour * (after.total - before.total) > 0.1
 
 
 @pytest.mark.slow
@@ -77,7 +97,7 @@ def test_a_training_beside_busy_neighbours_says_that_it_waited(tmp_path: Path) -
             neighbour.kill()
             neighbour.wait()
     assert results is not None and results.load is not None
-    assert results.load.waited > WAITED
+    assert results.load.waited > WAITED and results.load.others > OTHERS
     said = results_text(results).splitlines()[-1]
     assert said.startswith("The machine was busy: threads with work to do waited for a core ")
     assert results_text(read_results(tmp_path / "run")) == results_text(results)
