@@ -20,6 +20,7 @@ from gallery_lib.measure.variants import TECHNIQUES
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.report.bench import MEANINGS
 from gallery_lib.system import hardware
+from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.tasks import memory_estimate
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -96,6 +97,8 @@ def test_a_waterfall_is_measured_once_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digests: list[str] = []
+    load = MachineLoad(0.0, waited=0.5, others=0.0)  # its own threads waited
+    monkeypatch.setattr(Watch, "seen", lambda self: load)
 
     def measure(plan: Plan, digest: str, folder: Path, at_pause: Callable[[], None]) -> Outcome:
         digests.append(digest)
@@ -107,17 +110,18 @@ def test_a_waterfall_is_measured_once_and_kept(
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     first = waterfall_of()
     (outcome,) = first.tasks.values()
-    assert list(outcome.rows) == [
-        "eager-fp32",
-        "compiler",
-        "fused-optimizer",
-        "all others",
-    ]
+    assert list(outcome.rows) == ["eager-fp32", "compiler", "fused-optimizer", "all others"]
     assert {*TECHNIQUES, "all others"} <= set(MEANINGS)  # each is said in words
     assert waterfall_of() == first and len(digests) == 1
-    assert "Measured on 2026-01-02 on this machine" in capsys.readouterr().out
-    waterfall_of(batch_size=4)
-    assert len(set(digests)) == 2  # other options are measured anew
+    shown = capsys.readouterr().out
+    assert "Measured on 2026-01-02 on this machine" in shown
+    assert "Threads waited" in shown and "not kept" not in shown
+    load = MachineLoad(0.0, waited=0.5, others=0.5)
+    for _ in range(2):
+        waterfall_of(batch_size=4)
+    # Other options are measured anew, and on a busy machine each time.
+    assert len(digests) == 3 and len(set(digests)) == 2
+    assert "These figures are not kept." in capsys.readouterr().out
 
 
 def test_a_waterfall_that_cannot_be_measured_fails_with_the_reason(

@@ -457,9 +457,13 @@ def measure_techniques(settings: Settings, *techniques: str) -> Bench | None:
         versions=bench.versions(),
         tasks={name: outcome},
     )
-    if busy := watch.seen().sentence():
-        display_markdown(f"{busy} These figures are not kept.")
-    elif all(row.reason is None or key in plan.absent for key, row in outcome.rows.items()):
+    load = watch.seen()
+    is_busy = bool(load.reasons())
+    if sentence := load.sentence():
+        display_markdown(f"{sentence} These figures are not kept." if is_busy else sentence)
+    if not is_busy and all(
+        row.reason is None or key in plan.absent for key, row in outcome.rows.items()
+    ):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_bench(kept, result)
     return result
