@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from gallery_lib.config.options import option
@@ -211,11 +211,11 @@ class Config:
     fastest that computes the same. The choice is kept for the next time."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(_meant(name))
+        raise AttributeError(_meant(name, type(self)))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _subjects():
-            raise AttributeError(_meant(name))
+        if name not in _subjects(type(self)) and not hasattr(type(self), name):
+            raise AttributeError(_meant(name, type(self)))
         object.__setattr__(self, name, value)
 
     @staticmethod
@@ -234,8 +234,8 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def initialize(self: Config, *values: Any, **named: Any) -> None:
-        if unknown := named.keys() - _subjects():
-            raise TypeError(_meant(min(unknown)))
+        if unknown := named.keys() - _subjects(Config):
+            raise TypeError(_meant(min(unknown), Config))
         init(self, *values, **named)
 
     return initialize
@@ -244,21 +244,21 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 Config.__init__ = _checked(Config.__init__)  # type: ignore[method-assign]
 
 
-def _subjects() -> dict[str, tuple[str, ...]]:
-    """Return the options of each subject of Config, none for an option of its own."""
-    kinds = {one.name: one.default_factory for one in fields(Config)}
+def _subjects(config: type[Config]) -> dict[str, tuple[str, ...]]:
+    """Return the options of each subject of a Config class, none for an option of its own."""
+    kinds = {one.name: one.default_factory for one in fields(config)}
     return {
-        name: tuple(one.name for one in fields(kind)) if isinstance(kind, type) else ()
+        name: tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
         for name, kind in kinds.items()
     }
 
 
-def _meant(name: str) -> str:
-    """Return the message on a name that Config does not have, with the option that is meant."""
-    subjects = _subjects()
+def _meant(name: str, config: type[Config]) -> str:
+    """Return the message on a name that a Config class lacks, with the option that is meant."""
+    subjects = _subjects(config)
     meant = [f"config.{subject}.{name}" for subject, names in subjects.items() if name in names]
     hint = f" It is {meant[0]}." if meant else did_you_mean(name, subjects)
-    return f"Config has no option `{name}`.{hint}"
+    return f"{config.__name__} has no option `{name}`.{hint}"
 
 
 def backend_config(config: TrainConfig) -> Config:

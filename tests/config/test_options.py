@@ -198,3 +198,17 @@ def test_an_option_in_the_wrong_place_is_answered_with_the_one_that_is_meant(
         use()
     assert "compute" in inspect.signature(Config).parameters
     assert copy.deepcopy(Config()) == Config() == pickle.loads(pickle.dumps(Config()))
+
+
+@dataclasses.dataclass
+class _Own(Config):
+    names: list[str] = dataclasses.field(default_factory=list)
+    of_class = 1
+
+
+def test_a_config_may_be_subclassed_with_fields_and_attributes_of_its_own() -> None:
+    config = _Own(tune=True, names=["a"])
+    config.of_class = 2
+    assert (config.tune, config.names, config.of_class) == (True, ["a"], 2)
+    with pytest.raises(AttributeError, match="_Own has no option `nams`"):
+        config.nams = []  # type: ignore[attr-defined]
