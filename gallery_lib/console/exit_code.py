@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -45,10 +46,13 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def _handlers(interrupt: Callable[..., object], terminate: Callable[..., object]) -> Iterator[None]:
-    """Context: handlers of SIGINT and SIGTERM, in the main thread, where every command begins.
+    """Context: handlers of SIGINT and SIGTERM, in the main thread; only that one may set them.
 
     A signal that is ignored, as in a background process, stays ignored.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
     before = {number: signal.getsignal(number) for number in handlers}
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,11 @@ def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str)
 
 # --------------------------------------------------------------------------------------------------
 # Signals
+
+
+def test_a_command_in_a_thread_that_gets_no_signals_has_its_exit_code() -> None:
+    body = functools.partial(exit_code_of, lambda: 3, error_prefix="error", interrupted="stopped")
+    assert ThreadPoolExecutor().submit(body).result() == 3
 
 
 COMPUTES = """
