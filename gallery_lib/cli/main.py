@@ -90,11 +90,9 @@ _GIVEN = {
 @_command("run", BatchConfig, operands={"names": _NAMES, "-p": _GIVEN})
 def run(words: Words, config: BatchConfig, operands: Operands) -> int:
     """Run notebooks headless; exit code 1: not all passed."""
-    from gallery_lib.notebooks import plan
+    from gallery_lib.notebooks import plan, reports, schedule  # names a package that is missing
 
     planned = plan.plan(operands.names, config.profile, dict(operands.given))
-    from gallery_lib.notebooks import reports, schedule
-
     folder, report = schedule.run(planned, config, command=["gallery", "run", *words])
     print(reports.text(report, folder))
     if len(planned) > 1:

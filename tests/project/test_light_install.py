@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.slow
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "resnet50.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +103,7 @@ def test_a_script_trains_compiles_and_saves(packages: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "extra"), [(["list"], "tasks"), (["run", str(NOTEBOOK)], "notebooks")]
+    ("words", "extra"), [(["list"], "tasks"), (["run", "resnet50"], "notebooks")]
 )
 def test_what_is_missing_is_named_with_its_extra(
     packages: Path, tmp_path: Path, words: list[str], extra: str
