@@ -33,7 +33,7 @@ from gallery_lib.measure.replay import Replay, read_timeline
 from gallery_lib.system import hardware
 from gallery_lib.system.files import write_json
 from gallery_lib.train.loop import train
-from gallery_lib.train.results import busy_line
+from gallery_lib.train.results import load_line
 from gallery_lib.train.session import Observer, Session
 
 DDP = nn.parallel.DistributedDataParallel
@@ -199,7 +199,7 @@ def train_in_turns(config: NetworkConfig, options: Comm, words: argparse.Namespa
         print("one process has nobody to share gradients with: these are its steps alone.")
     found = figures(observer.ways, observer.seconds)
     print(text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
-    if line := busy_line(results):
+    if line := load_line(results):
         print(line)
     about = {**dataclasses.asdict(config), "batch_size": batch_size, "hosts": str(hosts)}
     heading = f"Training of {config.model} on {hosts}"

@@ -117,8 +117,8 @@ def _limit_lines(roofline: Roofline) -> list[str]:
         f"step: {seconds_text(roofline.step_seconds)}",
         f"step under the profiler: {seconds_text(roofline.profiled_seconds)}",
     ]
-    busy = roofline.load.sentence() if roofline.load else ""
-    return [*lines, *textwrap.wrap(busy, 100)]
+    load_sentence = roofline.load.sentence() if roofline.load else ""
+    return [*lines, *textwrap.wrap(load_sentence, 100)]
 
 
 def _answer(roofline: Roofline) -> str:

@@ -18,10 +18,10 @@ from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
 from gallery_lib.train.results import (
     Results,
-    busy_line,
     check_folder,
     data_lines,
     hidden_wait,
+    load_line,
     read_results,
 )
 
@@ -111,7 +111,7 @@ def results_text(results: Results) -> str:
     parts = ["", title, text_table(rows)]
     if results.tuning:
         parts += ["", f"Why it runs so, of the candidates of --tune:\n{results.tuning}"]
-    said = (verdict.loader_line({"this run": results}), busy_line(results))
+    said = (verdict.loader_line({"this run": results}), load_line(results))
     return "\n".join([*parts, *filter(None, said)])
 
 

@@ -154,8 +154,8 @@ def loader_line(runs: Mapping[str, Results]) -> str:
 
 def lines(comparison: Comparison) -> list[str]:
     """Return the verdict, followed by what a reader must know before any figure."""
-    busy = comparison.load.sentence() if comparison.load else ""
-    others = [busy, loader_line(comparison.variants), caution_line(comparison)]
+    load_sentence = comparison.load.sentence() if comparison.load else ""
+    others = [load_sentence, loader_line(comparison.variants), caution_line(comparison)]
     return [*filter(None, [one_line(comparison), *others])]
 
 

@@ -77,8 +77,8 @@ class Results:
     schema: int = SCHEMA
 
 
-def busy_line(results: Results) -> str:
-    """Return what else wanted the machine during a run, and what to do; '' for a quiet one."""
+def load_line(results: Results) -> str:
+    """Return what made a run's steps longer, and what to do; '' where nothing did."""
     return results.load.sentence() if results.load else ""
 
 
