@@ -312,9 +312,10 @@ def early_break(run: Run) -> None:
 
 def peek(run: Run) -> None:
     """Look at the first batch before training, without updating anything."""
-    x, _ = next(run.batches())
-    with torch.no_grad():
-        run.model(x)
+    for x, _ in run.batches():  # a loader may have none; while the model runs, its iterator is open
+        with torch.no_grad():
+            run.model(x)
+        break
     simple(run)
 
 

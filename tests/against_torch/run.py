@@ -79,7 +79,10 @@ def run(case: Case, server: Server) -> Verdict:
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
             if case.config in COMPILED:
                 compiled, _ = _side(case, "compiled", server, folder)
-                if any(r.get("message") == raised[0]["message"] for r in compiled):
+                if any(
+                    r["outcome"] == "raised" and r["message"] == raised[0]["message"]
+                    for r in compiled
+                ):
                     return Verdict(case, AS_COMPILE, [f"raised: {_one_line(raised[0])}"])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
@@ -101,7 +104,8 @@ def run(case: Case, server: Server) -> Verdict:
 def _one_line(record: dict[str, Any]) -> str:
     # Leave out the folders of the machine that ran it.
     frames = re.findall(r'File "(?:[^"]*/)?([^"]*".*)', record["trace"])
-    return f'{" ".join(record["message"].split())[:400]} (File "{frames[-1]})'
+    where = f'File "{frames[-1]}' if frames else ""
+    return f"{' '.join(record['message'].split())[:400]} ({where})"
 
 
 def _side(
