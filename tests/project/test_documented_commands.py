@@ -161,9 +161,7 @@ def check(text: str) -> None:
         elif name in ("python", "python3"):
             check_script(words)
         elif name == "papermill":
-            path = CHECKOUT / words[0].replace("${name}", "resnet50")
-            if path.stem not in READERS_OWN:
-                plan.check(path, dict(zip(words[3::3], words[4::3], strict=True)))
+            check_papermill(words)
         elif name == "pip":
             check_pip(words)
         elif name == "torchrun":
