@@ -47,7 +47,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "adapters": "callbacks for Trainer, Lightning and Fabric",
         "plug": "`import gallery_lib.plug`: the same, for loops that another library drives",
     },
-    {"train": "one training run: loop, recipe, records and results"},
+    {"train": "one training run: loop, session, checkpoints and results"},
     {"launcher": "start, watch and end the processes of a run"},
     {"measure": "comparisons, benches, the variants in them, communication, replay"},
     {"report": "the verdict, tables and plots"},
