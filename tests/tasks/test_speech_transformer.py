@@ -159,27 +159,6 @@ def test_an_unknown_character_is_never_right():
     assert int(found["character_error_rate"][0]) == 1 and int(found["character_accuracy"][0]) == 0
 
 
-def test_the_loss_is_smoothed_and_padding_does_not_count():
-    logits = torch.randn(
-        2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    labels = [[5, 6, END], [7, END, IGNORED]]
-    log_p = logits.log_softmax(-1)
-    places = [
-        (i, j) for i, row in enumerate(labels) for j, label in enumerate(row) if label != IGNORED
-    ]
-    expected = (
-        sum(-0.9 * log_p[i, j, labels[i][j]] - 0.1 * log_p[i, j].mean() for i, j in places) / 5
-    )
-    loss = domain.loss(Scripted([], logits), labelled(labels))
-    assert loss.dtype is torch.float64
-    assert math.isclose(float(loss), float(expected), rel_tol=1e-12)
-    changed = logits.clone()
-    changed[1, 2] += 100 * torch.arange(VOCABULARY)
-    assert float(domain.loss(Scripted([], changed), labelled(labels))) == float(loss)
-    assert domain.loss(Scripted([], logits.bfloat16()), labelled(labels)).dtype is torch.float32
-
-
 def test_noam_rises_to_one_and_falls_with_the_root():
     factor = noam(10)
     assert [round(factor(n), 6) for n in (0, 4, 9, 39)] == [0.1, 0.5, 1.0, 0.5]
