@@ -32,10 +32,12 @@ def ordered():
 
 @late_only
 def test_work_begins_when_somebody_waits_for_it():
-    ones = torch.ones(4, device=DEVICE)
-    assert work.alias(ones).isnan().all()  # memory of the device begins as NaN
+    values = torch.full((4,), torch.nan, device=DEVICE)
     torch.cuda.synchronize()
-    assert work.alias(ones).eq(1).all()
+    values.fill_(1)
+    assert work.alias(values).isnan().all()
+    torch.cuda.synchronize()
+    assert work.alias(values).eq(1).all()
 
 
 def test_values_are_those_of_the_cpu():

@@ -13,7 +13,7 @@ import torch
 from cuda_on_host import draw
 from kernels.optimizer_cases import BY_NAME, arguments_of
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gallery_lib.kernels import (  # noqa: F401  some only register operators
     batch_norm,
@@ -25,6 +25,7 @@ from gallery_lib.kernels import (  # noqa: F401  some only register operators
     max_pool,
     mixed_product,
 )
+from gallery_lib.kernels.runtime.launch import CHUNK
 
 OPERATORS = torch.ops.gallery
 BOTH = (torch.float32, torch.bfloat16)
@@ -101,6 +102,8 @@ def products() -> Calls:
 def optimizer_steps() -> Calls:
     for name in ("sgd", "rmsprop momentum", "adamw"):
         yield "optimizer_step_", arguments_of(BY_NAME[name])
+    # Norms are sums over several blocks.
+    yield "optimizer_step_", arguments_of(BY_NAME["lamb"], [torch.randn(2 * CHUNK + 3)])
 
 
 IN_CPP = (losses, packing, batch_norms, pooling, masks)
@@ -118,7 +121,7 @@ def results(calls: Callable[[], Calls], call: Callable[..., Any] = in_plain_form
     torch.manual_seed(0)
     found = []
     for name, arguments in calls():
-        given = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, arguments)
+        given = tree_map_only(Tensor, lambda v: v.detach().clone(), arguments)
         leaves = tree_leaves((call(name, *given), given))
         found.append((name, [leaf for leaf in leaves if isinstance(leaf, Tensor)]))
     return found

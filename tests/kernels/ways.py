@@ -12,7 +12,7 @@ import pytest
 import torch
 from cuda_on_host.device import GuardedMemory, HostDevice
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.kernels.runtime.launch import ELEMENTS
@@ -61,22 +61,24 @@ class OnDevice:
         return torch.zeros(shape, dtype=dtype)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        given = _moved(arguments, torch.cuda.current_device())
+        given = moved(arguments, torch.cuda.current_device())
         before = operators.counts()
         result = getattr(torch.ops.gallery, name)(*given)
         assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         if name.endswith("_"):
             for ours, theirs in zip(_tensors(arguments), _tensors(given), strict=True):
                 ours.copy_(theirs)
-        return _moved(result, "cpu")
+        return moved(result, "cpu")
 
 
 def _tensors(arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-def _moved(arguments: Any, device: torch.device | str) -> Any:
-    return tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, arguments)
+def moved(arguments: Any, device: torch.device | str | int) -> Any:
+    """Return arguments whose tensors are leaves on a device."""
+    move = lambda value: value.detach().to(device).requires_grad_(value.requires_grad)  # noqa: E731
+    return tree_map_only(Tensor, move, arguments)
 
 
 ON_HOST = pytest.param(OnHost, id="host")

@@ -91,8 +91,8 @@ def losses(
             scaler.update()
         else:
             take()
-        result.append(loss.item())
-    return result
+        result.append(loss.detach())  # to read it would wait for the device
+    return torch.stack(result).tolist()
 
 
 class NothingWaits(TorchDispatchMode):
