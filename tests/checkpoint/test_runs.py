@@ -214,7 +214,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_schedule_goes_on_in_a_run_of_the_same_length_alone(tmp_path: Path) -> None:
-    whole = {"max_steps": 4, "lr_schedule": "cosine", "log_interval": 1}
+    whole = {"max_steps": 4, "lr_schedule": "cosine", "lr_warmup_steps": 1, "log_interval": 1}
     expected = _finished(bucket_task.config(**whole, run_dir=str(tmp_path / "whole")))
     values = {**whole, "run_dir": str(tmp_path / "run"), "checkpoint_every": "2"}
     _finished(bucket_task.config(**values))

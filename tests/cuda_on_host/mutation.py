@@ -44,7 +44,7 @@ def _mutations(
 
 
 _ORDER, _BOUND = "order_of_threads and host", "test_every_element and host"
-_STATISTICS = "(test_gradient_statistics and not reference) or (order_of_threads and norms)"
+_STATISTICS = f"test_gradient_statistics or ({_ORDER} and norms_of_gradients)"
 _LAMB = f"({_BOUND} or skipped or moves) and lamb"
 _CROSS_ENTROPY = f"(test_cross_entropy and host) or ({_ORDER} and losses)"
 _MOMENTS = f"(test_batch_norm and host and statistics_are) or ({_ORDER} and batch_norms)"

@@ -9,8 +9,12 @@ from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
+
+
+@pytest.fixture
+def kernels(switched_on: None) -> Iterator[None]:
     with on_cpu_too():
         yield

@@ -37,8 +37,7 @@ WITH_ADAM = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pai
 @pytest.fixture(params=["torch's check", "one read"])
 def read(request):
     """Check gradients by torch's operator, as on a CPU, or by ours, as where kernels run."""
-    if request.param == "one read":
-        request.getfixturevalue("kernels")
+    request.getfixturevalue("kernels" if request.param == "one read" else "switched_on")
     return request.param
 
 

@@ -3,7 +3,8 @@
     python tests/processors/test_same_bits.py --built-for=-march=x86-64-v3
 
 As a program it prints what the C++ of `kernels/cpu` computes, as JSON: a digest of the bits of each
-result. Left out is `mixed_product.cpp`, which is for processors with AVX512-BF16 alone.
+result. Compare outputs of one machine alone: torch, which draws the arguments, may draw others on
+another. Left out is `mixed_product.cpp`, which is for processors with AVX512-BF16 alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import hashlib
 import itertools
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -21,13 +21,17 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# As a program it finds neither folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from cuda_on_host import draw
 from kernels import calls
 from torch import Tensor
 
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import cpp, operators
-from gallery_lib.system.processes import search_path
 
 pytestmark = [
     pytest.mark.thorough,
@@ -86,12 +90,8 @@ def digests() -> dict[str, str]:
 
 
 def results(built_for: str) -> dict[str, str]:
-    places = os.pathsep.join([search_path(), str(Path(__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, __file__, f"--built-for={built_for}"],
-        env=os.environ | {"PYTHONPATH": places},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    command = [sys.executable, __file__, f"--built-for={built_for}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     printed: dict[str, str] = json.loads(done.stdout)
     return printed
