@@ -191,13 +191,13 @@ def _statistics_reference(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
 def _statistics_kernel(x: Tensor, *running: Any) -> tuple[Tensor, Tensor]:
     running_mean, running_var, momentum, eps = running
     x = _in_channels_last(x)
-    shape, slabs, of_slabs = slabs_of(x)
+    shape, slabs, blocks = slabs_of(x)
     parts, results = _new_pair(x, slabs), _new_pair(x)
-    enqueue("batch_norm.cu", "batch_norm_moments", x, of_slabs, _Moments, shape, x, *parts)
+    enqueue("batch_norm.cu", "batch_norm_moments", x, blocks, _Moments, shape, x, *parts)
     merged = (*parts, shape.rows, shape.rows_per_slab, *parts[0].shape, *results)
     rest = (running_mean, running_var, momentum, eps)
-    blocks = -(-x.shape[1] // TILE)
-    enqueue("batch_norm.cu", "batch_norm_combine", x, blocks, _Combine, *merged, *rest)
+    merge_blocks = -(-x.shape[1] // TILE)
+    enqueue("batch_norm.cu", "batch_norm_combine", x, merge_blocks, _Combine, *merged, *rest)
     _count_versions(running_mean, running_var)
     return results
 
@@ -314,13 +314,14 @@ def _gradient_kernel(gradient: Tensor, x: Tensor, *channels: Any) -> tuple[Tenso
     # These names keep the copies alive until the launch.
     gradient, x, c = _in_channels_last(gradient), _in_channels_last(x), _without_gaps(*channels)
     of_x, *of_affine = results = _gradient_fake(gradient, x)
-    (shape, slabs, of_slabs), source = slabs_of(x, gradient, of_x), "batch_norm_backward.cu"
+    shape, slabs, blocks = slabs_of(x, gradient, of_x)
+    source = "batch_norm_backward.cu"
     parts, read = _new_pair(x, slabs), (shape, gradient, x, filled(_Channels, *c))
-    enqueue(source, "batch_norm_sums", x, of_slabs, _Sums, *read, *parts)
+    enqueue(source, "batch_norm_sums", x, blocks, _Sums, *read, *parts)
     totals = (*parts, c[1], *parts[0].shape, *of_affine)
-    blocks = -(-x.shape[1] // TILE)
-    enqueue(source, "batch_norm_totals", parts[0], blocks, _Totals, *totals)
-    enqueue(source, "batch_norm_input", x, of_slabs, _Input, *read, *of_affine, of_x)
+    merge_blocks = -(-x.shape[1] // TILE)
+    enqueue(source, "batch_norm_totals", parts[0], merge_blocks, _Totals, *totals)
+    enqueue(source, "batch_norm_input", x, blocks, _Input, *read, *of_affine, of_x)
     return results
 
 

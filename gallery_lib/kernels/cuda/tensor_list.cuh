@@ -1,4 +1,4 @@
-// Many tensors in one launch. Addresses and sizes travel by value with the launch (kernels/launch.py packs them):
+// Many tensors in one launch. Addresses and sizes travel by value with the launch (kernels/runtime/launch.py packs them):
 // nothing is copied to the device first, and a captured CUDA graph keeps them. A block works on CHUNK neighbouring
 // elements of one tensor; tensor t has the blocks from first_block[t] to first_block[t + 1]. Empty tensors have none.
 #pragma once

@@ -81,6 +81,7 @@ def register(
         takes_cpp: whether it takes these arguments.
         autograd: the gradient.
     """
+    assert (cpp is None) == (takes_cpp is None) and (kernel is None) == (device is None), name
 
     def on_cpu(*arguments: Any) -> Any:
         if cpp is not None and takes_cpp is not None and takes_cpp(*arguments):
