@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import length_hint
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -221,7 +220,10 @@ def _check_schedules(state: _State) -> dict[str, str]:
 
 
 def _too_long(scheduler: Any, loader: Any, divided: DeviceLoader) -> str | None:
-    undivided, share = length_hint(loader), length_hint(divided)  # 0 where a loader has no length
+    try:
+        undivided, share = len(loader), len(divided)
+    except TypeError:  # a stream, of which nobody knows the length
+        return None
     names = ("total_steps", "T_max", "total_iters", "step_size")
     steps = next((getattr(scheduler, name) for name in names if hasattr(scheduler, name)), None)
     if not share < undivided or not steps or steps % undivided:
@@ -313,8 +315,9 @@ STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
 
 def _say(state: _State) -> None:
     """Say in one line what was done, on rank 0."""
+    clause_end = r"; | \(|\.(?:\s|$)"  # dots in versions and names of modules end no clause
     notes = [
-        f"{name}: {re.split(r'[;.(]', note)[0].strip()}"
+        f"{name}: {re.split(clause_end, note)[0]}"
         for name, note in state.record.items()
         if name != "schedule"  # which was said
     ]

@@ -80,15 +80,15 @@ def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (nn.DataParallel(nn.Linear(3, 1)), "DataParallel"),
-        (nn.Sequential(nn.DataParallel(nn.Linear(3, 1))), "DataParallel"),
-        (nn.Linear(2, 2, device="meta"), "weight has no values"),
+        (lambda: nn.DataParallel(nn.Linear(3, 1)), "DataParallel"),
+        (lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 1))), "DataParallel"),
+        (lambda: nn.Linear(2, 2, device="meta"), "weight has no values"),
     ],
     ids=["distributed", "distributed inside", "meta"],
 )
 def test_a_model_that_is_distributed_already_or_has_no_values_is_refused(other, word):
     with refused("model", word) as refusal:
-        accelerate(other, None, Config.plain())
+        accelerate(other(), None, Config.plain())
     assert "\n" not in str(refusal.value)
 
 
@@ -117,6 +117,22 @@ def test_float16_on_a_cpu_is_said_to_be_fp32():
     with pytest.warns(UserWarning, match="float16 was asked for, and this run is on the CPU"):
         changed, _ = accelerate(model(), None, config)
     assert techniques(changed)["precision"].startswith("fp32")
+
+
+@pytest.mark.parametrize("loader_of", [list, iter])
+def test_one_line_says_what_was_done_and_no_schedule_is_too_long_on_one_process(loader_of, capsys):
+    class Own(torch.optim.SGD):
+        pass
+
+    plain, config = model(), Config()
+    optimizer = Own(plain.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8)
+    config.compiler.enabled = False
+    ours, *_ = accelerate(plain, loader_of([torch.ones(1)] * 8), optimizer, scheduler, config)
+    assert "schedule" not in techniques(ours)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("accelerate(): Sequential on cpu; ")
+    assert "Own is no class of torch.optim" in said
 
 
 def test_an_unknown_compiler_backend_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 from typing import Any
 
 import torch
@@ -129,13 +130,14 @@ def evaluated_on_rank_0_alone() -> int:
     return rows
 
 
-def schedule_note(kind: str, batches: int, options: dict[str, Any]) -> str | None:
-    """Return what accelerate() notes of a scheduler that was built for the undivided loader."""
+def schedule_note(kind: str, batches: int, options: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """Return what accelerate() notes of a scheduler for the undivided loader, and its lines."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = getattr(lr_scheduler, kind)(optimizer, **options)
     loader = DataLoader(TensorDataset(torch.ones(batches * 3, 2)), batch_size=3)
     config = Config()
     config.compiler.enabled = False
-    model, *_ = accelerate(model, loader, optimizer, scheduler, config)
-    return techniques(model).get("schedule")
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model, *_ = accelerate(model, loader, optimizer, scheduler, config)
+    return techniques(model).get("schedule"), said.getvalue().splitlines()
