@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("suspects", [[True], [True, False], [False]])
-def test_a_run_that_a_damaged_file_may_have_ended_is_run_once_more_with_an_empty_cache(
+def test_a_failed_run_is_run_once_more_where_a_damaged_file_may_be_the_reason_and_no_other(
     folder, capsys, suspects
 ):
     failures = [*suspects]
