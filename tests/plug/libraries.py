@@ -3,7 +3,7 @@
     python -m tests.plug.libraries LIBRARY…      (under torchrun: on several processes)
 
 Standard output of rank 0: {library: {"plain": […], "ours": […], "keys": state dict's keys,
-"optimizer": name of the optimizer's class at the end}}.
+"optimizer": name of the optimizer's class at the end, "after off": its module once it is off}}.
 """
 
 from __future__ import annotations
@@ -156,8 +156,10 @@ def fabric(ours: bool, folder: str) -> dict[str, Any]:
     return _result(seen, plain, optimizer.optimizer)
 
 
-def _by_accelerate(run: Any, model: nn.Module, plain: nn.Module) -> dict[str, Any]:
-    model, optimizer, loader = run.prepare(model, _adamw(plain), _loader())
+def _by_accelerate(
+    run: Any, model: nn.Module, plain: nn.Module, given: torch.optim.Optimizer
+) -> dict[str, Any]:
+    model, optimizer, loader = run.prepare(model, given, _loader())
     seen = []
     for batch in loader:
         optimizer.zero_grad()
@@ -173,7 +175,7 @@ def accelerate(ours: bool, folder: str) -> dict[str, Any]:
 
     plain = Model()
     model = torch.compile(plain, backend="gallery") if ours else plain
-    return _by_accelerate(Accelerator(cpu=True), model, plain)
+    return _by_accelerate(Accelerator(cpu=True), model, plain, _adamw(plain))
 
 
 def plug(ours: bool, folder: str) -> dict[str, Any]:
@@ -184,10 +186,12 @@ def plug(ours: bool, folder: str) -> dict[str, Any]:
         import gallery_lib.plug as plug_in
 
         plug_in.on()
-    plain = Model()
-    result = _by_accelerate(Accelerator(cpu=True, dynamo_backend="inductor"), plain, plain)
+    run, plain = Accelerator(cpu=True, dynamo_backend="inductor"), Model()
+    optimizer = _adamw(plain)
+    result = _by_accelerate(run, plain, plain, optimizer)
     if ours:
         plug_in.off()
+        result["after off"] = type(optimizer).__module__
     return result
 
 

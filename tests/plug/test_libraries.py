@@ -43,8 +43,11 @@ def test_losses_and_names_are_the_librarys_own(trained: dict[str, Any], name: st
     assert len(plain["losses"]) == 6
     assert ours["losses"] == pytest.approx(plain["losses"], rel=2e-5)
     assert plain["optimizer"] == "torch.optim.adamw.AdamW"
+    if name != "accelerate":  # on two processes it leaves torch.compile's prefix in names
+        assert ours["keys"] == plain["keys"]
     if name in ("accelerate", "timm", "timm_before"):  # the backend alone
         assert ours["optimizer"] == plain["optimizer"]
     else:
         assert ours["optimizer"] == "gallery_lib.optim.fused_cpu.AdamW"
-        assert ours["keys"] == plain["keys"]
+    if name == "plug":
+        assert ours["after off"] == "torch.optim.adamw"
