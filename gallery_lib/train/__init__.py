@@ -6,6 +6,7 @@
 - `precision`: fp32 or autocast, and gradient scaling.
 - `results`: `config.json`, `steps.jsonl`, a log per rank, and `results.json`, written last.
 - `pretrained`: weights that a run starts from, and those that it leaves.
-- `checkpoints`: what a run goes on from, and what is saved of it at the end of steps.
+- `checkpoints`: what a run goes on from, and what is saved of it at the end of steps; `Trained`,
+  what the loop leaves.
 - `failure`: why a run failed, and who first.
 """
