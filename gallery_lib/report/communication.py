@@ -11,18 +11,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gallery_lib.console.text import Rows, rate, seconds
 from gallery_lib.errors import InputError
-from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import style
 from gallery_lib.report.bench import task_title
 from gallery_lib.report.style import OURS, SHADES, Chart, one_panel
 from gallery_lib.stats import CONFIDENCE, Ratio
+
+if TYPE_CHECKING:  # what measures needs torch, and the table of replays does not
+    from gallery_lib.measure.communication.convergence import Scores
+    from gallery_lib.measure.communication.strategies import Effect, Effects
 
 EMULATED = "emulated link"  # what titles and tables call the links of a lab
 REPLAY = "time-dilated replay, emulated link"
@@ -37,6 +39,8 @@ def _is_lossy(effect: Effect) -> bool:
 
 def _step_times_title(effects: Effects) -> str:
     """Return what is certainly faster than DDP's own way, with gradients that are right."""
+    from gallery_lib.measure.communication.strategies import ALONE, PLAIN
+
     gains = [
         (effect.ratio.ratio, name)
         for name, effect in effects.ways.items()
@@ -57,6 +61,8 @@ def step_times(effects: Effects) -> Chart:
     A bar is the median, a mark one step. The table has the ratio of DDP's own step time to that of
     the technique, with its interval and verdict.
     """
+    from gallery_lib.measure.communication.strategies import ALONE, PLAIN
+
     interval = f"{CONFIDENCE:.0%} interval"
     rows = [
         [f"technique ({EMULATED})", "step time, median", f"{PLAIN} over it ({interval})", "verdict"]
@@ -102,6 +108,8 @@ def parity_rows(effects: Effects) -> Rows:
 
     The error of a gradient is its distance from the mean in float64.
     """
+    from gallery_lib.measure.communication.strategies import ALONE
+
     header = [f"technique ({EMULATED})", "sent by a host in a step"]
     rows = [[*header, "error of the gradient", "limit", "parity"]]
     for name, effect in effects.ways.items():
@@ -117,6 +125,8 @@ def parity_rows(effects: Effects) -> Rows:
 
 def learned_rows(scores: Scores) -> Rows:
     """Return a table of each wire format's accuracy, with the noise of means over the seeds."""
+    from gallery_lib.measure.communication.convergence import FP32
+
     header = ["wire format", "held-out accuracy", "of each seed"]
     return [
         [*header, f"less {FP32}", "noise", "verdict"],
