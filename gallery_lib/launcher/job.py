@@ -4,7 +4,7 @@
 alive). Both raise InputError before anything is started when the request makes no sense. Both raise
 RunFailed when a process fails, with the failing rank's traceback and the last log lines. The
 processes live in a session of their own under a supervisor. An interrupt, a killed kernel or a
-killed worker ends every one of them within seconds. So do those of `run_script`.
+killed worker ends every one of them within seconds. The same holds for `run_script`.
 """
 
 from __future__ import annotations

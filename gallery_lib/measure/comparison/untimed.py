@@ -143,7 +143,7 @@ def _digest(config: TrainConfig, facts: Any, code: tuple[str, ...]) -> str:
 def measured_key(config: TrainConfig, *facts: Any) -> str:
     """Return a digest of all that a measured figure depends on: `facts`, and the whole package."""
     machine = [hardware.cores(), hardware.gpu_count(), hardware.gpu_names()]
-    return _digest(config, [*facts, *machine], (".",))
+    return _digest(config, [*facts, *machine], (".",))  # the folder of the package
 
 
 def reference_file(config: TrainConfig, world_size: int) -> Path:
