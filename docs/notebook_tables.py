@@ -13,7 +13,6 @@ from pathlib import Path
 from gallery_lib import tasks
 from gallery_lib.console.text import markdown_table
 from gallery_lib.measure.bench_result import OURS, Bench, read_bench
-from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
 DOCS = Path(__file__).resolve().parent
@@ -152,7 +151,7 @@ def _pages() -> list[Page]:
 def _short(words: str) -> str:
     """Return a speed-up without its interval, unless the interval holds 1."""
     match = re.fullmatch(r"([\d.]+)× \(([\d.]+) to ([\d.]+)\)", words)
-    if match is None or Ratio(*map(float, match.groups())).verdict == "no measurable difference":
+    if match is None or float(match[2]) <= 1 <= float(match[3]):
         return words
     return f"**{match[1]}×**"
 
