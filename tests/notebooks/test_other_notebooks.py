@@ -147,7 +147,8 @@ def read_table(path: Path, text: str) -> list[Cell]:
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    for line in ("resnet50,two,2\n", "resnet50,2\n"):
+    outside = "resnet50,2,2,8,recorded,0.016,views,0.0128,1.25,1.3,1.4,0.625,1gbit\n"
+    for line in ("resnet50,two,2\n", "resnet50,2\n", outside):  # of its interval
         with refused("table", "table.csv"):
             read_table(tmp_path / "table.csv", f"{TABLE.splitlines()[0]}\n{line}")
     with refused("table", "gone.csv"):

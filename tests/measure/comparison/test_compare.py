@@ -40,6 +40,8 @@ def test_a_slower_variant_is_called_slower_and_the_result_reads_back(tmp_path: P
     assert again == dataclasses.replace(outcome, folder=str(tmp_path))
     assert again.confidence == 0.99 and again.load is not None
     assert comparison_text(again) in folder_text(tmp_path)
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert {"task", "variants", "speedup", "parity", "break_even_steps", "verdict"} <= set(written)
     steps = [line["step"] for line in read_steps(tmp_path / "baseline")]
     warmup = 3  # the task's own, which is more than the probe of fp32 needs
     assert steps == list(range(1, warmup + 6 * 3 + 1))
@@ -107,8 +109,9 @@ def test_schedule_and_given_weights_are_those_of_both_and_of_the_reference(
     assert outcome.parity.passed
     # 3 steps of warm-up, and 4 turns of 2.
     falling = [1e-2 * (1 + math.cos(math.pi * step / 9)) / 2 for step in range(9)]
-    for name, run in outcome.variants.items():
-        assert run.started_from["fitted"] == 6
+    assert outcome.baseline.started_from == outcome.candidate.started_from
+    assert outcome.baseline.started_from["fitted"] == 6
+    for name in outcome.variants:
         lines = read_steps(tmp_path / "comparison" / name)
         rates = [line["learning_rate"] for line in lines]
         assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, *falling])

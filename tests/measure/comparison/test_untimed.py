@@ -1,5 +1,6 @@
 """References, turns and the process spread: parts of a comparison that have a door of their own."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -58,6 +59,7 @@ def test_a_reference_is_kept_for_the_same_options_and_not_for_others(
     made = runs(tmp_path).reference()
     assert not (tmp_path / "reference").exists() and not made.kept
     assert made.probe["batches"] == 4 == len(made.losses)
+    assert all(len(norms) == 4 for norms in made.probe["square_norms"].values())
     assert runs(tmp_path).reference() == dataclasses.replace(made, kept=True)
     (file,) = cache.iterdir()
     content = bytearray(file.read_bytes())
@@ -99,6 +101,8 @@ def test_a_kept_reference_of_other_weights_or_batches_is_run_again(
     ):
         of_comparison = runs(tmp_path)
         assert of_comparison.reference() is kept and of_comparison.reference(probe) is expected
+    # `of_comparison` has run its own: of one comparison that happens at most once.
+    assert of_comparison.reference({"weights": "x", "first_batches": []}) is new
 
 
 def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
@@ -112,7 +116,7 @@ def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
             taken.append(name)
 
     counts = {"a": 1, "b": 2}
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, contextlib.closing(server):  # else a failure would hang
         ranks = [pool.submit(train, name) for name in ("a", "b", "b")]
         for name, count in counts.items():
             server.wait_idle(name, count, lambda: None)
@@ -124,7 +128,6 @@ def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
         server.go("b")
         assert [rank.result(5) for rank in ranks] == [None] * 3
     assert sorted(taken[3:]) == ["a", "b", "b"]
-    server.close()
 
 
 def test_the_socket_of_turns_lies_in_a_folder_of_ours_alone_and_goes() -> None:
