@@ -15,7 +15,7 @@ import pytest
 from refusal import refused
 from worker_processes import wait_until
 
-from gallery_lib.cluster import Lab, cpu, network, state
+from gallery_lib.cluster import Lab, cpu, keeper, network, state
 from gallery_lib.cluster.state import CpuShare, Host, State
 
 HOSTS = tuple(Host(number, f"10.77.0.{number + 1}", 10**9, 0.5) for number in range(2))
@@ -28,6 +28,12 @@ def test_a_lab_is_read_back_and_not_forgotten_with_an_earlier_one_of_its_name() 
     assert state.read("mine") == LAB and state.names() == ["mine"]
     state.delete(LAB)
     assert state.read("mine") is None
+
+
+def test_what_a_killed_keeper_left_is_cleared() -> None:
+    state.write(dataclasses.replace(LAB, keeper=os.getpid()))  # which keeps no lab
+    with state.locked():
+        assert keeper.clear_leftovers() == ["mine"]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "-x", "x" * 41])
@@ -98,6 +104,8 @@ def test_hosts_of_whole_cores_keep_to_their_own(monkeypatch: pytest.MonkeyPatch)
     taskset, *words = cpu.joining(CpuShare(cores=cores), HOSTS[1])
     assert taskset.endswith("taskset") and words == ["-c", "3"]
     assert cpu.joining(CpuShare(2, "/lab"), HOSTS[1])[0] == "/bin/sh"
+    shell, *_, group, _, _, core = cpu.joining(CpuShare(2, "/lab", cores), HOSTS[1])
+    assert (shell, group, core) == ("/bin/sh", "/lab/host1", "3")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,6 +206,7 @@ def test_a_transfer_takes_as_long_as_the_rate_says_and_nothing_passes_a_cut_cabl
             heard.append(float(hearing.stdout.readline()))
         on_its_way = 0.2
         assert not [at for at in heard if cut_at + on_its_way < at < mended_at]
+        assert bits_per_second(lab, 0, 1, 500_000) == pytest.approx(20e6, rel=0.25)
 
 
 @pytest.mark.cluster

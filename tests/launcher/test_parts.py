@@ -103,14 +103,22 @@ def test_a_rank_that_is_killed_while_it_waits_for_the_others_does_not_block_torc
     assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 0]
 
 
+PRELOADS = """
+import gc, sys, gallery_lib.launcher.worker as worker
+assert "torch" not in sys.modules
+worker.preload()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+print(*sys.modules)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler_opt", [False, True])
 def test_preloading_imports_the_compiler_where_the_run_uses_it(
     compiler_opt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GALLERY_COMPILER_OPT", str(int(compiler_opt)))
-    code = "import sys, gallery_lib.launcher.worker as w; w.preload(); print(*sys.modules)"
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120)
+    shown = subprocess.check_output([sys.executable, "-c", PRELOADS], text=True, timeout=120)
     modules = shown.split()
     assert "torch._dynamo" in modules
     assert ("torch._inductor.compile_fx" in modules) is compiler_opt

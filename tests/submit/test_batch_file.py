@@ -63,8 +63,8 @@ def test_a_task_has_the_launcher_for_an_agent_and_a_script_has_torchrun(
     named = step(checkout, tmp_path, MASTER_ADDR="10.0.0.1", RUN_DIR="/runs/one")
     assert "--master_addr=10.0.0.1" in named and "--run_dir=/runs/one" in named
     words = step(checkout, tmp_path, "train.py", "--name", "a b", PROCESSES="4")
-    assert "gallery_lib.launcher.torchrun --nnodes=2 --nproc-per-node=4 --rdzv_backend=c" in words
-    assert f"--rdzv_endpoint=n1:{FIRST_PORT + 17 % PORTS} --rdzv_id=17" in words
+    meeting = f"--rdzv_backend=c10d --rdzv_endpoint=n1:{FIRST_PORT + 17 % PORTS} --rdzv_id=17"
+    assert f"gallery_lib.launcher.torchrun --nnodes=2 --nproc-per-node=4 {meeting} " in words
     assert words.endswith("/ranks --tee=3 train.py --name a b")
 
 
