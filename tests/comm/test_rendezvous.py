@@ -66,6 +66,7 @@ STEP = {
     "SLURM_STEP_NODELIST": "localhost,n[1-2]",
     "SLURM_PROCID": "1",
 }
+FIVE_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "5"}
 POD = {
     "PET_NNODES": "2",
     "PET_NPROC_PER_NODE": "4",
@@ -130,12 +131,7 @@ def test_a_step_of_srun_or_a_pod_tells_where_a_host_is(
     ("variables", "given", "parameter", "values"),
     [
         (STEP, {"nnodes": 2}, "nnodes", ["nnodes=2", "3 hosts"]),
-        (
-            STEP | {"SLURM_STEP_NUM_TASKS": "5"},
-            {},
-            "nproc_per_node",
-            ["5 tasks on 3 nodes", "--ntasks-per-node=1"],
-        ),
+        (FIVE_TASKS, {}, "nproc_per_node", ["5 tasks on 3 nodes", "--ntasks-per-node=1"]),
         (STEP | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID", ["'x'"]),
         (STEP | {"SLURM_STEP_NODELIST": "no.invalid"}, {}, "master_addr", ["no.invalid"]),
         # Debian's /etc/hosts has the host's own name as an address of the loopback interface.

@@ -7,6 +7,7 @@ and the ones behind it are tried too.
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -59,6 +60,9 @@ if __name__ == "__main__":
     process_group.leave = lambda: None
     for name in sys.argv[2:]:
         try:
+            threads = [thread.name for thread in threading.enumerate()]
+            # The heartbeat of the run before would keep its store, and look after ranks that left.
+            assert not [name for name in threads if name.endswith("(_beat)")]
             train(config(name, Path(sys.argv[1])))
         except Exception:
             traceback.print_exc()
