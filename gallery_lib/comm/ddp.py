@@ -118,6 +118,8 @@ class _Distribution:
         # Weak references by id, since another parameter may get the id of a deleted one.
         self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}
         self._watches: list[Any] = []
+        # What a second backward pass is searched from, for parameters that it leaves out.
+        self._outputs: list[Tensor] = []
         self._layout: list[Any] = []
         self.synchronizes = True
         self._local = False  # the last call was made in no_sync
@@ -137,7 +139,7 @@ class _Distribution:
             InputError: where the last backward pass left parameters out.
         """
         self._refresh()
-        ddp = self.ddp
+        ddp, self._outputs = self.ddp, []
         if ddp is None:
             return self.model(*args, **kwargs)
         ddp.training, ddp.require_backward_grad_sync = self.model.training, self.synchronizes
@@ -213,6 +215,8 @@ class _Distribution:
     def _watch(self, output: Any) -> None:
         """Have every backward pass through `output` averaged; DDP itself does it for the first."""
         outputs = [tensor for tensor in torch_ddp.find_tensors(output) if tensor.requires_grad]
+        if self.options.find_unused_parameters:
+            self._outputs = outputs
         reached = weakref.WeakMethod(self._output_reached)
         for tensor in outputs:
             tensor.register_hook(functools.partial(_call, reached, [*map(weakref.ref, outputs)]))
