@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import sys
@@ -134,13 +135,16 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.enabled, self._clock = enabled, clock
         self._in_notebook = in_notebook()
         self._redraws = not self._in_notebook and redraws(sys.stderr)
-        self._every = _TICK_SECONDS if self._in_notebook or self._redraws else line_seconds
+        redrawn = self._in_notebook or self._redraws
+        self._every = _TICK_SECONDS if redrawn else line_seconds
+        # Plain lines leave out what lasts less than this: phases of variants come and go.
+        self._shortest = 0.0 if redrawn else min(_TICK_SECONDS, line_seconds)
         self._lock, self._ended = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None  # lets the clock of a terminal tick
         self._output: Any = None  # of the notebook
-        self._label = self._counted = ""
+        self._label = self._counted = self._drawn = ""
         self._start = self._began = clock()
-        self._drawn_at = 0.0
+        self._drawn_at = -math.inf
 
     def show(
         self,
@@ -164,7 +168,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._began = at if began is None else began
             self._label = label
             self._counted = f"{count} of {total} {unit}, " if total is not None else ""
-            if is_new or at - self._drawn_at >= self._every:
+            pause = self._every if label == self._drawn else self._shortest
+            if at - self._drawn_at >= pause:
                 self._draw()
             if self._redraws and self._thread is None:
                 self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -208,7 +213,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                     self._draw()
 
     def _draw(self) -> None:
-        self._drawn_at = self._clock()
+        self._drawn, self._drawn_at = self._label, self._clock()
         elapsed = duration(self._drawn_at - self._began)
         self._print(f"{self._label}: {self._counted}{elapsed}")
 

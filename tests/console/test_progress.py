@@ -107,7 +107,7 @@ def test_a_line_comes_when_a_phase_begins_and_now_and_then(
         progress.show("model", began=seconds - 5)
     assert capsys.readouterr().err.splitlines() == [
         "data: 0 s",
-        *(f"compiling, graph 1: {elapsed} s" for elapsed in (0, 10, 20)),
+        *(f"compiling, graph 1: {elapsed} s" for elapsed in (1, 11, 21)),
         *("model: 5 s", "done in 25 s"),
     ]
 
