@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("training_in_steps.py")
 # Timeout of the ranks' communication; a cable that is cut for 5 s is to be mended before.
 TIMEOUT_SECONDS = 10.0
 # Every rank has to have ended by then: a look at which ranks still beat, and a busy machine.
-NOTICED_SECONDS = TIMEOUT_SECONDS + 15
+NOTICED_SECONDS = TIMEOUT_SECONDS + 35
 
 
 class Training:
