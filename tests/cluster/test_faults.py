@@ -72,6 +72,7 @@ def lab(cache: Path) -> Iterator[Lab]:
     assert processes_of(cache) == []
 
 
+@pytest.mark.several_cores
 @pytest.mark.parametrize(("per_host", "sent"), [(2, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_a_rank_that_is_killed_or_hangs_is_named(
     lab: Lab, tmp_path: Path, per_host: int, sent: signal.Signals
