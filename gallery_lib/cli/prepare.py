@@ -216,7 +216,8 @@ def make(environment: Path, extra: str) -> None:
     and the import of torch and its compiler would take three times as long.
     """
     settings, python = environment / "pyvenv.cfg", environment / "bin" / "python"
-    if settings.is_file() and "prompt = gallery" not in settings.read_text("utf-8").splitlines():
+    of_gallery = {"prompt = gallery", "prompt = 'gallery'"}  # uv's line, and that of venv
+    if settings.is_file() and not of_gallery & {*settings.read_text("utf-8").splitlines()}:
         raise InputError(
             f"{environment} is there, but was not made by prepare.sh. Move it away.\n"
             "    To install into an environment of your own: pip install -e ."

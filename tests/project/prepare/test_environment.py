@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -47,6 +49,17 @@ def test_a_failure_does_not_count_as_done_and_says_what_to_do(copy):
     assert "Without network" in failed.stderr and "UV_SYSTEM_CERTS=1" in failed.stderr
     (copy.root / "offline").unlink()
     assert "uv venv" in copy.prepare()
+
+
+def test_what_pythons_own_venv_has_made_is_made_anew_and_another_ones_is_refused(copy):
+    """Where there is no uv, `python -m venv` makes the environment, and writes its prompt so."""
+    for prompt, code in (("gallery", 0), ("mine", 2)):
+        shutil.rmtree(copy.root / ".venv", ignore_errors=True)
+        words = ["-m", "venv", "--without-pip", "--prompt", prompt, copy.root / ".venv"]
+        subprocess.run([sys.executable, *words], check=True, timeout=60)
+        done = copy.run()
+        assert done.returncode == code, done.stderr
+        assert ("not made by prepare.sh" in done.stderr) == bool(code)
 
 
 def test_a_damaged_or_moved_environment_or_one_of_another_lock_is_made_anew(copy, tmp_path):
