@@ -5,7 +5,8 @@
 Four scripts train a task on the same batches: the library alone, with its own compilation, with
 ours (the callback, or `gallery_lib.plug` in Accelerate), and a plain loop after `accelerate()`. All
 are warm and paused but for their turns, in fp32. Ours must be ahead of the library's own
-compilation by as much as `accelerate()` is. A library and a task take some three minutes.
+compilation by as much as `accelerate()` is. The libraries are of the extra `bench`. A library and a
+task take some three minutes.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def _trainer(model: Loss, batches: list[Any], way: str, log: Log) -> None:
             torch_compile=way == "own compilation",
             report_to=[],
             disable_tqdm=True,
+            max_grad_norm=0,  # the other loops clip nothing either
             save_strategy="no",
             logging_strategy="no",
         )
@@ -110,24 +112,19 @@ def _accelerate(model: Loss, batches: list[Any], way: str, log: Log) -> None:
 
     if way == "ours":
         import gallery_lib.plug  # noqa: F401
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     run = Accelerator(cpu=True, dynamo_backend=None if way == "alone" else "inductor")
-    prepared, optimizer = run.prepare(model, optimizer)
-    for batch in itertools.cycle(batches):
-        optimizer.zero_grad()
-        loss = prepared(**batch)["loss"]
-        run.backward(loss)
-        optimizer.step()
-        log(loss)
+    _loop(*run.prepare(model, _adamw(model)), batches, run.backward, log)
 
 
-def _plain_loop(model: Loss, batches: list[Any], log: Log) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    accelerated, optimizer = accelerate(model, optimizer)
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=5e-5)
+
+
+def _loop(model: Any, optimizer: Any, batches: list[Any], backward: Any, log: Log) -> None:
     for batch in itertools.cycle(batches):
         optimizer.zero_grad()
-        loss = accelerated(**batch)["loss"]
-        loss.backward()
+        loss = model(**batch)["loss"]
+        backward(loss)
         optimizer.step()
         log(loss)
 
@@ -142,7 +139,8 @@ def train(name: str, library: str, way: str) -> None:
     config = tasks.with_sizes(TrainConfig(model=name), "quick")
     model, log = Loss(task), Log(config.batch_size or task.batch_size)
     if way == "accelerate()":
-        _plain_loop(model, _batches(task, config), log)
+        called = accelerate(model, _adamw(model))
+        _loop(*called, _batches(task, config), torch.Tensor.backward, log)
     else:
         LIBRARIES[library](model, _batches(task, config), way, log)
 

@@ -34,10 +34,14 @@ def text_columns(rows: Rows) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+_LONGEST_RULE = 60  # below the last column, whose cells may be sentences
+
+
 def text_table(rows: Rows) -> str:
     """Return the rows as text with aligned columns and a rule below the header."""
-    lines = text_columns(rows)
-    return "\n".join([lines[0], "  ".join("-" * width for width in _widths(rows)), *lines[1:]])
+    lines, (*widths, last) = text_columns(rows), _widths(rows)
+    rule = "  ".join("-" * width for width in (*widths, min(last, _LONGEST_RULE)))
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def number(value: float) -> str:
