@@ -1,7 +1,7 @@
 """Tests inside a process with the fake device: a training step of own kernels, from all sides.
 
-It equals the CPU's, runs on the stream that is current, never makes the host wait, goes through the
-compiler's tracing, and can be captured as a graph and replayed.
+It equals the CPU's, runs on the stream that is current, never makes the host wait, and goes through
+the compiler's tracing.
 """
 
 from __future__ import annotations
@@ -118,33 +118,27 @@ class Training:
         return [tuple(part.to(self.device) for part in batch) for batch in batches()]
 
 
-def assert_as_on_the_cpu(losses: list[torch.Tensor]) -> None:
-    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
-
-
 def test_the_losses_are_those_of_the_cpu(device):
     training, before = Training(device), operators.counts()
-    assert_as_on_the_cpu([training.step(batch) for batch in training.on_device()])
+    losses = [training.step(batch) for batch in training.on_device()]
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
     used = operators.counts() - before
     assert used and all(how == operators.KERNEL for _, how in used), used
     assert training.scaler.skipped_steps() == 0
 
 
-def test_a_step_runs_on_the_stream_that_is_current(device):
-    training = Training(device)
-    given = training.on_device()
-    with work.on_a_side_stream(device):
-        losses = [training.step(batch) for batch in given]
-    assert_as_on_the_cpu(losses)
-
-
-def test_the_host_never_waits_in_a_step(device):
+@pytest.mark.parametrize(
+    "context",
+    [work.on_a_side_stream, lambda device: work.waiting_forbidden()],
+    ids=["side stream", "waiting forbidden"],
+)
+def test_a_step_runs_on_the_current_stream_and_never_makes_the_host_wait(device, context):
     training = Training(device)
     first, *rest = training.on_device()
     losses = [training.step(first)]
-    with work.waiting_forbidden():
+    with context(device):
         losses += [training.step(batch) for batch in rest]
-    assert_as_on_the_cpu(losses)
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
 
 
 def test_an_overflow_is_skipped_without_waiting(device):
@@ -166,7 +160,8 @@ def test_the_compiler_traces_a_step_whole(device):
     training = Training(
         device, lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)
     )
-    assert_as_on_the_cpu([training.step(batch) for batch in training.on_device()])
+    losses = [training.step(batch) for batch in training.on_device()]
+    assert torch.stack(losses).tolist() == pytest.approx(on_the_cpu(), rel=1e-5)
 
 
 def test_every_operator_tells_the_compiler_its_results_without_running():
@@ -178,37 +173,3 @@ def test_every_operator_tells_the_compiler_its_results_without_running():
     known = torch._library.simple_registry.singleton
     assert len(names) >= 10
     assert [name for name in names if known.find(name).fake_impl.kernel is None] == []
-
-
-def test_forward_and_backward_are_captured_and_replayed(device):
-    training = Training(device)
-    given = training.on_device()
-    images, labels = (torch.zeros_like(part) for part in given[0])
-    model = training.model
-
-    def forward_and_backward() -> torch.Tensor:
-        x, wanted = finish_batch((images, labels), torch.channels_last)
-        loss = cross_entropy(model(x), wanted, label_smoothing=0.1)
-        loss.backward()
-        return loss.detach()
-
-    with torch.cuda.device(device):
-        running = {name: value.clone() for name, value in model.named_buffers()}
-        with work.on_a_side_stream():
-            forward_and_backward()  # compiles and loads the kernels
-            training.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
-            loss = forward_and_backward()
-        for name, value in model.named_buffers():
-            value.copy_(running[name])
-        losses = []
-        for batch in given:
-            images.copy_(batch[0])
-            labels.copy_(batch[1])
-            for parameter in model.parameters():
-                parameter.grad.zero_()
-            graph.replay()
-            training.optimizer.step()
-            losses.append(loss.clone())
-    assert_as_on_the_cpu(losses)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from cuda_on_host import draw
 from kernels.optimizer_cases import BY_NAME, arguments_of
+from kernels.ways import tensors_in
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from gallery_lib.kernels import (  # noqa: F401  some only register operators
     batch_norm,
@@ -122,6 +123,5 @@ def results(calls: Callable[[], Calls], call: Callable[..., Any] = in_plain_form
     found = []
     for name, arguments in calls():
         given = tree_map_only(Tensor, lambda v: v.detach().clone(), arguments)
-        leaves = tree_leaves((call(name, *given), given))
-        found.append((name, [leaf for leaf in leaves if isinstance(leaf, Tensor)]))
+        found.append((name, tensors_in((call(name, *given), given))))
     return found

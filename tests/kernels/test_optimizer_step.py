@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import itertools
 import math
 
@@ -14,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.optimizer_cases import BY_NAME, CASES, Case, arguments_of, bounds
 from kernels.ways import KERNELS, OnHost
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gallery_lib.kernels.optimizer_step import (
     COUNTS_STEPS,
@@ -28,71 +28,54 @@ EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.re
 SCALARS = ("gradient_scale", "found_inf", "learning_rate")
 
 
-class Problem:
-    """Weights, gradients and states of a case in a way's memory, and a step's other inputs."""
+def step_of(
+    case: Case, sizes, dtype=torch.float32, offsets=(None, None), seed=0, exponent=0.0, step=3,
+    device=None, **scalars,
+):  # fmt: skip
+    """Return the operator's arguments for a step of the case, in the memory of a way."""
 
-    def __init__(
-        self, case: Case, sizes, dtype=torch.float32, offsets=(None, None), seed=0, exponent=0.0,
-        step=3, device=None, **scalars,
-    ):  # fmt: skip
-        def drawn(first, exponent=exponent, dtype=torch.float32):
-            seeds = itertools.count(seed + first)
-            return [draw.values(size, dtype, next(seeds), exponent) for size in sizes]
+    def drawn(first, exponent=exponent, dtype=torch.float32):
+        seeds = itertools.count(seed + first)
+        return [draw.values(size, dtype, next(seeds), exponent) for size in sizes]
 
-        self.case, self.dtype, self.device = case, dtype, device or OnHost()
-        take, weights = self.device.take, drawn(0, 0.0, dtype)
-        self.weights = [take(w, offsets[0]) for w in weights]
-        self.gradients = [take(g, offsets[1]) for g in drawn(50, dtype=dtype)]
-        first, second = drawn(100), drawn(150)
-        squares = [s.square() for s in second]
-        if case.rule == "rmsprop":  # centered: no negative variance
-            squares = [2 * f.square() + s for f, s in zip(first, squares, strict=True)]
-        columns = {"sgd": [first], "rmsprop": [squares, second, first]}
-        columns = columns.get(case.rule, [first, squares])
-        self.states = [
-            [take(t, offsets[i % 2]) if present else None for t in column]
-            for i, (column, present) in enumerate(zip(columns, case.present, strict=True))
-        ]
-        self.steps = [
-            take(torch.tensor([float(step)])) if case.rule in COUNTS_STEPS else None for _ in sizes
-        ]
-        self.scalars = {
-            name: None if value is None else take(torch.tensor([value]))
-            for name, value in scalars.items()
-        }
+    take = (device or OnHost()).take
+    weights, gradients = drawn(0, 0.0, dtype), drawn(50, dtype=dtype)
+    first, second = drawn(100), drawn(150)
+    squares = [s.square() for s in second]
+    if case.rule == "rmsprop":  # centered: no negative variance
+        squares = [2 * f.square() + s for f, s in zip(first, squares, strict=True)]
+    columns = {"sgd": [first], "rmsprop": [squares, second, first]}.get(case.rule, [first, squares])
+    present = [k for k, there in enumerate(case.present) if there]
+    counts = [torch.tensor([float(step)]) for _ in sizes] if case.rule in COUNTS_STEPS else []
+    given = [None if scalars.get(n) is None else torch.tensor([scalars[n]]) for n in SCALARS]
+    return (
+        case.rule,
+        [take(weight, offsets[0]) for weight in weights],
+        [take(gradient, offsets[1]) for gradient in gradients],
+        [take(state, offsets[k % 2]) for k in present for state in columns[k]],
+        present,
+        [take(count) for count in counts],
+        *(value if value is None else take(value) for value in given),
+        [float(getattr(case.hyperparameters, name)) for name in NUMBERS],
+        [getattr(case.hyperparameters, name) for name in SWITCHES],
+    )
 
-    def run(self, call=None) -> None:
-        """Take the step, in the way of the device unless another call is given."""
-        h = self.case.hyperparameters
-        present = [k for k, there in enumerate(self.case.present) if there]
-        (call or self.device.call)(
-            "optimizer_step_",
-            self.case.rule,
-            self.weights,
-            self.gradients,
-            [tensor for k in present for tensor in self.states[k]],
-            present,
-            [step for step in self.steps if step is not None],
-            *(self.scalars.get(name) for name in SCALARS),
-            [float(getattr(h, name)) for name in NUMBERS],
-            [getattr(h, name) for name in SWITCHES],
-        )
 
-    def tensors(self):
-        columns = [self.weights, self.gradients, *self.states, self.steps]
-        return [tensor for column in columns for tensor in column if tensor is not None]
+def copied(arguments, dtype=None):
+    return tree_map_only(Tensor, lambda tensor: tensor.to(dtype, copy=True), arguments)
 
-    def exact(self):
-        """Return a copy in float64 after the step, and the gradients after scaling."""
-        wide = lambda column: [None if t is None else t.double() for t in column]  # noqa: E731
-        other = copy.copy(self)
-        other.weights, other.gradients = wide(self.weights), wide(self.gradients)
-        other.states = [wide(column) for column in self.states]
-        other.steps = [None if s is None else s.clone() for s in self.steps]
-        other.scalars = dict(zip(self.scalars, wide(self.scalars.values()), strict=True))
-        other.run(lambda name, *rest: getattr(torch.ops.gallery, name)(*rest))
-        given = {name: v.item() for name, v in self.scalars.items() if v is not None}
-        return other, [g.double() / given.get("gradient_scale", 1.0) for g in self.gradients]
+
+def exact(arguments):
+    """Return the arguments in float64 after the step that the reference takes with them."""
+    wide = copied(arguments, torch.float64)
+    torch.ops.gallery.optimizer_step_(*wide)
+    return wide
+
+
+def states_of(case: Case, arguments, place: int):
+    """Return the states of one of the tensors; None where the rule does without."""
+    states = iter(arguments[3][place :: len(arguments[1])])
+    return [next(states) if there else None for there in case.present]
 
 
 @KERNELS
@@ -111,69 +94,66 @@ class Problem:
 def test_every_element_is_within_the_bound_of_float64(
     way, case, sizes, dtype, offsets, seed, exponent, step, gradient_scale, schedule
 ):
-    scalars = {"gradient_scale": gradient_scale, "found_inf": 0.0}
-    drawn = (sizes, dtype, offsets, seed, exponent, step, way(schedule, offsets[0]))
-    problem = Problem(case, *drawn, **scalars)
-    exact, scaled = problem.exact()
-    copies = [
-        [None if t is None else t.clone() for t in column]
-        for column in (problem.weights, problem.gradients, *problem.states)
-    ]
-    before, gradients, *states = copies
-    problem.run()
-    u, smallest = draw.UNIT_ROUNDOFF[dtype], draw.SMALLEST[dtype]
-    for i in range(len(sizes)):
-        old = [None if column[i] is None else column[i].double() for column in states]
-        new, weight = [column[i] for column in exact.states], exact.weights[i]
+    device = way(schedule, offsets[0])
+    drawn = (sizes, dtype, offsets, seed, exponent, step, device)
+    arguments = step_of(case, *drawn, gradient_scale=gradient_scale, found_inf=0.0)
+    expected, before = exact(arguments), copied(arguments)
+    device.call("optimizer_step_", *arguments)
+    assert all(map(torch.equal, arguments[2], before[2]))  # gradients stay
+    assert [count.item() for count in arguments[5]] == [step + 1] * len(arguments[5])
+    old, u, smallest = (
+        copied(before, torch.float64),
+        draw.UNIT_ROUNDOFF[dtype],
+        draw.SMALLEST[dtype],
+    )
+    for i, weight in enumerate(expected[1]):
         of_weight, of_states = bounds(
-            case, before[i].double(), scaled[i], old, weight, new, step + 1
-        )
+            case, old[1][i], old[2][i] / (gradient_scale or 1.0), states_of(case, old, i),
+            weight, states_of(case, expected, i), step + 1,
+        )  # fmt: skip
         if dtype is not torch.float32:
             of_weight = of_weight + u * (weight.abs() + of_weight) + smallest
-        assert ((problem.weights[i].double() - weight).abs() <= of_weight).all()
-        for column, state, bound in zip(problem.states, new, of_states, strict=True):
-            assert state is None or ((column[i].double() - state).abs() <= bound).all()
-        assert torch.equal(problem.gradients[i], gradients[i])
-        assert problem.steps[i] is None or problem.steps[i].item() == step + 1
+        assert ((arguments[1][i].double() - weight).abs() <= of_weight).all()
+        found = states_of(case, arguments, i)
+        for ours, state, bound in zip(found, states_of(case, expected, i), of_states, strict=True):
+            assert state is None or ((ours.double() - state).abs() <= bound).all()
 
 
 @KERNELS
 @EACH_CASE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_skipped_step_changes_no_bit(way, case, dtype):
-    problem = Problem(case, [5, 0, 8195], dtype, device=way(), found_inf=1.0)
-    problem.gradients[0][2] = math.inf
-    before = [tensor.clone() for tensor in problem.tensors()]
-    problem.run()
-    for old, now in zip(before, problem.tensors(), strict=True):
-        assert torch.equal(now.view(torch.uint8), old.view(torch.uint8))
+    device = way()
+    arguments = step_of(case, [5, 0, 8195], dtype, device=device, found_inf=1.0)
+    arguments[2][0][2] = math.inf
+    before = copied(arguments)
+    device.call("optimizer_step_", *arguments)
+    for now, old in zip(tree_leaves(arguments[1:6]), tree_leaves(before[1:6]), strict=True):
+        assert not isinstance(now, Tensor) or torch.equal(
+            now.view(torch.uint8), old.view(torch.uint8)
+        )
 
 
 @EACH_CASE
 def test_more_tensors_than_fit_one_launch_and_a_learning_rate_on_the_device(case):
-    def with_rate(lr):
-        changed = dataclasses.replace(case.hyperparameters, lr=lr)
-        return dataclasses.replace(case, hyperparameters=changed)
-
-    problem = Problem(with_rate(0.03), [1 + i % 5 for i in range(100)])
-    expected = problem.exact()[0].weights
-    problem.scalars["learning_rate"] = problem.device.take(torch.tensor([0.03]))
-    problem.case = with_rate(1e9)
-    problem.run()
-    torch.testing.assert_close(
-        [w.double() for w in problem.weights], expected, rtol=1e-5, atol=1e-6
-    )
-    assert all(step is None or step.item() == 4 for step in problem.steps)
+    device, rate = OnHost(), case.hyperparameters.lr
+    arguments = step_of(case, [1 + i % 5 for i in range(100)], device=device, learning_rate=rate)
+    expected = exact((*arguments[:8], None, *arguments[9:]))
+    arguments[9][NUMBERS.index("lr")] = 1e9
+    device.call("optimizer_step_", *arguments)
+    found = copied(arguments[1], torch.float64)
+    torch.testing.assert_close(found, expected[1], rtol=1e-5, atol=1e-6)
+    assert all(count.item() == 4 for count in arguments[5])
 
 
 def test_lamb_moves_by_its_learning_rate_times_its_norm():
-    problem = Problem(BY_NAME["lamb"], [20_000, 3])
-    before = [w.clone() for w in problem.weights]
-    problem.run()
-    for old, new in zip(before, problem.weights, strict=True):
-        assert ((new - old).norm() / old.norm()).item() == pytest.approx(
-            BY_NAME["lamb"].hyperparameters.lr, rel=1e-4
-        )
+    device, case = OnHost(), BY_NAME["lamb"]
+    arguments = step_of(case, [20_000, 3], device=device)
+    before = copied(arguments[1])
+    device.call("optimizer_step_", *arguments)
+    for old, new in zip(before, arguments[1], strict=True):
+        moved = ((new - old).norm() / old.norm()).item()
+        assert moved == pytest.approx(case.hyperparameters.lr, rel=1e-4)
 
 
 @KERNELS
@@ -182,16 +162,13 @@ def test_weights_and_gradients_in_different_layouts(way, case):
     torch.manual_seed(0)
     weights = [torch.randn(4, 3, 5, 5), torch.randn(7), torch.randn(6, 2, 1, 1)]
     weights[0] = weights[0].to(memory_format=torch.channels_last)
-    gradients = [torch.randn(w.shape) for w in weights]
-    gradients[2] = gradients[2].to(memory_format=torch.channels_last)
-    outcomes = []
-    for call in (way().call, lambda name, *rest: getattr(torch.ops.gallery, name)(*rest)):
-        torch.manual_seed(1)
-        rule, _, _, states, present, *rest = arguments_of(case, weights)
-        columns = [[t.clone() for t in column] for column in (weights, gradients, states)]
-        call("optimizer_step_", rule, *columns, present, *rest)
-        outcomes.append(columns)
-    torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-6)
+    arguments = arguments_of(case, weights)
+    arguments[2][0] = arguments[2][0].contiguous()
+    arguments[2][2] = arguments[2][2].to(memory_format=torch.channels_last)
+    ours, theirs = copied(arguments), copied(arguments)
+    way().call("optimizer_step_", *ours)
+    torch.ops.gallery.optimizer_step_(*theirs)
+    torch.testing.assert_close(ours[1:6], theirs[1:6], rtol=1e-5, atol=1e-6)
 
 
 def torch_optimizer(case: Case, parameters):

@@ -1,22 +1,18 @@
 """What every operator promises, whatever it computes.
 
 Its schema, fake results and gradients are as the compiler needs them; no bit depends on the order
-of threads; and plain torch stands in where no C++ can be built.
+of threads; plain torch stands in where no C++ can be built; and graphs can be captured of it.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cuda_on_host import draw
 from kernels import calls
-from kernels.ways import IN_CPP, ON_HOST, OnDevice, moved
-from torch import Tensor
+from kernels.ways import IN_CPP, ON_HOST, moved, tensors_in
 
 from gallery_lib.kernels import mixed_product
-from gallery_lib.kernels.batch_norm import batch_norm_relu
-from gallery_lib.kernels.cross_entropy import cross_entropy
-from gallery_lib.kernels.runtime import cpp, operators
+from gallery_lib.kernels.runtime import cpp
 from gallery_lib.kernels.runtime.usage import KernelsNotUsed
 
 
@@ -43,24 +39,24 @@ def test_opcheck_on_a_device(family, cuda_kernels):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", OnDevice.dtypes)
-def test_results_and_gradients_on_a_device_are_those_of_float64(dtype, cuda_kernels):
+@each_of(calls.IN_CUDA)
+def test_a_call_in_a_captured_graph_is_replayed_on_other_values(family, cuda_kernels):
     torch.manual_seed(0)
-    images, seed, logits = (torch.randn(2, 16, 9, 7), torch.randn(2, 16, 9, 7), torch.randn(6, 999))
-    drawn = [images.to(dtype), torch.rand(16), torch.rand(16), logits.to(dtype)]
-    labels, found = torch.tensor([5, -100, 0, 7, 998, 3]), []
-    for change in (Tensor.double, lambda values: values.to(cuda_kernels)):
-        before = operators.counts()
-        x, weight, bias, scores = leaves = [change(each).requires_grad_() for each in drawn]
-        normalised = batch_norm_relu(x, None, None, weight, bias)
-        loss = cross_entropy(scores, labels.to(scores.device), label_smoothing=0.1)
-        of_results = seed.to(dtype).to(normalised), torch.ones_like(loss)
-        gradients = torch.autograd.grad((normalised, loss), leaves, of_results)
-        found.append([each.cpu().double() for each in (normalised, loss, *gradients)])
-    used = operators.counts() - before
-    assert len(used) == 5 and {how for _, how in used} == {operators.KERNEL}
-    far = max(1e-5, 2 * draw.UNIT_ROUNDOFF[dtype])
-    torch.testing.assert_close(found[1], found[0], rtol=far, atol=1e-5)
+    for name, arguments in family():
+        operator = getattr(calls.OPERATORS, name)
+        ours, expected = (moved(arguments, cuda_kernels, leaves=False) for _ in range(2))
+        before = [tensor.clone() for tensor in tensors_in(ours)]
+        of_eager = operator(*expected)  # which compiles and loads the kernels
+        for tensor in tensors_in(ours):
+            tensor.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            of_graph = operator(*ours)
+        for tensor, value in zip(tensors_in(ours), before, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        found, wanted = tensors_in((of_graph, ours)), tensors_in((of_eager, expected))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

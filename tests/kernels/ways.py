@@ -40,7 +40,7 @@ class InCpp(GuardedMemory):
             result = getattr(torch.ops.gallery, name)(*arguments)
         finally:
             torch.set_num_threads(threads)
-        if _tensors(arguments)[0].numel():
+        if tensors_in(arguments)[0].numel():
             assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         self.check()
         return result
@@ -66,18 +66,21 @@ class OnDevice:
         result = getattr(torch.ops.gallery, name)(*given)
         assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         if name.endswith("_"):
-            for ours, theirs in zip(_tensors(arguments), _tensors(given), strict=True):
+            for ours, theirs in zip(tensors_in(arguments), tensors_in(given), strict=True):
                 ours.copy_(theirs)
         return moved(result, "cpu")
 
 
-def _tensors(arguments: Any) -> list[Tensor]:
+def tensors_in(arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-def moved(arguments: Any, device: torch.device | str | int) -> Any:
-    """Return arguments whose tensors are leaves on a device."""
-    move = lambda value: value.detach().to(device).requires_grad_(value.requires_grad)  # noqa: E731
+def moved(arguments: Any, device: torch.device | str | int, leaves: bool = True) -> Any:
+    """Return arguments with their tensors on a device, as leaves unless without gradients."""
+
+    def move(value: Tensor) -> Tensor:
+        return value.detach().to(device).requires_grad_(value.requires_grad and leaves)
+
     return tree_map_only(Tensor, move, arguments)
 
 
