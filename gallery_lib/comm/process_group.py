@@ -103,6 +103,10 @@ def device() -> torch.device:
 
 
 _made_here = False  # this module made the default process group, and so has to end it
+# Where the run's processes meet, for as long as this one lives: a rank may leave a group and join
+# the next one while others are still in the first.
+_store: dist.Store | None = None
+_groups_made = 0
 
 
 def ensure_initialized(timeout_seconds: float = 600.0) -> None:
@@ -113,33 +117,23 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     Raises:
         InputError: where a scheduler tells of several processes and not where they meet.
     """
-    global _made_here
+    global _made_here, _groups_made, _store
     here = place()
     alone = here.launcher != TORCHRUN and here.world_size == 1
     if here.launcher is None or alone or dist.is_initialized():
         return
     limit = timedelta(seconds=timeout_seconds)
-    store: dist.Store | None = None
-    if meeting_file := os.environ.get(RENDEZVOUS_VARIABLE):
-        store = dist.FileStore(meeting_file, here.world_size)
-    elif not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
-        if here.world_size == 1:
-            return
-        step = rendezvous.slurm_step() if here.launcher == SRUN else None
-        if step is None:
-            raise InputError(
-                f"{here.launcher} started {here.world_size} processes, and MASTER_ADDR and "
-                "MASTER_PORT do not say where they meet. Export both (the first host's name and a "
-                "free port), or call torch.distributed.init_process_group before accelerate().",
-                parameter="MASTER_ADDR",
-            )
-        store = _store_of(step, limit)
+    _store = _store or _store_of(here, limit)
+    if _store is None:
+        return
+    _groups_made += 1
     own_device = device()
     # A process that is alone has nobody to send to: it need not wait for NCCL, nor give it memory.
     over_nccl = own_device.type == "cuda" and here.world_size > 1
     dist.init_process_group(
         backend="nccl" if over_nccl else "gloo",
-        store=store,
+        # torch gives each group the keys of the one before.
+        store=dist.PrefixStore(f"gallery_lib/{_groups_made}", _store),
         rank=here.rank,
         world_size=here.world_size,
         timeout=limit,
@@ -148,8 +142,27 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     _made_here = True
 
 
-def _store_of(step: rendezvous.SlurmStep, limit: timedelta) -> dist.Store:
-    """Return the store at which the tasks of a step of srun meet; rank 0 listens for the others."""
+def _store_of(here: Place, limit: timedelta) -> dist.Store | None:
+    """Return the store at which the run's processes meet; None: this one is alone.
+
+    Of the tasks of a step of srun rank 0 listens for the others.
+    """
+    if meeting_file := os.environ.get(RENDEZVOUS_VARIABLE):
+        return dist.FileStore(meeting_file, here.world_size)
+    if {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        store, _, _ = next(dist.rendezvous("env://", here.rank, here.world_size, timeout=limit))
+        store.set_timeout(limit)
+        return store
+    if here.world_size == 1:
+        return None
+    step = rendezvous.slurm_step() if here.launcher == SRUN else None
+    if step is None:
+        raise InputError(
+            f"{here.launcher} started {here.world_size} processes, and MASTER_ADDR and "
+            "MASTER_PORT do not say where they meet. Export both (the first host's name and a "
+            "free port), or call torch.distributed.init_process_group before accelerate().",
+            parameter="MASTER_ADDR",
+        )
     host = os.environ.get("MASTER_ADDR") or step.host
     port = int(os.environ.get("MASTER_PORT") or step.port)
     own = step.rank == 0
@@ -189,15 +202,6 @@ def from_rank_0(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def copy_from_rank_0(value: torch.Tensor) -> None:
-    """Copy rank 0's `value` to that of every rank, in place; it may be on the CPU."""
-    if world_size() == 1 or not dist.is_initialized():
-        return
-    sent = value.detach().to(device()).contiguous()
-    dist.broadcast(sent, src=0)
-    value.detach().copy_(sent)
 
 
 # --------------------------------------------------------------------------------------------------

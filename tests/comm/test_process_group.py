@@ -6,6 +6,7 @@ The rank is that of torch.distributed, else of torchrun's variables, else of a s
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 from against_torch.case import Case
@@ -84,6 +85,14 @@ def test_processes_that_were_not_started_by_torchrun_train_together(launch: str)
         assert "group of 2 processes was made after accelerate()" in verdict.lines[0]
     else:
         assert verdict.outcome == SAME, verdict.lines
+
+
+@pytest.mark.slow
+def test_a_process_trains_more_than_once(tmp_path: Path) -> None:
+    """The ranks meet in a file, as on one host; those of test_every_task at an address."""
+    with Ranks(processes=2, hosts=1) as ranks:
+        first, second = ranks.call("trainings.in_a_row", str(tmp_path), 2)[0]
+    assert first == second and len(first) == 3
 
 
 def test_hosts_and_their_processes_in_words() -> None:

@@ -15,7 +15,6 @@ import without_dropout
 from made_up_text import documents
 from small_tasks import SMALL
 
-from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.data import text
 from gallery_lib.system.processes import die_with_parent
@@ -55,9 +54,6 @@ def config(name: str, folder: Path) -> TrainConfig:
 
 if __name__ == "__main__":
     die_with_parent()
-    process_group.ensure_initialized()
-    # Every run leaves the group at its end, but one group serves all here.
-    process_group.leave = lambda: None
     for name in sys.argv[2:]:
         try:
             threads = [thread.name for thread in threading.enumerate()]
