@@ -21,6 +21,12 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the data set `root` of a module, to be damaged."""
+    return Path(shutil.copytree(root, tmp_path / "copy"))
+
+
+@pytest.fixture
 def tiny_copy(tiny_root: Path, tmp_path: Path) -> Path:
     """Return a copy of the tiny data set, to be damaged."""
     return Path(shutil.copytree(tiny_root, tmp_path / "copy"))
