@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from refusal import refused
+from worker_processes import wait_until
 
 from gallery_lib.system.files import (
     LockHeld,
@@ -94,22 +95,13 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
 
 
 def test_a_second_holder_waits_and_says_so_once_or_gives_up(tmp_path: Path) -> None:
-    said: list[str] = []
     with _holder(tmp_path) as holder:
-        began = time.monotonic()
         with pytest.raises(LockHeld, match=str(tmp_path)), locked(tmp_path, wait=False):
             pass
-
-        timer = threading.Timer(0.1, holder.communicate, ["\n"])
-
-        def release() -> None:
-            said.append("waiting")
-            timer.start()
-
-        with locked(tmp_path, waiting=release):
+        began, timer = time.monotonic(), threading.Timer(0.1, holder.communicate, ["\n"])
+        with locked(tmp_path, waiting=timer.start):  # a timer cannot be started twice
             assert time.monotonic() - began > 0.1
         timer.join()
-    assert said == ["waiting"]
 
 
 @pytest.mark.parametrize("name", [".", ".lock"])
@@ -123,10 +115,7 @@ def test_the_lock_goes_with_its_holder_and_what_that_has_forked(tmp_path: Path, 
         holder.wait()
         assert _is_held(path)
         os.kill(child, signal.SIGKILL)
-        deadline = time.monotonic() + 5
-        while _is_held(path) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not _is_held(path)
+        wait_until(lambda: not _is_held(path), 5)
 
 
 def test_a_command_that_the_holder_started_does_not_hold_the_lock(tmp_path: Path) -> None:

@@ -97,11 +97,9 @@ def test_a_revision_is_the_commit_and_whether_tracked_files_differ_from_it(tmp_p
         return subprocess.run(of, check=True, capture_output=True, text=True).stdout.strip()
 
     assert hardware.git_revision(tmp_path) is None
-    git("init", "-q")
     (tmp_path / "file").write_text("one")
-    git("add", "file")
-    git("commit", "-qm", "one")
-    git("tag", "-am", "a tag", "v1")
+    for words in ("init -q", "add file", "commit -qm one", "tag -am tag v1"):
+        git(*words.split())
     commit = git("rev-parse", "--short=12", "HEAD")
     (tmp_path / "other").touch()
     assert hardware.git_revision(tmp_path) == commit

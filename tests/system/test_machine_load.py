@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 import tiny_task
@@ -50,18 +50,12 @@ def test_threads_that_wait_for_each_other_alone_do_not_make_a_machine_busy(
 def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() -> None:
     """A loader's processes, say, which are niced and share the cores of the steps."""
     computes = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
-    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    words, pipes = [sys.executable, "-c", computes], {"stdin": PIPE, "stdout": PIPE}
     watch, orphan, before = Watch(), Watch(1), look()
     watch.at_pause()
     orphan.at_pause()
-    beside, niced = (
-        subprocess.Popen([*nice, sys.executable, "-c", computes], **pipes)
-        for nice in ([], ["nice", "-n", "5"])
-    )
-    with beside, niced:
-        assert (
-            beside.stdout and niced.stdout and beside.stdout.readline() and niced.stdout.readline()
-        )
+    with Popen(words, **pipes) as beside, Popen(["nice", "-n", "5", *words], **pipes) as niced:
+        assert beside.stdout.readline() and niced.stdout.readline()
         after, beside_niced = look(), look(niced.pid)
         watch.at_pause()
         orphan.at_pause()
@@ -80,7 +74,7 @@ def test_a_process_that_gives_way_is_of_the_run_and_does_not_count_as_waiting() 
 @pytest.mark.slow
 def test_a_training_beside_busy_neighbours_says_that_it_waited(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "while True: pass"]
-    neighbours = [subprocess.Popen(words) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    neighbours = [Popen(words) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
         run = tiny_task.config(run_dir=str(tmp_path / "run"), max_steps=400, log_interval=100)
         results = launch(run, show_log=False, progress=False)

@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 import torch
 from refusal import refused
+from worker_processes import wait_until
 
 from gallery_lib.compiler.backend import check_compiler
 from gallery_lib.config import Compiler
@@ -41,19 +43,13 @@ while True: time.sleep(0.05)
 @contextlib.contextmanager
 def supervisor(tmp_path: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Context: the supervisor of a command that notes SIGTERM and goes on."""
-    process = start_supervised([*PYTHON, "-c", COMMAND, str(tmp_path / "notes")], variables)
+    notes = tmp_path / "notes"
+    process = start_supervised([*PYTHON, "-c", COMMAND, str(notes)], variables)
     try:
-        wait_for(tmp_path, "ready")
+        wait_until(notes.exists)
         yield process
     finally:
         end_supervised(process)
-
-
-def wait_for(tmp_path: Path, word: str) -> None:
-    notes, deadline = tmp_path / "notes", time.monotonic() + 20
-    while not notes.exists() or word not in notes.read_text():
-        assert time.monotonic() < deadline, f"{word} was not noted in time"
-        time.sleep(0.02)
 
 
 def send_from_another_process(number: signal.Signals, pid: int) -> None:
@@ -76,7 +72,7 @@ def test_a_notice_from_a_scheduler_reaches_the_command_and_does_not_end_the_supe
         child = psutil.Process(process.pid).children()[0]
         send_from_another_process(number, process.pid)
         send_from_another_process(signal.SIGTERM, child.pid)  # by its turn the other has arrived
-        wait_for(tmp_path, "heard")
+        wait_until(lambda: "heard" in (tmp_path / "notes").read_text())
         assert process.poll() is None
         began = time.monotonic()
         end_supervised(process)
@@ -93,12 +89,9 @@ def test_other_supervisors_end_whoever_sends_the_signal(tmp_path: Path) -> None:
 def test_processes_are_not_forked_where_cudas_driver_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", mock.Mock(side_effect=OSError("cannot open it")))
     assert processes.can_fork()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
+    monkeypatch.setattr(ctypes, "CDLL", mock.Mock())
     assert not processes.can_fork()
 
 

@@ -54,7 +54,12 @@ def test_the_rank_to_blame_is_told(name: str, tmp_path: Path) -> None:
     assert kind is not InputError or found.parameter == "batch_size"  # type: ignore[attr-defined]
 
 
-def test_of_ranks_that_failed_the_first_is_named(tmp_path: Path) -> None:
+def test_of_ranks_that_failed_the_first_is_named_and_what_is_no_report_left_out(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "error-rank0.json").write_text("{")
+    found = failure.of_run(tmp_path, 1, "the last words", [], compiled_first=False)
+    assert "its processes ended with exit code 1" in str(found)
     for rank, at in ((0, 2), (1, 1)):
         ErrorReport(rank, "ValueError", "planted").write(tmp_path)
         os.utime(tmp_path / f"error-rank{rank}.json", (at, at))
@@ -71,12 +76,6 @@ def test_a_report_that_the_run_s_folder_cannot_take_is_read_from_memory(
         tmp_path / "not there", 1, "", [], compiled_first=False, in_memory=tmp_path
     )
     assert isinstance(found, RunFailed) and str(found).endswith(": its results are lost.")
-
-
-def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "error-rank0.json").write_text("{")
-    found = failure.of_run(tmp_path, 1, "the last words", [], compiled_first=False)
-    assert "its processes ended with exit code 1" in str(found)
 
 
 @pytest.mark.parametrize(

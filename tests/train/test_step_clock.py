@@ -16,20 +16,20 @@ from gallery_lib.train.results import hidden_wait
 from gallery_lib.train.session import StepClock
 
 
+def clock(durations: list[float], inputs: list[float]) -> StepClock:
+    made = StepClock("cpu")
+    made.durations, made.phases = durations, {"input": inputs}
+    return made
+
+
 def test_phases_of_usual_steps_add_up_to_one_where_medians_of_phases_do_not() -> None:
-    clock = StepClock("cpu")
-    waits, rest = (
-        [9.0, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 7.0],
-        [0.1, 0.1, 0.5, 0.1, 0.6, 0.5, 0.5, 0.6, 0.1],
-    )
-    clock.phases = {"input": waits, "forward": rest}
-    clock.durations = [a + b for a, b in zip(waits, rest, strict=True)]
-    phases = clock.usual_phases(warmup=1)
+    waits = [9.0, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 7.0]
+    rest = [0.1, 0.1, 0.5, 0.1, 0.6, 0.5, 0.5, 0.6, 0.1]
+    made = clock([a + b for a, b in zip(waits, rest, strict=True)], waits)
+    made.phases["forward"] = rest
     # The usual steps take 0.6, 0.6, 0.7 and 0.7 seconds.
-    assert phases == {
-        "input": pytest.approx(0.225),
-        "forward": pytest.approx(0.425),
-    }
+    expected = {"input": pytest.approx(0.225), "forward": pytest.approx(0.425)}
+    assert made.usual_phases(warmup=1) == expected
 
 
 def touch_pages(pages: int) -> None:
@@ -62,12 +62,6 @@ def test_a_pause_is_in_no_step_and_the_wait_before_it_in_its_own() -> None:
 WORKERS = 4
 BATCH_SECONDS = 8 * 0.05 / WORKERS
 """Time of a batch of `BURSTS`: one of its four loading processes sleeps for each of 8 items."""
-
-
-def clock(durations: list[float], inputs: list[float]) -> StepClock:
-    made = StepClock("cpu")
-    made.durations, made.phases = durations, {"input": inputs}
-    return made
 
 
 def test_the_sustained_step_leaves_out_what_lay_ready_and_needs_ten_times_as_many_steps() -> None:
