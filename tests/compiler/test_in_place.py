@@ -1,23 +1,33 @@
-"""Compilation in place compiles modules with torch's own `forward`, and says where it did not."""
+"""A model compiled in place: by which graphs, and what is said of one that is compiled again.
+
+Modules with torch's own `forward` are compiled, too; a backward pass may keep its graph.
+"""
 
 import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
+from gallery_lib import accelerate
+from gallery_lib.acceleration import techniques
+from gallery_lib.compiler import backend, recompiles
 from gallery_lib.compiler.backend import announce_first_call, compile_calls, compile_model
-from gallery_lib.config import Compiler
+from gallery_lib.config import Compiler, Config
 
 LIMIT = 8
 """Compilations of a function at which Dynamo stops, unless a test before has raised it."""
 
 
 @pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
+def nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch._dynamo.reset()
+    monkeypatch.setattr(recompiles, "_watch", None)
     with torch._dynamo.config.patch(recompile_limit=LIMIT):
         yield
+    torch._dynamo.reset()
 
 
 class Counted:
@@ -55,14 +65,13 @@ class Own(nn.Module):
     ids=["a class of one's own", "Sequential", "nested", "Linear", "TransformerEncoderLayer"],
 )
 def test_a_module_is_one_graph_whoever_wrote_its_forward(build):
-    torch._dynamo.reset()
     torch.manual_seed(0)
-    module, x, backend = build(), torch.randn(3, 4), Counted()
+    module, x, counted = build(), torch.randn(3, 4), Counted()
     expected = module(x)
-    compile_calls(module, backend=backend)
+    compile_calls(module, backend=counted)
     torch.testing.assert_close(module(x), expected)
     module(x)
-    assert (backend.graphs, backend.calls) == (1, 2)
+    assert (counted.graphs, counted.calls) == (1, 2)
 
 
 class Refused(Own):
@@ -75,7 +84,6 @@ class Refused(Own):
 
 
 def test_a_model_of_which_no_graph_was_made_is_named(capsys):
-    torch._dynamo.reset()
     model, done = Refused(), {"compiler": "inductor"}
     compile_calls(model, backend=Counted())
     announce_first_call(model, done)
@@ -86,36 +94,33 @@ def test_a_model_of_which_no_graph_was_made_is_named(capsys):
 
 @pytest.mark.parametrize("ours", [True, False], ids=["of ours", "of the user's"])
 def test_every_model_of_a_process_is_compiled_however_many_there_were(ours, capsys):
-    torch._dynamo.reset()
     models = [nn.Sequential(nn.Linear(4, width), nn.ReLU()) for width in range(1, 2 * LIMIT)]
     if not ours:
         for other in models[:-1]:
             torch.compile(other, backend="eager")(torch.randn(3, 4))
     for model in models if ours else models[-1:]:
-        backend, done = Counted(), {"compiler": "inductor"}
-        compile_calls(model, backend=backend)
+        counted, done = Counted(), {"compiler": "inductor"}
+        compile_calls(model, backend=counted)
         announce_first_call(model, done)
         x = torch.randn(3, 4)
         torch.testing.assert_close(model(x), model.forward(x))
-        assert (backend.graphs, backend.calls) == (1, 1)
+        assert (counted.graphs, counted.calls) == (1, 1)
         assert done["compiler"] == "inductor"
     assert "runs as it is" not in capsys.readouterr().err
 
 
 def test_a_copy_of_a_compiled_model_is_not_compiled():
-    torch._dynamo.reset()
-    model, backend = Own(), Counted()
-    compile_calls(model, backend=backend)
+    model, counted = Own(), Counted()
+    compile_calls(model, backend=counted)
     model(torch.randn(3, 4))
     copy.deepcopy(model)(torch.randn(3, 4))
-    assert (backend.graphs, backend.calls) == (1, 1)
+    assert (counted.graphs, counted.calls) == (1, 1)
 
 
 @pytest.mark.parametrize(
     "build", [Own, lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))]
 )
 def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build):
-    torch._dynamo.reset()
     torch.manual_seed(0)
     plain = build()
     ours = copy.deepcopy(plain)
@@ -129,3 +134,115 @@ def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build):
                 model(x).square().mean().backward()
                 gradients.append([p.grad for p in model.parameters()])
             torch.testing.assert_close(*gradients)
+
+
+# --------------------------------------------------------------------------------------------------
+# Backward passes with `retain_graph=True`, whatever came before them
+
+
+def plain_step(model: nn.Module, x: Tensor) -> None:
+    model(x).square().sum().backward()
+
+
+def step_of_two_backward_passes(model: nn.Module, x: Tensor) -> None:
+    result = model(x)
+    result.square().sum().backward(retain_graph=True)
+    result.sin().sum().backward()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    torch._dynamo.reset()
+    model = copy.deepcopy(model)
+    compile_model(model, Compiler(), torch.device("cpu"))
+    return model
+
+
+def model_of(channels: int) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU())
+    return nn.Sequential(*layers, nn.Conv2d(channels, 8, 3)).to(memory_format=torch.channels_last)
+
+
+def images() -> Tensor:
+    return torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last)
+
+
+def check(ours: nn.Module, plain: nn.Module) -> None:
+    """Take steps of two backward passes, and hold their gradients against float64."""
+    x, exact = images(), copy.deepcopy(plain).double()
+    step_of_two_backward_passes(exact, x.double())
+    plain_step(ours, x)
+    for _ in range(2):
+        ours.zero_grad()
+        step_of_two_backward_passes(ours, x)
+        found = [parameter.grad for parameter in ours.parameters()]
+        expected = [parameter.grad.float() for parameter in exact.parameters()]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_graph_is_kept_after_steps_that_did_not_keep_theirs():
+    model = model_of(channels=8)
+    for _ in range(2):  # the second time compiled code comes from the cache
+        check(compiled(model), model)
+
+
+@pytest.mark.slow
+def test_code_that_writes_over_what_is_to_be_kept_does_not_come_from_the_cache(monkeypatch):
+    model = model_of(channels=10)  # of which no other test compiles code
+    with monkeypatch.context() as before:
+        before.setattr(backend, "allow_kept_graphs", lambda: None)
+        before.setattr(functorch_config, "donated_buffer", True)
+        plain_step(compiled(model), images())
+    check(compiled(model), model)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compiled code that is compiled again
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.word = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * len(self.word + "a")
+
+
+def _accelerated() -> Model:
+    config = Config()
+    config.compiler.backend = "aot_eager"  # what is generated is not the point
+    model: Model = accelerate(Model(), config)
+    return model
+
+
+@pytest.mark.slow
+def test_shapes_that_change_are_named_once_with_the_guard_and_a_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = _accelerated()
+    for size in range(3, 9):  # the second shape compiles for all
+        model(torch.ones(size, 4)).sum().backward()
+    assert "compiled again" not in capsys.readouterr().err
+    assert "recompilations" not in techniques(model)
+    for width in (True, False, True):
+        model.linear.weight.requires_grad_(width)
+        model(torch.ones(3, 4)).sum().backward()
+    said = capsys.readouterr().err
+    assert said.count("compiled again") == 1
+    assert "requires_grad" in said and "toggle requires_grad around whole passes" in said
+    assert techniques(model)["recompilations"].startswith("compiled again 2 times (")
+
+
+@pytest.mark.slow
+def test_torchs_limit_is_said_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    model = _accelerated()
+    for length in range(12):
+        model.word = "a" * length
+        model(torch.ones(3, 4)).sum().backward()
+    said = capsys.readouterr().err
+    assert said.count("Model: torch's limit of graphs is reached, and new inputs run eagerly") == 1
+    assert "test_in_place.py:" in techniques(model)["recompilations"]
+    assert "a Python value that changes" in techniques(model)["recompilations"]

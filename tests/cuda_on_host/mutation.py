@@ -9,42 +9,36 @@ seconds, most of them g++'s.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import io
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
+import hypothesis
+import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
-@dataclass(frozen=True)
-class Mutation:
-    """One mutation: in `source`, `old` becomes `new` where it first stands after `after`.
+from cuda_on_host import host
+from planted_faults import Fault, try_each
 
-    `tests` (for pytest's -k) have to fail.
-    """
+from gallery_lib.kernels.runtime.nvrtc import SOURCES
 
-    kernel: str
-    source: str
-    after: str
-    old: str
-    new: str
-    tests: str
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def _mutations(
     kernel: str, source: str, after: str, tests: str, *changes: tuple[str, str]
-) -> list[Mutation]:
-    return [Mutation(kernel, source, after, old, new, tests) for old, new in changes]
+) -> list[Fault]:
+    return [Fault(kernel, source, old, new, tests, after) for old, new in changes]
 
 
 _ORDER, _BOUND = "order_of_threads and host", "test_every_element and host"
-_STATISTICS = f"test_gradient_statistics or ({_ORDER} and norms_of_gradients)"
+_STATISTICS = f"(test_cuda_operators and not image) or ({_ORDER} and norms_of_gradients)"
 _LAMB = f"({_BOUND} or skipped or moves) and lamb"
 _CROSS_ENTROPY = f"(test_cross_entropy and host) or ({_ORDER} and losses)"
 _MOMENTS = f"(test_batch_norm and host and statistics_are) or ({_ORDER} and batch_norms)"
@@ -139,7 +133,7 @@ MUTATIONS = [
         ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
     ),
     *_mutations(
-        "prepare_images", "image_batch.cu", "prepare_images(", "test_image_batch",
+        "prepare_images", "image_batch.cu", "prepare_images(", "test_cuda_operators and image",
         ("a.size - start < WIDTH ? a.size - start : WIDTH", "WIDTH"),  # beyond the end
         ("if (++channel == CHANNELS) channel = 0;", ""),
         ("__fadd_rn(__fmul_rn(value, scale), shift)", "__fmul_rn(value, scale)"),
@@ -233,32 +227,9 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-def broken(mutation: Mutation, sources: Path, folder: Path) -> None:
-    """Write a copy of `sources` with the mutation into `folder`.
-
-    Raises ValueError when the mutation's text is not there any more.
-    """
-    shutil.copytree(sources, folder, dirs_exist_ok=True)
-    text = (folder / mutation.source).read_text()
-    start = text.index(mutation.old, text.index(mutation.after))
-    (folder / mutation.source).write_text(
-        text[:start] + mutation.new + text[start + len(mutation.old) :]
-    )
-
-
-def noticed(tests: str, folder: Path) -> bool:
-    """Return whether a test fails with the sources in `folder`."""
-    import hypothesis
-    import pytest
-    from cuda_on_host import host
-
-    # A failure is enough; it need not be shrunk.
-    fast = hypothesis.settings(
-        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None
-    )
-    hypothesis.settings.register_profile("mutation", fast)
-    hypothesis.settings.load_profile("mutation")
-    host.SOURCES = folder
+def fails(tests: str, sources: Path) -> bool:
+    """Return whether a test fails with these sources."""
+    host.SOURCES = sources
     with contextlib.redirect_stdout(io.StringIO()):
         options = ["-n0", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k"]
         code = pytest.main([*options, tests, str(TESTS / "kernels")])
@@ -268,32 +239,22 @@ def noticed(tests: str, folder: Path) -> bool:
     return code == 1
 
 
-def main() -> int:
-    """Try all mutations and return the exit code: 0 when every one was noticed."""
-    from cuda_on_host import host
+@functools.cache
+def check_unbroken(tests: str) -> None:
+    assert not fails(tests, SOURCES), f"{tests!r} fails without a mutation"
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--only", default="", metavar="TEXT", help="mutations of kernels with this in their name"
-    )
-    chosen = [mutation for mutation in MUTATIONS if parser.parse_args().only in mutation.kernel]
-    sources = host.SOURCES
-    for tests in sorted({mutation.tests for mutation in chosen}):
-        assert not noticed(tests, sources), f"{tests!r} fails without a mutation"
-    survived = []
-    for mutation in chosen:
-        with tempfile.TemporaryDirectory() as folder:
-            broken(mutation, sources, Path(folder))
-            found = noticed(mutation.tests, Path(folder))
-        print(
-            f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: "
-            f"{mutation.old.strip()!r} → {mutation.new.strip()!r}",
-            flush=True,
-        )
-        survived += [] if found else [mutation]
-    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutations noticed")
-    return bool(survived)
+
+def noticed(mutation: Fault) -> str | None:
+    check_unbroken(mutation.tests)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(SOURCES, folder, dirs_exist_ok=True)
+        mutation.plant(Path(folder))
+        return "by its tests" if fails(mutation.tests, Path(folder)) else None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # A failure is enough; it need not be shrunk.
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutation", phases=phases, database=None)
+    hypothesis.settings.load_profile("mutation")
+    sys.exit(try_each(MUTATIONS, noticed, __doc__))

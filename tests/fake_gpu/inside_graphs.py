@@ -12,23 +12,19 @@ from functools import partial
 import pytest
 import torch
 from fake_gpu import work
+from stand_in_compilers import capture_graphs
 from torch import nn
 
 from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.backend import compile_calls
 
 STEPS, BATCH = 6, 8
 
 
 @pytest.fixture(autouse=True)
 def captured_operator_by_operator(monkeypatch):
-    def captured(model, options, device, channels_last):
-        compile_calls(model, backend="cudagraphs")
-        return "cudagraphs"
-
-    monkeypatch.setattr(backend, "_compile", captured)
+    monkeypatch.setattr(backend, "_compile", capture_graphs)
     yield
     torch._dynamo.reset()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fake_gpu import work
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from gallery_lib.config import Loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
@@ -16,14 +19,6 @@ from gallery_lib.data.loading.device_loader import DeviceLoader
 DEVICE = torch.device("cuda", 0)
 BATCHES, SAMPLES = 24, 64
 VALUES = torch.randn(BATCHES * SAMPLES, 512, generator=torch.Generator().manual_seed(1))
-
-
-def as_they_are(batch):
-    return batch[0]
-
-
-def named(batch):
-    return {"a": batch[0], "b": [batch[0] + 1]}
 
 
 class Graph:
@@ -43,32 +38,22 @@ class Hidden:
     __init__, to = Graph.__init__, Graph.to
 
 
-def graph(batch):
-    return Graph(batch[0])
+KINDS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "as they are": (lambda x: x, lambda batch: batch),
+    "named": (lambda x: {"a": x, "b": [x + 1]}, lambda batch: batch["b"][0] - 1),
+    "graph": (Graph, lambda batch: batch.x),
+    "hidden": (lambda x: {"labels": x + 1, "points": Hidden(x)}, lambda batch: batch["points"].x),
+    "twice": (lambda x: [collections.UserDict(x=x), x], lambda batch: batch[0]["x"]),
+}
+"""How a batch is made of its values, and how they are read."""
 
 
-def hidden(batch):
-    return {"labels": batch[0] + 1, "points": Hidden(batch[0])}
+def device_loader(prefetch: int, kind: str) -> DeviceLoader:
+    batches = [KINDS[kind][0](values.clone()) for values in VALUES.split(SAMPLES)]
+    return on_device(batches, prefetch)
 
 
-def twice(batch):
-    return [collections.UserDict(x=batch[0]), batch[0]]
-
-
-def values_of(batch):
-    """Return the values of a batch of one of these kinds."""
-    if isinstance(batch, list):
-        assert batch[0]["x"] is batch[1]
-        return batch[1]
-    if isinstance(batch, dict):
-        return batch["points"].x if "points" in batch else batch["b"][0] - 1
-    return batch.x if isinstance(batch, Graph) else batch
-
-
-def device_loader(prefetch: int, collate=None) -> DeviceLoader:
-    loader = DataLoader(TensorDataset(VALUES), batch_size=SAMPLES)
-    if collate is not None:
-        loader = [collate(batch) for batch in loader]
+def on_device(loader: Any, prefetch: int) -> DeviceLoader:
     return DeviceLoader(loader, DEVICE, torch.contiguous_format, Loader(prefetch=prefetch))
 
 
@@ -78,11 +63,11 @@ def used(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
-@pytest.mark.parametrize("collate", [as_they_are, named, graph, hidden, twice])
-def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, collate):
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, kind):
     results = []
-    for batch in device_loader(prefetch, collate):
-        value = values_of(batch)
+    for batch in device_loader(prefetch, kind):
+        value = KINDS[kind][1](batch)
         assert value.device == DEVICE
         results.append(used(value))
         del batch, value
@@ -94,7 +79,7 @@ def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, c
 
 
 def test_the_host_does_not_wait_for_the_device():
-    batches = iter(device_loader(2, as_they_are))
+    batches = iter(device_loader(2, "as they are"))
     first = used(next(batches))
     with work.waiting_forbidden():
         rest = [used(batch) for batch in batches]
@@ -105,11 +90,10 @@ def test_the_host_does_not_wait_for_the_device():
 def test_every_batch_comes_and_no_more_are_read_than_asked():
     given = [0, None, (), None, "", {}, None]
     for depth in (1, 2, 3):
-        options = Loader(prefetch=depth)
-        assert list(DeviceLoader(given, DEVICE, torch.contiguous_format, options)) == given
+        assert list(on_device(given, depth)) == given
     read = []
     numbers = (read.append(number) or number for number in itertools.count())
-    batches = iter(DeviceLoader(numbers, DEVICE, torch.contiguous_format, Loader(prefetch=2)))
+    batches = iter(on_device(numbers, 2))
     assert next(batches) == 0 and read == [0, 1, 2]
     assert next(batches) == 1 and read == [0, 1, 2, 3]
 
@@ -125,8 +109,7 @@ class Broken(Dataset):
 
 
 def test_an_error_comes_when_its_batch_would_have_come():
-    loader = DataLoader(Broken(), 5)
-    batches = iter(DeviceLoader(loader, DEVICE, torch.contiguous_format, Loader(prefetch=3)))
+    batches = iter(on_device(DataLoader(Broken(), 5), 3))
     assert next(batches).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(FileNotFoundError, match="sample 7"):
         next(batches)

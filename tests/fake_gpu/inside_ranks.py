@@ -16,10 +16,10 @@ import tiny_task
 import torch
 import torch.distributed as dist
 from fake_gpu import plugin, work
+from stand_in_compilers import leave_eager
 
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config import Comm
 from gallery_lib.measure.replay import Recorder, write_timeline
 from gallery_lib.train.loop import train
@@ -51,12 +51,7 @@ def gradients(net: torch.nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 def record(file: Path, run_dir: str) -> None:
     """Train, and record when gradients are ready; the model stays as it is."""
-
-    def eager(model, options, device, channels_last):
-        set_compiled(model, model._call_impl)
-        return "nothing: a test on the fake device"
-
-    backend._compile = eager
+    backend._compile = leave_eager
     recorder = Recorder(2)
     results = train(
         tiny_task.config(max_steps=5, compiler_opt=True, evaluate=False, run_dir=run_dir), recorder

@@ -19,11 +19,10 @@ import torch
 import without_dropout
 from fake_gpu import work
 from small_tasks import SMALL
+from stand_in_compilers import capture_graphs, leave_eager
 
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.backend import compile_calls
-from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config import TrainConfig
 from gallery_lib.tasks.domains import cross_entropy
 from gallery_lib.train.loop import train
@@ -53,19 +52,9 @@ def own_runs_and_no_compiler(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path))
     monkeypatch.setattr(cross_entropy, "LARGE", 0)
-    monkeypatch.setattr(backend, "_compile", operator_by_operator)
+    monkeypatch.setattr(backend, "_compile", leave_eager)
     yield
     torch._dynamo.reset()
-
-
-def operator_by_operator(model, options, device, channels_last):
-    set_compiled(model, model._call_impl)
-    return "nothing: a test on the fake device"
-
-
-def captured(model, options, device, channels_last):
-    compile_calls(model, backend="cudagraphs")
-    return "cudagraphs"
 
 
 def config_of(name: str, amp: str, steps: int = 2, **options) -> TrainConfig:
@@ -140,7 +129,7 @@ def test_eager_training_is_that_of_the_cpu(name, monkeypatch):
 def test_the_accelerated_training_is_that_of_eager(name, amp, monkeypatch):
     replayed = amp == "bf16" and name not in NOT_CAPTURED
     if replayed:
-        monkeypatch.setattr(backend, "_compile", captured)
+        monkeypatch.setattr(backend, "_compile", capture_graphs)
     config = config_of(name, amp, STEPS if replayed else 2, compiler_opt=True)
     of_ours, of_theirs = Counted(), Counted()
     ours = train(config, of_ours)

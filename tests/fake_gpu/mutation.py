@@ -9,33 +9,24 @@ exit code is 1. No compiler runs, so a fault takes a few seconds.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
+from planted_faults import Fault, try_each
 
 from gallery_lib.system.processes import end_supervised, start_supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
 KERNELS = ("../kernels/test_compression.py", "-m", "gpu")
-STATISTICS = ("../kernels/test_gradient_statistics.py", "-m", "gpu")
+STATISTICS = ("../kernels/test_cuda_operators.py", "-m", "gpu")
 RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault: in `file` of the package, `old` becomes `new`; `tests` must fail in an order."""
-
-    what: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
 
 
 LOADING = "data/loading/device_loader.py"
@@ -129,17 +120,6 @@ FAULTS = [
 ORDERS = ("late", "early", "random:1")
 SECONDS = 180
 """A test that takes longer hangs: the slowest takes a minute."""
-
-
-def _copy(to: Path) -> None:
-    for name in ("gallery_lib", "tests", "pyproject.toml"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, to / name)
-
-
 _RUN = """
 import sys
 from fake_gpu import running
@@ -153,32 +133,19 @@ else:
 
 
 def noticed(fault: Fault) -> str | None:
-    """Return the order in which the tests notice the fault, or None.
-
-    Raises:
-        SystemExit: where the text to replace is not there once.
-    """
+    """Return the order in which the tests notice the fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        _copy(copy)
-        path = copy / "gallery_lib" / fault.file
-        text = path.read_text()
-        if text.count(fault.old) != 1:
-            sys.exit(f"{fault.what}: {fault.file} has {text.count(fault.old)} times {fault.old!r}")
-        path.write_text(text.replace(fault.old, fault.new))
+        for name in ("gallery_lib", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        fault.plant(copy / "gallery_lib")
         places = os.pathsep.join(str(copy / part) for part in ("tests", "tests/helpers", "."))
-        variables = {
-            "PYTHONPATH": places,
-            "GALLERY_CACHE_DIR": str(ROOT / ".cache"),
-        }
+        variables = {"PYTHONPATH": places, "GALLERY_CACHE_DIR": str(ROOT / ".cache")}
+        silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
         for order in ORDERS:
-            process = start_supervised(
-                [sys.executable, "-c", _RUN, fault.tests[0], order, *fault.tests[1:]],
-                variables,
-                cwd=copy,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            words = [sys.executable, "-c", _RUN, fault.tests[0], order, *fault.tests[1:]]
+            process = start_supervised(words, variables, cwd=copy, **silent)
             try:
                 if process.wait(SECONDS):
                     return order
@@ -189,21 +156,5 @@ def noticed(fault: Fault) -> str | None:
     return None
 
 
-def main() -> int:
-    """Plant the faults; return 1 if one survived."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults with TEXT in their name")
-    wanted = [fault for fault in FAULTS if parser.parse_args().only in fault.what]
-    survived = 0
-    for fault in wanted:
-        order = noticed(fault)
-        survived += order is None
-        print(f"{'survived' if order is None else 'noticed, ' + order}: {fault.what}", flush=True)
-    print(f"{len(wanted) - survived} of {len(wanted)} noticed")
-    return int(survived > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_each(FAULTS, noticed, __doc__))

@@ -13,6 +13,7 @@ exist on CUDA alone have their mathematics in `MATHEMATICS`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from fake_gpu import work
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 _AS_THEY_ARE = frozenset(
     {
@@ -135,7 +136,6 @@ def _seeded(seed: int | None) -> Any:
 def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Return the implementation of `operator` for CUDA tensors; `run` does the work on the CPU."""
     with_number = _form_for_numbers(operator)
-    full_name = operator._schema.name
     name = f"{operator.namespace}::{operator}"
     draws = torch.Tag.nondeterministic_seeded in operator.tags
     returns = [each.alias_info for each in operator._schema.returns]
@@ -158,35 +158,25 @@ def on_device(operator: Any, run: Callable[..., Any] | None = None) -> Callable[
         do = run or form
         flat, _ = tree_flatten((arguments, options))
         device = _device_of(flat)
-        shapes = None
         if is_out:
             _resize_targets(form, arguments, options)
-        if not all_written:
-            shapes = _shapes(form, arguments, options)
-            if shapes is _UNKNOWN:
-                return _at_once(do, arguments, options, device, flat if draws else None)
-        inputs = tree_map(_on("cpu"), (arguments, options))
-        seed = _drawn(flat, device) if draws else None
         if all_written:
             results, into = _written_results(operator, arguments, options), []
         else:
-            if full_name in FOLLOW_CHANNELS_LAST:
-                shapes = _laid_out_like(arguments, shapes)
-            results = tree_map(lambda each: _like(each, device), shapes)
-            into = [
-                None if not isinstance(each, Tensor) else work.alias(each)
-                for each in tree_flatten(results)[0]
-            ]
+            results = memory_for(form, arguments, options, device)
+            if results is _UNKNOWN:
+                return _at_once(do, arguments, options, device, flat if draws else None)
+            into = tree_leaves(tree_map_only(Tensor, work.alias, results))
+        given, named = tree_map(_on("cpu"), (arguments, options))
+        seed = _drawn(flat, device) if draws else None
 
         def do_it() -> None:
-            given, named = inputs
             with _seeded(seed):
-                values = do(*given, **named)
-            if into:
-                for target, value in zip(into, tree_flatten(values)[0], strict=True):
-                    # In evaluation the CPU's batch norm keeps no statistics, and CUDA's does.
-                    if isinstance(value, Tensor) and target is not None and value.numel():
-                        target.copy_(value)
+                values = tree_leaves(do(*given, **named))
+            for target, value in zip(into, values if into else [], strict=True):
+                # In evaluation the CPU's batch norm keeps no statistics, and CUDA's does.
+                if isinstance(value, Tensor) and target is not None and value.numel():
+                    target.copy_(value)
 
         work.enqueue(name, do_it, device)
         return results
@@ -214,6 +204,14 @@ def _shapes(operator: Any, arguments: Any, options: Any) -> Any:
         return _UNKNOWN
 
 
+def memory_for(operator: Any, arguments: Any, options: Any, device: torch.device) -> Any:
+    """Return memory on the device for the results, or _UNKNOWN where values decide their shape."""
+    shapes = _shapes(operator, arguments, options)
+    if operator._schema.name in FOLLOW_CHANNELS_LAST:
+        shapes = _laid_out_like(arguments, shapes)
+    return tree_map(lambda each: _like(each, device), shapes)
+
+
 def _resize_targets(operator: Any, arguments: Any, options: Any) -> None:
     """Give the tensors that results are written to the results' shapes, as torch does."""
     shapes = _shapes(operator, arguments, options)
@@ -225,26 +223,20 @@ def _resize_targets(operator: Any, arguments: Any, options: Any) -> None:
             target.resize_(meta.size())
 
 
-def layout_of(*tensors: Tensor) -> torch.memory_format:
-    """Return channels_last if one of the tensors is in it."""
+def _laid_out_like(arguments: Any, shapes: Any) -> Any:
+    """Return `shapes` in channels_last if one of the arguments is, as cuDNN's convolutions do."""
+
+    def laid_out(image: Tensor) -> Tensor:
+        return image.contiguous(memory_format=torch.channels_last) if image.dim() == 4 else image
+
     channels_last = any(
         each.dim() == 4
         and each.is_contiguous(memory_format=torch.channels_last)
         and not each.is_contiguous()
-        for each in tensors
+        for each in arguments
+        if isinstance(each, Tensor)
     )
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def _laid_out_like(arguments: Any, shapes: Any) -> Any:
-    """Return `shapes` in channels_last if one of the arguments is, as cuDNN's convolutions do."""
-    last = layout_of(*(each for each in arguments if isinstance(each, Tensor)))
-
-    def laid_out(value: Any) -> Any:
-        is_image = isinstance(value, Tensor) and value.dim() == 4
-        return value.contiguous(memory_format=last) if is_image else value
-
-    return shapes if last is torch.contiguous_format else tree_map(laid_out, shapes)
+    return tree_map_only(Tensor, laid_out, shapes) if channels_last else shapes
 
 
 def _like(value: Any, device: torch.device | str) -> Any:
@@ -275,13 +267,13 @@ def _at_once(run: Any, arguments: Any, options: Any, device: torch.device, flat:
     with torch.no_grad(), _seeded(seed):
         values = run(*given, **named)
 
-    def up(value: Any) -> Any:
+    def up(value: Tensor) -> Tensor:
         result = _like(value, device)
-        if isinstance(value, Tensor) and value.numel():
+        if value.numel():
             work.alias(result).copy_(value)
         return result
 
-    return tree_map(up, values)
+    return tree_map_only(Tensor, up, values)
 
 
 def _copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -334,3 +326,40 @@ def install() -> None:
         implementation = on_device(operator, MATHEMATICS.get(full_name))
         library.impl(operator, implementation, "CUDA", allow_override=True)
     library.impl("copy_", _copy_, "CUDA", allow_override=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The device without arithmetic: what a step asks of the host, and nothing else
+
+_OF_LIBRARIES = (
+    *("convolution", "convolution_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward"),
+    *("mm", "bmm", "addmm", "baddbmm", "mm.out", "bmm.out", "addmm.out", "baddbmm.out"),
+)
+
+
+def _launched(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def launched(*arguments: Any, **options: Any) -> Any:
+        device = torch.device("cuda", torch.cuda.current_device())
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        work.LIBRARY.fake_gpu_launched(ctypes.c_void_p(stream), name.encode())
+        return options["out"] if overload else memory_for(operator, arguments, options, device)
+
+    return launched
+
+
+def install_without_arithmetic() -> None:
+    """Let operators of cuDNN and cuBLAS give memory, and count as a launch each.
+
+    torch's own kernels are launched and counted, so the host does what it does for a real device.
+    Values are whatever the memory holds.
+    """
+    import torch._dynamo
+
+    work.begin()
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    for name in _OF_LIBRARIES:
+        library.impl(name, torch._dynamo.disable(_launched(name)), "CUDA", allow_override=True)

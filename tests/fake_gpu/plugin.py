@@ -33,11 +33,11 @@ def _compiled(
 def install() -> None:
     """Let torch's operators, own kernels and process groups work on the fake device, once."""
     import torch.distributed as dist
-    from fake_gpu import no_arithmetic, operators
+    from fake_gpu import operators
 
     launch.compiled = _compiled
     if os.environ["FAKE_GPU_OWN_KERNELS"] == "count":
-        no_arithmetic.install()
+        operators.install_without_arithmetic()
         return
     operators.install()
     begin = dist.init_process_group

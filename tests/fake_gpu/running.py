@@ -91,8 +91,7 @@ def environment(
         everywhere: install the device in each process that imports torch, not only in those that
             call `plugin.install()`.
         arithmetic: let operators compute, and refuse kernels of torch that nothing stands in for.
-            Without it kernels are counted, and values are whatever memory holds
-            (`no_arithmetic.py`).
+            Without it kernels are counted, and values are whatever memory holds.
     """
     place = str(folder())
     python_path = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]

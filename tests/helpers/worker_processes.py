@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -43,9 +44,10 @@ def workers_of(process: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Return as soon as the condition holds, and fail when it does not in time."""
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    """Return what the condition gives as soon as it holds, and fail when it does not in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it has not come true in time"
         time.sleep(0.03)
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from cuda_on_host import draw
-from kernels.optimizer_cases import BY_NAME, arguments_of
+from kernels.optimizer_cases import BY_NAME, step_of
 from kernels.ways import tensors_in
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -102,9 +102,9 @@ def products() -> Calls:
 
 def optimizer_steps() -> Calls:
     for name in ("sgd", "rmsprop momentum", "adamw"):
-        yield "optimizer_step_", arguments_of(BY_NAME[name])
+        yield "optimizer_step_", step_of(BY_NAME[name], [5, 6], gradient_scale=2.0, found_inf=0.0)
     # Norms are sums over several blocks.
-    yield "optimizer_step_", arguments_of(BY_NAME["lamb"], [torch.randn(2 * CHUNK + 3)])
+    yield "optimizer_step_", step_of(BY_NAME["lamb"], [2 * CHUNK + 3])
 
 
 IN_CPP = (losses, packing, batch_norms, pooling, masks)

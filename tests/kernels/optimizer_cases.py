@@ -8,15 +8,17 @@ relative. Underflow adds at most 2⁻¹⁴⁹ per operation.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from cuda_on_host import draw
 from torch import Tensor
 
-from gallery_lib.kernels.optimizer_step import COUNTS_STEPS, SWITCHES, Hyperparameters
+from gallery_lib.kernels.optimizer_step import COUNTS_STEPS, NUMBERS, SWITCHES, Hyperparameters
 
 U = 2.0**-24
+SCALARS = ("gradient_scale", "found_inf", "learning_rate")
 OFF = 16 * U  # of a sum of as many operations
 TINY = 2.0**-125  # U times this is the smallest denormal
 
@@ -55,17 +57,45 @@ BY_NAME = {
 CASES = tuple(BY_NAME.values())
 
 
-def arguments_of(case: Case, weights: list[Tensor] | None = None) -> tuple[Any, ...]:
-    """Return arguments of the operator for a step of the rule."""
-    weights = weights or [torch.randn(5), torch.randn(3, 2)]
+def plain(tensor: Tensor, offset: int | None = None) -> Tensor:
+    return tensor
+
+
+def step_of(
+    case: Case, sizes, dtype=torch.float32, offsets=(None, None), seed=0, exponent=0.0, step=3,
+    device=None, **scalars,
+):  # fmt: skip
+    """Return the operator's arguments for a step of the case, in a device's memory if one is given.
+
+    `offsets` say where weights and gradients begin in it; `scalars` are those of SCALARS that are
+    not None.
+    """
+
+    def drawn(first, exponent=exponent, dtype=torch.float32):
+        seeds = itertools.count(seed + first)
+        return [draw.values(size, dtype, next(seeds), exponent) for size in sizes]
+
+    take = plain if device is None else device.take
+    weights, gradients = drawn(0, 0.0, dtype), drawn(50, dtype=dtype)
+    first, second = drawn(100), drawn(150)
+    squares = [s.square() for s in second]
+    if case.rule == "rmsprop":  # centered: no negative variance
+        squares = [2 * f.square() + s for f, s in zip(first, squares, strict=True)]
+    columns = {"sgd": [first], "rmsprop": [squares, second, first]}.get(case.rule, [first, squares])
     present = [k for k, there in enumerate(case.present) if there]
-    # No negative variance in centered RMSprop.
-    states = [torch.rand_like(w) + (1 if k else 9) for k in present for w in weights]
-    steps = [torch.ones(()) for _ in weights] if case.rule in COUNTS_STEPS else []
-    numbers, switches = [1e-2, 1e-2, 0.9, 0.99, 1e-8, 0.9], [False] * len(SWITCHES)
-    scalars = (torch.tensor(2.0), torch.tensor(0.0), None)
-    gradients = [torch.randn_like(w) for w in weights]
-    return case.rule, weights, gradients, states, present, steps, *scalars, numbers, switches
+    counts = [torch.tensor([float(step)]) for _ in sizes] if case.rule in COUNTS_STEPS else []
+    given = [None if scalars.get(n) is None else torch.tensor([scalars[n]]) for n in SCALARS]
+    return (
+        case.rule,
+        [take(weight, offsets[0]) for weight in weights],
+        [take(gradient, offsets[1]) for gradient in gradients],
+        [take(state, offsets[k % 2]) for k in present for state in columns[k]],
+        present,
+        [take(count) for count in counts],
+        *(value if value is None else take(value) for value in given),
+        [float(getattr(case.hyperparameters, name)) for name in NUMBERS],
+        [getattr(case.hyperparameters, name) for name in SWITCHES],
+    )
 
 
 def root_error(exact: Tensor, magnitudes: Tensor) -> Tensor:
@@ -132,7 +162,7 @@ def bounds(
     direction = new[0] / correction1 / root + h.weight_decay * weight
     norms = weight.norm(), direction.norm()
     ratio = norms[0] / norms[1] if norms[0] > 0 and norms[1] > 0 else torch.ones(())
-    # The norms' own errors: see test_gradient_statistics.
+    # The norms' own errors: see test_cuda_operators.
     of_ratio = 80 * U + update.norm() / direction.norm().clamp(min=1e-300)
     return OFF * (weight.abs() + TINY) + 1.1 * h.lr * ratio * (
         update + direction.abs() * of_ratio

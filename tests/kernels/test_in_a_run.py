@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import picture_task
 import pytest
@@ -19,10 +18,10 @@ import torch
 from optim import training
 from optim.training import OVERFLOW_AT, PAIRS, SCALING, model, warmup
 from own_operators import on_cpu_too
+from stand_in_compilers import leave_eager
 from torch.optim.lr_scheduler import LambdaLR
 
 from gallery_lib.compiler import backend
-from gallery_lib.compiler.calls import set_compiled
 from gallery_lib.config.switches import kernels_enabled
 from gallery_lib.data.masking import IGNORED
 from gallery_lib.kernels import cross_entropy as own_cross_entropy
@@ -52,12 +51,7 @@ def operators_in_every_run(monkeypatch):
 @pytest.fixture
 def nothing_compiled(monkeypatch):
     """Switch the compiler off: it is not what is tested here, and takes its time."""
-
-    def eager(model, options, device, channels_last):
-        set_compiled(model, model._call_impl)
-        return "nothing: a test of kernels"
-
-    monkeypatch.setattr(backend, "_compile", eager)
+    monkeypatch.setattr(backend, "_compile", leave_eager)
 
 
 def with_operators(config, observer=None):
@@ -185,15 +179,6 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
     assert ours.skipped_steps == theirs.skipped_steps
 
 
-def losses_on(device: torch.device, *training_of: Any) -> list[float]:
-    """Return the losses of `optim.training` with its batches on a device."""
-    on_cpu = training.batch
-    with pytest.MonkeyPatch.context() as patch:
-        batch = lambda *which: tuple(part.to(device) for part in on_cpu(*which))  # noqa: E731
-        patch.setattr(training, "batch", batch)
-        return training.losses(*training_of)
-
-
 def updated(pair, device: torch.device, ours: bool) -> tuple[list[float], Updates]:
     """Return losses and updates, all ours or all torch's; in ours waiting for the device raises."""
     net = model().to(device)
@@ -211,7 +196,7 @@ def updated(pair, device: torch.device, ours: bool) -> tuple[list[float], Update
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    return losses_on(device, net, optimizer, range(60), scaler, OVERFLOW_AT, take), updates
+    return training.losses(net, optimizer, range(60), scaler, OVERFLOW_AT, take), updates
 
 
 @pytest.mark.gpu
@@ -235,7 +220,7 @@ def test_a_fused_optimizers_state_goes_on_wherever_it_is_loaded(name, where, cud
     optimizer = kind(net.parameters(), lr=1e-2)
     said = accelerate_optimizer(optimizer, scaled=False)
     assert said == f"{name} takes torch's fused form on {cuda_kernels}."
-    found += losses_on(cuda_kernels, net, optimizer, range(4))
+    found += training.losses(net, optimizer, range(4))
     for device in (torch.device(where), cuda_kernels):
         assert optimizer.state_dict()["param_groups"][0]["fused"] is None
         other = model().to(device)
@@ -244,6 +229,6 @@ def test_a_fused_optimizers_state_goes_on_wherever_it_is_loaded(name, where, cud
         other.load_state_dict(net.state_dict())
         loaded.load_state_dict(optimizer.state_dict())
         assert loaded.param_groups[0]["fused"] is (None if device.type == "cpu" else True)
-        found += losses_on(device, other, loaded, range(len(found), len(found) + 4))
+        found += training.losses(other, loaded, range(len(found), len(found) + 4))
         net, optimizer = other, loaded
     assert found == pytest.approx(usual, rel=1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from cuda_on_host import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.optimizer_cases import BY_NAME, CASES, Case, arguments_of, bounds
+from kernels.optimizer_cases import BY_NAME, CASES, Case, bounds, step_of
 from kernels.ways import KERNELS, OnHost
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -18,47 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gallery_lib.kernels.optimizer_step import (
     COUNTS_STEPS,
     NUMBERS,
-    SWITCHES,
     Hyperparameters,
     optimizer_step,
 )
 from gallery_lib.kernels.runtime.launch import ELEMENTS
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-SCALARS = ("gradient_scale", "found_inf", "learning_rate")
-
-
-def step_of(
-    case: Case, sizes, dtype=torch.float32, offsets=(None, None), seed=0, exponent=0.0, step=3,
-    device=None, **scalars,
-):  # fmt: skip
-    """Return the operator's arguments for a step of the case, in the memory of a way."""
-
-    def drawn(first, exponent=exponent, dtype=torch.float32):
-        seeds = itertools.count(seed + first)
-        return [draw.values(size, dtype, next(seeds), exponent) for size in sizes]
-
-    take = (device or OnHost()).take
-    weights, gradients = drawn(0, 0.0, dtype), drawn(50, dtype=dtype)
-    first, second = drawn(100), drawn(150)
-    squares = [s.square() for s in second]
-    if case.rule == "rmsprop":  # centered: no negative variance
-        squares = [2 * f.square() + s for f, s in zip(first, squares, strict=True)]
-    columns = {"sgd": [first], "rmsprop": [squares, second, first]}.get(case.rule, [first, squares])
-    present = [k for k, there in enumerate(case.present) if there]
-    counts = [torch.tensor([float(step)]) for _ in sizes] if case.rule in COUNTS_STEPS else []
-    given = [None if scalars.get(n) is None else torch.tensor([scalars[n]]) for n in SCALARS]
-    return (
-        case.rule,
-        [take(weight, offsets[0]) for weight in weights],
-        [take(gradient, offsets[1]) for gradient in gradients],
-        [take(state, offsets[k % 2]) for k in present for state in columns[k]],
-        present,
-        [take(count) for count in counts],
-        *(value if value is None else take(value) for value in given),
-        [float(getattr(case.hyperparameters, name)) for name in NUMBERS],
-        [getattr(case.hyperparameters, name) for name in SWITCHES],
-    )
 
 
 def copied(arguments, dtype=None):
@@ -159,11 +123,13 @@ def test_lamb_moves_by_its_learning_rate_times_its_norm():
 @KERNELS
 @EACH_CASE
 def test_weights_and_gradients_in_different_layouts(way, case):
-    torch.manual_seed(0)
-    weights = [torch.randn(4, 3, 5, 5), torch.randn(7), torch.randn(6, 2, 1, 1)]
-    weights[0] = weights[0].to(memory_format=torch.channels_last)
-    arguments = arguments_of(case, weights)
-    arguments[2][0] = arguments[2][0].contiguous()
+    arguments = step_of(case, [300, 7, 12])
+    for column in (arguments[1], arguments[2], arguments[3]):
+        for place in range(0, len(column), 3):
+            image, weight = column[place].view(4, 3, 5, 5), column[place + 2].view(6, 2, 1, 1)
+            if column is not arguments[2]:
+                image = image.to(memory_format=torch.channels_last)
+            column[place], column[place + 2] = image, weight
     arguments[2][2] = arguments[2][2].to(memory_format=torch.channels_last)
     ours, theirs = copied(arguments), copied(arguments)
     way().call("optimizer_step_", *ours)

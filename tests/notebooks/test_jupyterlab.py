@@ -6,11 +6,10 @@ import contextlib
 import json
 import re
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,43 +18,27 @@ import psutil
 import pytest
 from chromium import chromium, screenshot
 from notebooks.batch.runner import MARK, Runner
+from tiny_notebooks import write_notebook
 from tiny_task import config
+from worker_processes import wait_until
 
 from gallery_lib.notebooks import jupyterlab
 from gallery_lib.notebooks.jupyterlab import command
 from gallery_lib.system.processes import end_supervised, start_supervised
 
-CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
-
-
-def notebook(*sources: str, **values: Any) -> str:
-    """Return the text of a notebook with these cells."""
-    kernel = {"name": "gallery", "display_name": "Gallery", "language": "python"}
-    content = {
-        "cells": [
-            {**CODE, "id": f"cell-{number}", "source": [source], **values}
-            for number, source in enumerate(sources)
-        ],
-        "metadata": {"kernelspec": kernel},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    return json.dumps(content, indent=1) + "\n"
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a checkout with two notebooks."""
-    return checkout_with(tmp_path, notebook("print(1)"))
+    return checkout_with(tmp_path, "print(1)")
 
 
-def checkout_with(folder: Path, one: str) -> Path:
-    """Make a checkout below `folder` with the notebook `one` and an index."""
-    (folder / "checkout" / "notebooks").mkdir(parents=True)
-    for name, text in (("index", notebook("print(1)")), ("one", one)):
-        (folder / "checkout" / "notebooks" / f"{name}.ipynb").write_text(text)
-    return folder / "checkout"
+def checkout_with(folder: Path, *sources: str) -> Path:
+    """Make a checkout below `folder` with an index, and the notebook `one` with these cells."""
+    root = folder / "checkout"
+    write_notebook(root / "notebooks", "index", "print(1)")
+    write_notebook(root / "notebooks", "one", *sources)
+    return root
 
 
 def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(
@@ -77,16 +60,17 @@ def test_a_copy_follows_its_notebook_and_what_was_run_or_edited_is_kept(root: Pa
     shipped, copy = (root / name / "one.ipynb" for name in ("notebooks", jupyterlab.FOLDER))
     assert jupyterlab.refresh(root) == []
     assert copy.read_bytes() == shipped.read_bytes()
-    mine = notebook("print(2 * 3)", outputs=[OUTPUT])
+    mine = copy.read_text().replace("print(1)", "print(2 * 3)")
     copy.write_text(mine)
     assert jupyterlab.refresh(root) == []
     assert copy.read_text() == mine  # while its notebook is the same
-    shipped.write_text(notebook("print(1)  # better"))
+    better = shipped.read_text().replace("print(1)", "print(1)  # better")
+    shipped.write_text(better)
     (said,) = jupyterlab.refresh(root)
     (kept,) = (root / "my_notebooks" / "earlier").glob("one-*.ipynb")
     assert said.endswith(f"changed: your copy of before is {kept.relative_to(root)}.")
     assert (kept.read_text(), copy.read_bytes()) == (mine, shipped.read_bytes())
-    shipped.write_text(notebook("print(1)  # still better"))
+    shipped.write_text(better.replace("better", "still better"))
     assert jupyterlab.refresh(root) == []  # nobody has touched the copy
     assert copy.read_bytes() == shipped.read_bytes()
 
@@ -114,14 +98,6 @@ class Lab:
     own: Runner
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.2)
-    return found
-
-
 def answering(runtime: Path) -> dict[str, Any] | None:
     """Return what the server has written into `runtime`, or None while it does not answer."""
     for path in runtime.glob("jpserver-*.json"):
@@ -143,7 +119,7 @@ def lab(
     folder, own = tmp_path_factory.mktemp("lab"), Runner({}, uuid.uuid4().hex)
     values = config("SLEEPING", max_steps=1000, run_dir=str(folder / "run"))
     sources = [line.format(values=values, helpers=checkout / "tests/helpers") for line in CELLS]
-    root, runtime = checkout_with(folder, notebook(*sources)), folder / "runtime"
+    root, runtime = checkout_with(folder, *sources), folder / "runtime"
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
     env = {name: str(folder / name) for name in (*folders, "IPYTHONDIR")}
     for name in ("jupyter_server_config.py", "jupyter_lab_config.py"):
@@ -154,7 +130,7 @@ def lab(
     with (folder / "log.txt").open("w") as log:
         process = start_supervised(words, {**kernel, **env}, stdout=log, stderr=log)
     try:
-        told = wait_for(lambda: answering(runtime), 60, "JupyterLab to answer")
+        told = wait_until(lambda: answering(runtime), 60)
         yield Lab(root, told["url"], told["token"], own)
     finally:
         end_supervised(process)
@@ -217,12 +193,12 @@ class Page:
 
     def run_all(self) -> None:
         """Run all cells, again where the page has lost the first try with a kernel's connection."""
-        deadline = time.monotonic() + 60
-        while "*" not in self.prompt(0):
-            assert time.monotonic() < deadline, "no cell began to run"
+        for _ in range(12):
             self.menu("Run", "Run All Cells")
             with contextlib.suppress(AssertionError):
-                wait_for(lambda: "*" in self.prompt(0), 5, "the first cell")
+                wait_until(lambda: "*" in self.prompt(0), 5)
+                return
+        raise AssertionError("no cell began to run")
 
 
 def ready(lab: Lab) -> set[str]:
@@ -253,7 +229,7 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
         front.filter(has_text="print(1)").wait_for()  # the index, which opens by itself
         page.locator(".jp-DirListing-item", has_text="one.ipynb").dblclick()
         front.filter(has_text="made_comparison").wait_for()
-        wait_for(lambda: ready(lab) == {"index", "one"}, 60, "the kernels")
+        wait_until(lambda: ready(lab) == {"index", "one"}, 60)
         front.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
         shown, before, phases = Page(page), set(lab.own.left()), []
 
@@ -263,7 +239,7 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
 
         shown.run_all()
         try:
-            wait_for(training, 120, "the training to begin")
+            wait_until(training, 120)
         except AssertionError:
             raise AssertionError(f"{shown.prompt(0)}: {shown.outputs(0)}, after {phases}") from None
         assert "imports" in phases
@@ -276,14 +252,14 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
         }
         assert len(started) >= 3 and ports == {"127.0.0.1"}  # supervisor, two workers
         shown.menu("Kernel", "Interrupt Kernel")
-        wait_for(lambda: not started & set(lab.own.left()), 10, "the processes to end")
-        wait_for(lambda: shown.ran(0), 20, "the cell to end")
+        wait_until(lambda: not started & set(lab.own.left()), 10)
+        wait_until(lambda: shown.ran(0), 20)
         (line,) = shown.outputs(0)[-1].strip().splitlines()
         assert line.startswith("Interrupted: the run was stopped before its end, and all its ")
 
         shown.cell(1).locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
-        wait_for(lambda: shown.ran(1), 60, "the next cell to run")
+        wait_until(lambda: shown.ran(1), 60)
         screenshot(page, "jupyterlab-comparison")
         assert "parity passed" in "\n".join(shown.outputs(1))
         assert shown.cell(1).locator(".jp-RenderedImage img").count() == 1
@@ -296,5 +272,5 @@ def test_a_cell_shows_its_phase_and_is_interrupted_and_tables_are_folded(
         assert errors.all_text_contents() == []
         page.keyboard.press("ControlOrMeta+s")
         copy = lab.root / "my_notebooks" / "one.ipynb"
-        wait_for(lambda: "image/png" in copy.read_text(), 20, "the notebook to be saved")
+        wait_until(lambda: "image/png" in copy.read_text(), 20)
         assert "image/png" not in (lab.root / "notebooks" / "one.ipynb").read_text()

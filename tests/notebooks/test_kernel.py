@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.manager import run_kernel, start_new_kernel
-from notebooks.batch.runner import wait_for
 from tiny_task import config
+from worker_processes import wait_until
 
 from gallery_lib.cli.prepare import kernel_command
 
@@ -40,11 +40,11 @@ def test_progress_is_one_output_and_killing_the_kernel_ends_every_process(tmp_pa
     values = config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run"))
     client.execute(CODE.format(values, "LaunchConfig(nproc_per_node=2)"))
     steps = tmp_path / "run" / "steps.jsonl"
-    wait_for(lambda: steps.exists() and steps.read_text(), 90)
+    wait_until(lambda: steps.exists() and steps.read_text(), 90)
     started = kernel.children(recursive=True)
     assert len(started) >= 3  # supervisor, two workers
     os.kill(kernel.pid, 9)
-    wait_for(lambda: not any(map(_is_alive, started)), 10)
+    wait_until(lambda: not any(map(_is_alive, started)), 10)
     client.stop_channels()
 
 

@@ -173,13 +173,3 @@ def test_rates_gains_and_scaling_of_every_line_are_shown(
     assert unsure.title.startswith("The tuner gains nothing that is certain")
     axes = scatter(cells).draw().axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1 host", "2 hosts"]
-
-
-@pytest.mark.slow
-def test_the_notebook_shows_the_published_table(
-    checkout: Path, tmp_path: Path, kernel: dict[str, str]
-) -> None:
-    notebook = checkout / "notebooks" / "performance_data.ipynb"
-    text, (figure,) = execute(notebook, tmp_path / "executed", {}, kernel).shown()
-    assert figure.metadata["image/png"]["alt"].startswith("The tuner gains up to 1.30×")
-    assert "| tts_angular | 8 |" in text and "| tts_angular | 2 hosts " in text

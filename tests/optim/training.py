@@ -78,9 +78,9 @@ def losses(
     and optimizer.
     """
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
-    dtype, result = next(net.parameters()).dtype, []
+    like, result = next(net.parameters()), []
     for step in steps:
-        inputs, labels = batch(step, dtype)
+        inputs, labels = (part.to(like.device) for part in batch(step, like.dtype))
         loss = nn.functional.cross_entropy(net(inputs), labels)
         optimizer.zero_grad()
         scaler.scale(loss).backward()

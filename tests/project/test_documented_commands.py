@@ -12,7 +12,6 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from torch.distributed.run import get_args_parser
@@ -27,68 +26,46 @@ PROGRAMS = (
     *("bash ", "sh ", "python ", "python3 ", "gallery ", "papermill ", "torchrun ", "jupyter "),
     *("uv ", "pip ", ".venv/bin/"),
 )
-_FENCE = re.compile(r"^(```+|~~~+)\s*\{?([\w-]*)")
-_SHELL_FENCES = ("", "bash", "sh", "shell", "text")
+_BLOCK = re.compile(r"^ *(```+|~~~+) *\{?([\w-]*)[^\n]*\n(.*?)^ *\1 *$", re.MULTILINE | re.DOTALL)
+_SHELL_BLOCKS = ("", "bash", "sh", "shell", "text")
+_INDENTED = re.compile(r"^ {4}\s*(\S.*)", re.MULTILINE)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _NAME = re.compile(r"gallery [a-z]+( [a-z]+)?")
 
 
-class Command(NamedTuple):
-    """A command as it stands, and the file and line where it is shown."""
-
-    text: str
-    where: str
-
-
-def commands_in(markdown: str, name: str) -> Iterator[Command]:
-    """Yield the commands of a Markdown text in their order; `name` is the file's, for messages.
+def commands_in(markdown: str) -> Iterator[str]:
+    """Yield the commands of a Markdown text.
 
     A command is a line of a block, fenced or indented, or text in single backquotes, that begins
     with one of PROGRAMS. In a block of kind `console` it stands behind `$ `. `gallery show` in a
     sentence is the name of a command, and no command.
     """
-    fence = kind = ""  # what ends the block, and its kind
-    number = 1
-    for line in markdown.replace("\\\n", "\r").split("\n"):
-        text, where = line.strip().replace("\r", " "), f"{name}:{number}"
-        number += 1 + line.count("\r")
-        if match := _FENCE.match(text):
-            if not fence:
-                fence, kind = match.groups()
-            elif text == fence:
-                fence = ""
-        elif fence and kind == "console":
-            if text.startswith("$ "):
-                yield Command(text.removeprefix("$ "), where)
-        elif text.startswith(PROGRAMS) and (
-            kind in _SHELL_FENCES if fence else line.startswith("    ")
-        ):
-            yield Command(text, where)
-        elif not fence:
-            for inline in _INLINE.findall(line):
-                if inline.startswith(PROGRAMS) and not _NAME.fullmatch(inline):
-                    yield Command(inline, where)
+    markdown = markdown.replace("\\\n", " ")
+    outside = _BLOCK.sub("", markdown)
+    lines = _INDENTED.findall(outside)
+    lines += (text for text in _INLINE.findall(outside) if not _NAME.fullmatch(text))
+    for _, kind, block in _BLOCK.findall(markdown):
+        written = [line.strip() for line in block.splitlines()]
+        if kind == "console":
+            yield from (line.removeprefix("$ ") for line in written if line.startswith("$ "))
+        elif kind in _SHELL_BLOCKS:
+            lines += written
+    yield from (line for line in lines if line.startswith(PROGRAMS))
 
 
-def documented() -> list[Command]:
-    """Return the commands of every document that readers follow; each text once.
-
-    README's commands come first.
-    """
+def documented() -> dict[str, str]:
+    """Return each command that a document for readers shows, and the first file that has it."""
     places = ("README.md", "CONTRIBUTING.md", "docs/guides/*.md", "notebooks/template.md")
     places += ("notebooks/whole/*.md", "notebooks/pages/*.md")
-    found: dict[str, Command] = {}
+    found: dict[str, str] = {}
     for file in (file for place in places for file in sorted(CHECKOUT.glob(place))):
-        name = file.relative_to(CHECKOUT).as_posix()
-        for command in commands_in(file.read_text(encoding="utf-8"), name):
-            found.setdefault(command.text, command)
-    return list(found.values())
+        for command in commands_in(file.read_text(encoding="utf-8")):
+            found.setdefault(command, file.relative_to(CHECKOUT).as_posix())
+    packed = commands_in(README.format(title="AlexNet", name="alexnet"))
+    return found | dict.fromkeys(packed, "the packed README")
 
 
-SHOWN = [
-    *documented(),
-    *commands_in(README.format(title="AlexNet", name="alexnet"), "the packed README"),
-]
+SHOWN = documented()
 assert len(SHOWN) > 60
 OF_THE_ENVIRONMENT = ("mypy", "nbstripout", "ruff", "sphinx-build", "papermill", "torchrun")
 READERS_OWN = ("train.py", "mobilenet_v3", "${name}")
@@ -172,9 +149,9 @@ def check(text: str) -> None:
             assert name in (*OF_THE_ENVIRONMENT, "uv"), name
 
 
-@pytest.mark.parametrize("command", SHOWN, ids=lambda command: f"{command.where}: {command.text}")
-def test_a_documented_command_is_one_that_exists(command: Command) -> None:
-    check(command.text)
+@pytest.mark.parametrize("text", SHOWN, ids=[f"{SHOWN[text]}: {text}" for text in SHOWN])
+def test_a_documented_command_is_one_that_exists(text: str) -> None:
+    check(text)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import socket
-import sys
 import time
-from types import ModuleType
 from typing import Any
+
+from after_import import after_import
 
 
 def _orphan(module: Any) -> None:
@@ -65,26 +63,5 @@ BREACHES = {
 }
 
 
-class _Planter(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, plant: Any, _: str) -> None:
-        self.name, self.plant = name, plant
-
-    def find_spec(
-        self, name: str, path: Any, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != self.name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        assert spec is not None and spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self.plant(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 if planted := os.environ.get("GALLERY_FAULTS_PLANTED"):
-    sys.meta_path.insert(0, _Planter(*BREACHES[planted]))
+    after_import(*BREACHES[planted][:2])

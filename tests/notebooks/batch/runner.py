@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +39,6 @@ class Runner:
     def left(self) -> list[psutil.Process]:
         """Return those of its processes, and of theirs, that are still there."""
         return marked(self.mark)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 def read(out: Path) -> dict[str, Any]:

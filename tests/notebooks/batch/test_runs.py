@@ -12,8 +12,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from notebooks.batch.runner import Runner, read, wait_for
+from notebooks.batch.runner import Runner, read
 from tiny_notebooks import write_notebook
+from worker_processes import wait_until
+
+from gallery_lib.notebooks.evidence import read_log, started_cell
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +86,7 @@ def test_an_interrupt_ends_everything_and_reports_what_was_done(
         str(write_notebook(tmp_path, "second", "1")),
     ]
     process = runner.start(out, *paths)
-    log = out / "first" / "papermill.txt"
-    wait_for(lambda: log.exists() and "Executing Cell 1" in log.read_text())
+    wait_until(lambda: started_cell(read_log(out / "first")), 180)
     code, output = runner.run(out, *paths, "--resume")
     assert (code, "another `gallery run` is at work" in output) == (2, True)
     process.send_signal(number)
@@ -112,11 +114,10 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
     ]
     out = tmp_path / "out"
     process = runner.start(out, *paths)
-    log = out / "second" / "papermill.txt"
-    wait_for(lambda: log.exists() and "Executing Cell 1" in log.read_text())
+    wait_until(lambda: started_cell(read_log(out / "second")), 180)
     process.kill()
     process.wait()
-    wait_for(lambda: not runner.left(), 10)  # nothing outlives the runner, however it went
+    wait_until(lambda: not runner.left(), 10)  # nothing outlives the runner, however it went
     report = read(out)
     assert report["ended"] is None
     assert [one["status"] for one in report["notebooks"].values()] == ["passed", "not run"]

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from worker_processes import wait_until
 
 TOOLS = ("bash", "cat", "dirname", "env")
 """What a machine has besides Python, a compiler and uv, as far as prepare.sh needs it."""
@@ -95,10 +95,7 @@ class Checkout:
         return text
 
     def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self.root / name).exists():
-            assert time.monotonic() < deadline, f"{name} did not appear"
-            time.sleep(0.02)
+        wait_until((self.root / name).exists, seconds=30)
         (self.root / name).unlink()
 
 
