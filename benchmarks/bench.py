@@ -15,7 +15,6 @@ their full sizes, which are published as large inputs. It takes hours.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -29,11 +28,8 @@ from gallery_lib.system import hardware, paths
 
 def main() -> int:
     """Measure and publish the figures, and return the exit code of `gallery bench`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = figures_file.parser(__doc__, out=False)
+    parser.allow_abbrev = False  # `gallery bench` has options that begin alike
     parser.add_argument("machine", help="folder of the figures in benchmarks/results/")
     parser.add_argument("--profile", default="auto", help="as of `gallery bench` (default: auto)")
     parser.add_argument("--run", type=int, help="number of this run; its files end with it")

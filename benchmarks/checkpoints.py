@@ -12,7 +12,6 @@ step waits for.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from one_option import open_training
 from gallery_lib.config import TrainConfig
 from gallery_lib.console.text import seconds
 from gallery_lib.errors import InputError
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.stats import ratio_of_medians
 
 TASKS: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 32, "image_size": 224},
@@ -54,30 +53,30 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
             every=10**9,
         )
         batches = _batches(session)
-        times: dict[str, list[float]] = {form: [] for form in FORMS}
         copies: list[float] = []
-        for number in range(-1, rounds):  # the first compiles, and does not count
-            for form in turn_order(FORMS, number):
-                began = time.perf_counter()
-                for place in range(block_steps):
-                    session.step(next(batches))
-                    checkpoint.steps += 1
-                    if form == "with" and place == 0:
-                        before = time.perf_counter()
-                        checkpoint.save()
-                        copies.append(time.perf_counter() - before)
-                checkpoint.close()  # waits until it is written
-                if checkpoint.failure:
-                    raise InputError(f"a checkpoint could not be written: {checkpoint.failure}")
-                step_seconds = (time.perf_counter() - began) / block_steps
-                if number >= 0:
-                    times[form].append(step_seconds)
-                print(f"{config.model}, {form}: {1e3 * step_seconds:.1f} ms a step", flush=True)
+
+        def block(form: str) -> list[float]:
+            began = time.perf_counter()
+            for place in range(block_steps):
+                session.step(next(batches))
+                checkpoint.steps += 1
+                if form == "with" and place == 0:
+                    before = time.perf_counter()
+                    checkpoint.save()
+                    copies.append(time.perf_counter() - before)
+            checkpoint.close()  # waits until it is written
+            if checkpoint.failure:
+                raise InputError(f"a checkpoint could not be written: {checkpoint.failure}")
+            step_seconds = (time.perf_counter() - began) / block_steps
+            print(f"{config.model}, {form}: {1e3 * step_seconds:.1f} ms a step", flush=True)
+            return [step_seconds]
+
+        blocks = figures_file.in_turns(FORMS, rounds, block, warm_up=True)
         checkpoint_bytes = next(checkpoint.folder.iterdir()).stat().st_size
-    ratio = ratio_of_medians(*([[step] for step in times[form]] for form in FORMS))
+    ratio = ratio_of_medians(*blocks.values())
     return {
         "options": {name: getattr(session.config, name) for name in TASKS[config.model]},
-        "step_seconds": times,
+        "step_seconds": {form: [step for (step,) in blocks[form]] for form in FORMS},
         "overhead": [1 / limit - 1 for limit in (ratio.high, ratio.ratio, ratio.low)],
         "copy_seconds": copies[1:],
         "checkpoint_bytes": checkpoint_bytes,
@@ -86,13 +85,11 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
 
 def rows_of(found: dict[str, Any]) -> list[list[str]]:
     """Return the table of steps with checkpoints and without."""
-    header = ["task", "batch", "step without", "with", "overhead", "copy", "size"]
-    table = [header]
+    table = [["task", "batch", "step without", "with", "overhead", "copy", "size"]]
     for name, one in found.items():
         low, ratio, high = (100 * limit for limit in one["overhead"])
-        steps = [one["step_seconds"][form] for form in FORMS]
-        durations = [*steps, one["copy_seconds"]]
-        without, with_one, copy = (seconds(statistics.median(d)) for d in durations)
+        durations = [*one["step_seconds"].values(), one["copy_seconds"]]
+        without, with_one, copy = (seconds(figures_file.median([times])) for times in durations)
         overhead = f"{ratio:+.1f} % ({low:+.1f} to {high:+.1f} %)"
         size = f"{one['checkpoint_bytes'] / 2**20:.0f} MiB"
         batch = str(one["options"]["batch_size"])
@@ -105,23 +102,17 @@ def main() -> int:
     parser = figures_file.parser(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     figures_file.add_numbers(
-        parser, rounds=(8, "blocks of each form"), block_steps=(20, "steps of a block")
+        parser, rounds=(8, "blocks of each form", 2), block_steps=(20, "steps of a block", 2)
     )
-    parser.add_argument(
-        "--batch_size", type=int, help="samples of a step (default: 32 images, 16 texts)"
-    )
-    parser.add_argument(
-        "--compiler-opt", action="store_true", help="train with the accelerated backend"
-    )
+    text = "samples of a step (default: 32 images, 16 texts)"
+    parser.add_argument("--batch_size", type=int, help=text)
+    text = "train with the accelerated backend"
+    parser.add_argument("--compiler-opt", action="store_true", help=text)
     arguments = parser.parse_args()
-    if arguments.rounds < 2 or arguments.block_steps < 2:
-        raise InputError("--rounds and --block_steps must be at least 2.")
     found: dict[str, Any] = {}
     for name in arguments.tasks:
-        options = dict(TASKS[name])
-        if arguments.batch_size:
-            options["batch_size"] = arguments.batch_size
-        options |= {"compiler_opt": arguments.compiler_opt, "evaluate": False}
+        options = TASKS[name] | {"compiler_opt": arguments.compiler_opt, "evaluate": False}
+        options["batch_size"] = arguments.batch_size or options["batch_size"]
         config = TrainConfig(name, amp_level="O0", **options)
         found[name] = measure(config, arguments.rounds, arguments.block_steps)
         values = {"block_steps": arguments.block_steps, "tasks": found}

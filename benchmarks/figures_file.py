@@ -1,4 +1,4 @@
-"""What the benchmarks share: their options, and the file of their figures.
+"""What the benchmarks share: their options, their turns, and the file of their figures.
 
 A script imports this module first. It finds the checkout, and the script continues in the
 environment that `prepare.sh` made. A file holds the figures, the conditions under which they hold,
@@ -8,14 +8,17 @@ and the table that `pages.py` shows of them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
+import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent
 # A checkout works without being installed.
@@ -29,29 +32,28 @@ if Path(sys.argv[0]).resolve().parent == HERE:
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.console.text import text_table
 from gallery_lib.errors import InputError
-from gallery_lib.stats import Ratio
+from gallery_lib.stats import Ratio, turn_order
 from gallery_lib.system import hardware
 from gallery_lib.system.files import write_json
+
+T = TypeVar("T")
 
 RESULTS = HERE / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]
 """Load average of the last minute before anything was measured."""
 
 
-def parser(description: str | None, *, tasks: str = "", required: bool = False) -> Any:
-    """Return an argument parser with `--out FILE`.
+def parser(description: str | None, *, tasks: str = "", out: bool = True) -> Any:
+    """Return an argument parser with `--out FILE`, unless the script only prints.
 
     With `tasks`, the verb of its help text, it has `--only TASK…` as well.
     """
     arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument(
-        "--out",
-        type=out_file,
-        required=required,
-        help="JSON file for the figures (default: printed only)",
-    )
+    if out:
+        text = "JSON file for the figures (default: printed only)"
+        arguments.add_argument("--out", type=out_file, help=text)
     if tasks:
         from gallery_lib import tasks as known
 
@@ -66,17 +68,20 @@ def parser(description: str | None, *, tasks: str = "", required: bool = False) 
     return arguments
 
 
-def add_numbers(arguments: argparse.ArgumentParser, **options: tuple[int, str]) -> None:
-    """Add options that are whole numbers from 1 on; each has a default and a help text."""
-    for name, (default, text) in options.items():
-        arguments.add_argument(
-            f"--{name}", type=_from_1_on, default=default, help=f"{text} (default: {default})"
-        )
+def add_numbers(arguments: argparse.ArgumentParser, **options: tuple[Any, ...]) -> None:
+    """Add options that are whole numbers: each has a default, a help text, and its least value.
+
+    The least value is 1 where none is given.
+    """
+    for name, (default, text, *least) in options.items():
+        number = partial(_whole_number, least=least[0] if least else 1)
+        text = f"{text} (default: {default})"
+        arguments.add_argument(f"--{name}", type=number, default=default, help=text)
 
 
-def _from_1_on(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+def _whole_number(text: str, least: int) -> int:
+    if not (text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
     return int(text)
 
 
@@ -95,28 +100,64 @@ def out_file(text: str) -> Path:
     return path
 
 
-def conditions() -> dict[str, Any]:
-    """Return the conditions under which the figures hold.
+def in_turns(
+    forms: Iterable[str], rounds: int, turn: Callable[[str], T], *, warm_up: bool = False
+) -> dict[str, list[T]]:
+    """Return what `turn` gave for each form in each round.
 
-    The host's name is left out; paths in the command are relative.
+    The order of forms reverses from round to round. With `warm_up` a round that does not count, in
+    which a form compiles say, goes before.
     """
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": "python3 benchmarks/" + shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": hardware.machine_facts(),
-        "load_average_before": _LOAD_AVERAGE,
-    }
+    blocks: dict[str, list[T]] = {form: [] for form in forms}
+    for number in range(-warm_up, rounds):
+        for form in turn_order(blocks, number):
+            block = turn(form)
+            if number >= 0:
+                blocks[form].append(block)
+    return blocks
+
+
+def seconds_of_calls(call: Callable[[], object], calls: int, device: str) -> list[float]:
+    """Return the seconds of each of so many calls, one after the other, on `cpu` or `cuda`.
+
+    On CUDA events measure, so waiting for the host counts.
+    """
+    import torch
+
+    if device == "cpu":
+        times = [time.perf_counter()]
+        for _ in range(calls):
+            call()
+            times.append(time.perf_counter())
+        return [after - before for before, after in itertools.pairwise(times)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in itertools.pairwise(events)]
+
+
+def median(blocks: Iterable[Iterable[float]]) -> float:
+    """Return the median of all values of the blocks, each of which is one turn."""
+    return statistics.median(itertools.chain.from_iterable(blocks))
 
 
 def write(path: Path | None, values: dict[str, Any], heading: str, table: Any) -> None:
     """Write the figures with their conditions, atomically; do nothing without a path.
 
-    The machine's page shows the `table` (rows of text, the header first) under the `heading`.
-    `values` may replace conditions of the same name.
+    The machine's page shows the `table` (rows of text, the header first) under the `heading`. The
+    host's name is left out. `values` may replace conditions of the same name.
     """
     if path is not None:
-        shown = {"heading": heading, "table": table}
-        write_json(path, {**conditions(), **values, "shown": shown})
+        conditions = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": "python3 benchmarks/" + shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "environment": hardware.machine_facts(),
+            "load_average_before": _LOAD_AVERAGE,
+        }
+        write_json(path, {**conditions, **values, "shown": {"heading": heading, "table": table}})
 
 
 def earlier(path: Path | None, key: str) -> Any:
@@ -140,11 +181,6 @@ def earlier(path: Path | None, key: str) -> Any:
 def ratio_text(values: dict[str, float] | None) -> str:
     """Return a ratio of a file with its interval; `–` for none."""
     return str(Ratio(values["ratio"], values["low"], values["high"])) if values else "–"
-
-
-def sizes_text(sizes: dict[str, Any]) -> str:
-    """Return the sizes of a task in words: `batch size 4, image size 64`."""
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sizes.items())
 
 
 def show(table: Sequence[Sequence[str]]) -> None:

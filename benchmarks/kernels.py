@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +38,7 @@ from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.image_batch import prepare_images
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim import sync_free
-from gallery_lib.stats import percentiles, ratio_of_medians, turn_order
+from gallery_lib.stats import percentiles, ratio_of_medians
 
 Call = Callable[[], Any]
 
@@ -50,9 +49,9 @@ class Case:
 
     ours: Call
     eager: Call
-    compiled: Call | None  # compiles at its first call
     bytes_moved: int  # least that the kernels have to read and write
-    aim: float | None  # intended speed-up over eager
+    aim: float | None = None  # intended speed-up over eager
+    compiled: Call | None = None  # compiles at its first call
 
 
 Build = Callable[[torch.device, bool], Case]
@@ -64,22 +63,25 @@ Build = Callable[[torch.device, bool], Case]
 
 
 def _there_and_back(
-    function: Callable[..., Tensor], leaves: Sequence[Tensor], of_result: Tensor | None = None
-) -> Call:
-    """Return a call of forward and backward: the result and the gradients of `leaves`."""
+    ours: Callable[..., Tensor],
+    eager: Callable[..., Tensor],
+    leaves: Sequence[Tensor],
+    bytes_moved: int,
+    aim: float,
+    of_result: Tensor | None = None,
+) -> Case:
+    """Return the case of forward and backward: the result and the gradients of `leaves`."""
 
-    def call() -> tuple[Tensor, ...]:
+    def both_ways(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         result = function(*leaves)
         return (result.detach(), *torch.autograd.grad(result, leaves, of_result))
 
-    return call
+    calls = [partial(both_ways, function) for function in (ours, eager, torch.compile(eager))]
+    return Case(calls[0], calls[1], bytes_moved, aim, calls[2])
 
 
 def batch_norm(channels: int, size: int, device: torch.device, small: bool) -> Case:
-    """Return the case of BatchNorm + ReLU, forward and backward, on 128 images in bf16.
-
-    The baseline is eager in channels_last.
-    """
+    """Return BatchNorm + ReLU on 128 images in bf16; the baseline is eager in channels_last."""
     torch.manual_seed(0)
     shape = (2, channels, min(size, 7), 7) if small else (128, channels, size, size)
     x, of_result = (
@@ -100,20 +102,11 @@ def batch_norm(channels: int, size: int, device: torch.device, small: bool) -> C
     def eager(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.relu(functional.batch_norm(x, *running[1], weight, bias, True))
 
-    return Case(
-        _there_and_back(ours, leaves, of_result),
-        _there_and_back(eager, leaves, of_result),
-        _there_and_back(torch.compile(eager), leaves, of_result),
-        8 * x.numel() * 2,
-        1.3,
-    )
+    return _there_and_back(ours, eager, leaves, 8 * x.numel() * 2, 1.3, of_result)
 
 
 def cross_entropy_loss(device: torch.device, small: bool) -> Case:
-    """Return the case of 2048 rows of 50257 classes in bf16, with label smoothing.
-
-    The baseline is torch in fp32, as autocast does it.
-    """
+    """Return smoothed cross-entropy of bf16 logits; the baseline is fp32, as autocast does it."""
     torch.manual_seed(0)
     rows, classes = (8, 50) if small else (2048, 50257)
     leaves = [torch.randn(rows, classes, device=device).bfloat16().requires_grad_()]
@@ -125,20 +118,11 @@ def cross_entropy_loss(device: torch.device, small: bool) -> Case:
     def eager(logits: Tensor) -> Tensor:
         return functional.cross_entropy(logits.float(), labels, label_smoothing=0.1)
 
-    return Case(
-        _there_and_back(ours, leaves),
-        _there_and_back(eager, leaves),
-        _there_and_back(torch.compile(eager), leaves),
-        3 * 2 * rows * classes,
-        2.0,
-    )
+    return _there_and_back(ours, eager, leaves, 3 * 2 * rows * classes, 2.0)
 
 
 def images(device: torch.device, small: bool) -> Case:
-    """Return the case of 256 images of 224² that become a normalised batch in bf16.
-
-    The baseline is what the loader does without the kernel.
-    """
+    """Return images that become a normalised batch in bf16; the baseline is the loader's way."""
     shape = (2, 8, 8, 3) if small else (256, 224, 224, 3)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
     labels = torch.zeros(len(images), dtype=torch.int64, device=device)
@@ -151,7 +135,7 @@ def images(device: torch.device, small: bool) -> Case:
     def eager() -> Tensor:
         return finish_batch((images, labels), torch.channels_last, torch.bfloat16)[0]
 
-    return Case(ours, eager, torch.compile(eager), 3 * images.numel(), 3.0)
+    return Case(ours, eager, 3 * images.numel(), 3.0, torch.compile(eager))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -215,14 +199,11 @@ def optimizer_step(name: str, architecture: str, device: torch.device, small: bo
         return theirs
 
     bytes_moved = bytes_per_element * sum(parameter.numel() for parameter in mine)
-    return Case(ours, eager, None, bytes_moved, aim)
+    return Case(ours, eager, bytes_moved, aim)
 
 
 def statistics(device: torch.device, small: bool) -> Case:
-    """Return the case of norm and overflow flag of ResNet-50's gradients.
-
-    The baseline is torch's norm and the scaler's check.
-    """
+    """Return norm and overflow flag of gradients; the baseline is torch's norm and GradScaler."""
     gradients = [parameter.grad for parameter in _parameters("resnet50", device, small)]
     one = torch.ones((), device=device)
 
@@ -232,8 +213,7 @@ def statistics(device: torch.device, small: bool) -> Case:
         return torch.nn.utils.get_total_norm(gradients), found_inf
 
     bytes_moved = 4 * sum(gradient.numel() for gradient in gradients)
-    ours = gradient_statistics.gradient_statistics
-    return Case(lambda: ours(gradients), eager, None, bytes_moved, None)
+    return Case(partial(gradient_statistics.gradient_statistics, gradients), eager, bytes_moved)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -241,10 +221,7 @@ def statistics(device: torch.device, small: bool) -> Case:
 
 
 def pack(device: torch.device, small: bool) -> Case:
-    """Return the case of packing 25 million fp32 gradients for the wire, with error feedback.
-
-    The baseline is the same in plain torch.
-    """
+    """Return packing of fp32 gradients with error feedback; the baseline is plain torch."""
     torch.manual_seed(0)
     # The packed size is a multiple of 16 bytes, since padding may hold any values.
     gradient = torch.randn(1008 if small else 25_000_000, device=device)
@@ -256,20 +233,14 @@ def pack(device: torch.device, small: bool) -> Case:
         compression.pack_reference(gradient, eager, packed)
         return packed, eager
 
-    return Case(
-        lambda: (compression.pack(gradient, ours), ours),
-        by_reference,
-        None,
-        13 * gradient.numel(),
-        None,
-    )
+    def by_kernel() -> tuple[Tensor, Tensor]:
+        return compression.pack(gradient, ours), ours
+
+    return Case(by_kernel, by_reference, 13 * gradient.numel())
 
 
 def accumulate(device: torch.device, small: bool) -> Case:
-    """Return the case of averaging what 8 ranks sent of 25 million gradients.
-
-    The baseline is the same in plain torch.
-    """
+    """Return the average of gradients that 8 ranks have sent; the baseline is plain torch."""
     torch.manual_seed(0)
     gradient = torch.randn(1000 if small else 25_000_000, device=device)
     packed = torch.stack([compression.pack(gradient * (rank + 1)) for rank in range(8)])
@@ -283,18 +254,15 @@ def accumulate(device: torch.device, small: bool) -> Case:
         compression.accumulate_reference(sums[1], packed, 1 / 8, False)
         return sums[1]
 
-    return Case(ours, eager, None, packed.numel() + 4 * gradient.numel(), None)
+    return Case(ours, eager, packed.numel() + 4 * gradient.numel())
 
 
+ARCHITECTURES = {"ResNet-50": "resnet50", "ViT-S/16": "vit_small_patch16_224"}
 CASES: dict[str, Build] = {
     "gradientstatistics, ResNet-50": statistics,
     **{
-        f"{name}, {title}": partial(optimizer_step, name, architecture)
-        for name in OPTIMIZERS
-        for title, architecture in (
-            ("ResNet-50", "resnet50"),
-            ("ViT-S/16", "vit_small_patch16_224"),
-        )
+        f"{name}, {title}": partial(optimizer_step, name, ARCHITECTURES[title])
+        for name, title in itertools.product(OPTIMIZERS, ARCHITECTURES)
     },
     "batch_norm_relu, 64×112²": partial(batch_norm, 64, 112),
     "batch_norm_relu, 256×56²": partial(batch_norm, 256, 56),
@@ -313,48 +281,20 @@ CALLS = 5
 """Calls of each candidate in a round."""
 
 
-def _seconds(call: Call, device: torch.device) -> list[float]:
-    """Return the seconds of each of CALLS calls, one after the other.
-
-    On CUDA events measure, so waiting for the host counts.
-    """
-    if device.type != "cuda":
-        times = [time.perf_counter()]
-        for _ in range(CALLS):
-            call()
-            times.append(time.perf_counter())
-        return [after - before for before, after in itertools.pairwise(times)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    return [before.elapsed_time(after) / 1000 for before, after in itertools.pairwise(events)]
-
-
-def _copy(bytes_moved: int, device: torch.device) -> Call:
-    source = torch.zeros(max(bytes_moved // 2, 1), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)
-
-
 def timed(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
-    """Return the seconds of each candidate over the rounds, with ratios.
-
-    The order of candidates reverses from round to round.
-    """
-    copy = _copy(case.bytes_moved, device)
+    """Return the seconds of each candidate over the rounds, with ratios."""
+    source = torch.zeros(max(case.bytes_moved // 2, 1), dtype=torch.uint8, device=device)
+    copy = partial(torch.empty_like(source).copy_, source)
     candidates: dict[str, Call] = {"ours": case.ours, "eager": case.eager, "copy": copy}
-    if case.compiled:
-        candidates["compiled"] = case.compiled
+    candidates |= {"compiled": case.compiled} if case.compiled else {}
     for call in candidates.values():
         for _ in range(3):
             call()
-    rows: dict[str, list[list[float]]] = {name: [] for name in candidates}
-    for turn in range(rounds):
-        for name in turn_order(candidates, turn + 1):
-            rows[name].append(_seconds(candidates[name], device))
+
+    def turn(name: str) -> list[float]:
+        return figures_file.seconds_of_calls(candidates[name], CALLS, device.type)
+
+    rows = figures_file.in_turns(candidates, rounds, turn)
     ratios = {
         name: dataclasses.asdict(ratio_of_medians(rows[name], rows["ours"], process_spread=0.0))
         for name in rows
@@ -366,8 +306,7 @@ def timed(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
 
 def rows_of(cases: dict[str, Any]) -> list[list[str]]:
     """Return the table of all kernels."""
-    header = ["kernel", "ours", "eager", "over eager", "aim", "over compiled", "of copy rate"]
-    table = [header]
+    table = [["kernel", "ours", "eager", "over eager", "aim", "over compiled", "of copy rate"]]
     for name, case in cases.items():
         ratios = case["times_as_fast_as"]
         times = [f"{case['seconds'][key]['p50'] * 1e6:.0f} µs" for key in ("ours", "eager")]

@@ -17,11 +17,10 @@ no GPU.
 from __future__ import annotations
 
 import dataclasses
-import statistics
+import itertools
 import sys
 import time
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from torchvision.transforms import v2
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
 from gallery_lib.data.images.mock_imagenet import MockSpec, generate
 from gallery_lib.errors import InputError
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.stats import ratio_of_medians
 from gallery_lib.system import hardware, paths
 
 SIZE, BATCH_SIZE = 224, 32
@@ -44,9 +43,8 @@ Finish = Callable[[Any], Any]
 
 def data_sets(root: Path) -> dict[str, tuple[Any, Finish]]:
     """Return torchvision's data set and ours, each with what finishes its batches."""
-    own = ImageFolder(
-        root, "train", SIZE, train=True, seed=0
-    )  # reports what is wrong with a folder
+    # Ours first: it reports what is wrong with a folder.
+    own = ImageFolder(root, "train", SIZE, train=True, seed=0)
     transform = v2.Compose(
         [
             v2.RandomResizedCrop(SIZE),
@@ -73,7 +71,7 @@ def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
     )
 
 
-def turn(loader: DataLoader[Any], finish: Finish) -> float:
+def seconds_per_image(loader: DataLoader[Any], finish: Finish) -> float:
     """Return the seconds per image of one pass, from asking for a batch to having the last."""
     images, checksum = 0, 0.0
     started = time.perf_counter()
@@ -90,14 +88,17 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
     """Let both loaders take turns of `batches`; return images/s and the ratio."""
     parts, images = data_sets(root), batches * BATCH_SIZE
     loaders = {name: loader_of(dataset, workers, images) for name, (dataset, _) in parts.items()}
-    seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
-    for number in range(rounds + 1):
-        parts["ours"][0].set_epoch(number)
-        for name in turn_order(parts, number + 1):
-            took = turn(loaders[name], parts[name][1])
-            seconds[name] += [[took]] if number else []
+    epochs = itertools.count()
+
+    def turn(name: str) -> list[float]:
+        dataset, finish = parts[name]
+        if name == "ours":
+            dataset.set_epoch(next(epochs))
+        return [seconds_per_image(loaders[name], finish)]
+
+    seconds = figures_file.in_turns(parts, rounds, turn, warm_up=True)
     ratio = ratio_of_medians(seconds["torchvision"], seconds["ours"])
-    rates = {name: 1 / statistics.median(chain(*seconds[name])) for name in parts}
+    rates = {name: 1 / figures_file.median(seconds[name]) for name in parts}
     return {"workers": workers, "images_per_second": rates, "ratio": dataclasses.asdict(ratio)}
 
 
@@ -125,12 +126,12 @@ def main() -> int:
     )
     figures_file.add_numbers(
         parser,
-        rounds=(8, "turns of each loader; more narrow the interval"),
+        rounds=(8, "turns of each loader; more narrow the interval", 2),
         batches=(64, f"batches of {BATCH_SIZE} in a turn"),
     )
     arguments = parser.parse_args()
-    if min(arguments.workers) < 1 or arguments.rounds < 2:
-        raise InputError("--workers must be at least 1, --rounds at least 2.")
+    if min(arguments.workers) < 1:
+        raise InputError("--workers must be at least 1.")
     torch.set_num_threads(1)
     root = arguments.data or paths.data_dir("imagenet-small")
     if arguments.data is None:

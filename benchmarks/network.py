@@ -20,7 +20,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,18 +49,6 @@ _SHARED_PIECES_BYTES = 40 * 2**20
 """Largest pieces that one strategy has in flight at a time: two of 12 MiB, or one of 38."""
 
 
-@dataclass(frozen=True)
-class Processes:
-    """Processes of a replay on a lab."""
-
-    ranks: int = 1
-    """Processes of each host; several can average hierarchically."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Replays on a lab
-
-
 def stretched(config: LabConfig, stretch: float) -> LabConfig:
     """Return the lab for stretched time, whose links are slower.
 
@@ -80,11 +67,8 @@ def too_large(timeline: Timeline, wires: str, hosts: int, processes: int) -> str
     """
     largest = max(max(gradient.bytes for gradient in timeline.gradients), 25 * 2**20)
     kept = 2 if "int8" in wires.split(",") else 1
-    of_rank = (
-        _PROCESS_BYTES
-        + (1 + kept) * timeline.gradient_bytes
-        + largest * (1 if wires == "exact" else 2)
-    )
+    sent = largest * (1 if wires == "exact" else 2)
+    of_rank = _PROCESS_BYTES + (1 + kept) * timeline.gradient_bytes + sent
     shared = (processes + 1 if processes > 1 else 0) * _SHARED_PIECES_BYTES
     needed = _SYSTEM_BYTES + hosts * (processes * of_rank + _TORCHRUN_BYTES + shared)
     there = hardware.memory_bytes()
@@ -103,17 +87,15 @@ def _record(train: TrainConfig, words: argparse.Namespace) -> int:
     return 0
 
 
-def _run(
-    config: ranks.ReplayConfig, lab: LabConfig, processes: Processes, words: argparse.Namespace
-) -> int:
+def _run(config: ranks.ReplayConfig, lab: LabConfig, words: argparse.Namespace) -> int:
     timeline = read_timeline(words.timeline)
-    if reason := too_large(timeline, config.wires, lab.hosts, processes.ranks):
+    if reason := too_large(timeline, config.wires, lab.hosts, words.ranks):
         raise InputError(reason, parameter="timeline")
     slower = stretched(lab, config.stretch)
     with TemporaryDirectory() as folder, Lab(slower.hosts, slower.rate, slower.cpus) as hosts:
         out = Path(folder) / "figures.json"
         replay = ["replay", str(words.timeline.resolve()), "--out", str(out), *words_of(config)]
-        run_on_hosts(hosts, [__file__, *replay], LabRunConfig(nproc_per_node=processes.ranks))
+        run_on_hosts(hosts, [__file__, *replay], LabRunConfig(nproc_per_node=words.ranks))
         found = json.loads(out.read_text())
     title = f"{timeline.task}: time-dilated replay (stretch {config.stretch:g}) on an emulated "
     print(f"{title}link of {lab.rate}; {timeline.origin}")
@@ -125,28 +107,19 @@ def _run(
     return 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
-
-
-_TIMELINE: dict[str, Any] = {
-    "timeline": {"type": Path, "metavar": "TIMELINE.json", "help": "of `record`"}
-}
-
-
 def main() -> int:
     """Run an action and return the exit code."""
     file: dict[str, Any] = {"type": figures_file.out_file}
-    figures = {**file, "help": "JSON file for the figures (default: printed only)"}
-    timeline = {**file, "help": "JSON file for the timeline", "required": True}
-    lab = (ranks.ReplayConfig, LabConfig, Processes)
-    of_train, of_record = (ranks.NetworkConfig, Comm), (TrainConfig,)
-    needed = {"type": Path, "required": True, "help": "file for the figures"}
+    figures = {"--out": {**file, "help": "JSON file for the figures (default: printed only)"}}
+    made = {"--out": {**file, "help": "JSON file for the timeline or figures", "required": True}}
+    timeline = {"timeline": {"type": Path, "metavar": "TIMELINE.json", "help": "of `record`"}}
+    text = "processes of each host; several can average hierarchically (default: 1)"
+    lab = {**timeline, **figures, "--ranks": {"type": int, "default": 1, "help": text}}
     actions: dict[str, tuple[tuple[type, ...], Any, Callable[..., int]]] = {
-        "train": (of_train, {"--out": figures}, ranks.train_in_turns),
-        "record": (of_record, {"--out": timeline}, _record),
-        "run": (lab, {**_TIMELINE, "--out": figures}, _run),
-        "replay": ((ranks.ReplayConfig,), {**_TIMELINE, "--out": needed}, ranks.replay),
+        "train": ((ranks.NetworkConfig, Comm), figures, ranks.train_in_turns),
+        "record": ((TrainConfig,), made, _record),
+        "run": ((ranks.ReplayConfig, LabConfig), lab, _run),
+        "replay": ((ranks.ReplayConfig,), {**timeline, **made}, ranks.replay),
     }
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
@@ -40,15 +40,6 @@ DDP = nn.parallel.DistributedDataParallel
 PERCENTILES = ("p50", "p75", "p90", "p95")
 Blocks = list[list[float]]
 """Seconds of steps, by turn."""
-_SECONDS_BETWEEN_LINES = 5.0
-
-
-def order_of(ways: Mapping[str, Comm], rounds: int) -> list[str]:
-    """Return the strategy of each turn.
-
-    The order reverses from round to round, so that drift of the machine falls on all strategies.
-    """
-    return [name for number in range(rounds) for name in stats.turn_order(ways, number)]
 
 
 def figures(ways: Mapping[str, Comm], times: Mapping[str, Blocks]) -> dict[str, Any]:
@@ -120,7 +111,8 @@ class Turns(Observer):
 
     def __init__(self, ways: dict[str, Comm], config: NetworkConfig) -> None:
         """Plan the turns of all strategies."""
-        self.order = order_of(ways, config.rounds)
+        rounds = range(config.rounds)
+        self.order = [name for number in rounds for name in stats.turn_order(ways, number)]
         self.ways, self.length = ways, SETTLING_STEPS + config.block_steps
         self.early_steps = config.early_steps
         self.seconds: dict[str, Blocks] = {name: [] for name in ways}
@@ -252,34 +244,6 @@ def ways_of_replay(config: ReplayConfig, hosts: process_group.Topology) -> dict[
     return {PLAIN: Comm(), **{name: strategies[name] for name in names}}
 
 
-def in_turns(
-    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
-) -> dict[str, Blocks]:
-    """Return the step times of each strategy by turn, those of the slowest rank."""
-    own: dict[str, Blocks] = {name: [] for name in strategies}
-    order = order_of(strategies, config.rounds)
-    for number, name in enumerate(order):
-        _say(replay, f"turn {number + 1} of {len(order)}: {name}")
-        # Gradients may be views of the previous strategy's buckets.
-        model.zero_grad(set_to_none=True)
-        accelerate_ddp(model, strategies[name])
-        steps = [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)]
-        own[name].append(steps[SETTLING_STEPS:])
-    ranks = {name: process_group.all_ranks(blocks) for name, blocks in own.items()}
-    return {name: stats.slowest_rank(blocks) for name, blocks in ranks.items()}
-
-
-_said = 0.0
-
-
-def _say(replay: Replay, what: str) -> None:
-    """Have rank 0 print what goes on, every few seconds."""
-    global _said
-    if process_group.rank() == 0 and time.monotonic() > _said + _SECONDS_BETWEEN_LINES:
-        _said = time.monotonic()
-        print(f"{replay.timeline.task}, {what}", file=sys.stderr, flush=True)
-
-
 def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
     """Measure the timeline and return the exit code; rank 0 writes the figures."""
     timeline = read_timeline(words.timeline)
@@ -291,22 +255,31 @@ def replay(config: ReplayConfig, words: argparse.Namespace) -> int:
     model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1
     strategies = {PLAIN: Comm()} if alone else ways_of_replay(config, hosts)
-    times = in_turns(model, replay, strategies, config)
+    turns, count = itertools.count(1), config.rounds * len(strategies)
+
+    def turn(name: str) -> list[float]:
+        if process_group.rank() == 0:
+            what = f"{timeline.task}, turn {next(turns)} of {count}: {name}"
+            print(what, file=sys.stderr, flush=True)
+        # Gradients may be views of the previous strategy's buckets.
+        model.zero_grad(set_to_none=True)
+        accelerate_ddp(model, strategies[name])
+        steps = [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)]
+        return steps[SETTLING_STEPS:]
+
+    own = figures_file.in_turns(strategies, config.rounds, turn)
+    ranks = {name: process_group.all_ranks(blocks) for name, blocks in own.items()}
+    times = {name: stats.slowest_rank(blocks) for name, blocks in ranks.items()}
     accelerate_ddp(model, Comm())  # ends the threads and process groups of the strategy
     if process_group.rank() == 0:
-        about = {
-            **dataclasses.asdict(timeline),
-            "gradients": len(timeline.gradients),
-            "gradient_bytes": timeline.gradient_bytes,
+        count, size = len(timeline.gradients), timeline.gradient_bytes
+        about = dataclasses.asdict(timeline) | {"gradients": count, "gradient_bytes": size}
+        found = {
+            "replay": dataclasses.asdict(config),
+            "timeline": about,
+            "replayed_on": hardware.describe(hardware.machine_facts()),
+            "processes_by_host": [len(ranks) for ranks in hosts.hosts],
+            "ways": figures(strategies, times),
         }
-        write_json(
-            words.out,
-            {
-                "replay": dataclasses.asdict(config),
-                "timeline": about,
-                "replayed_on": hardware.describe(hardware.machine_facts()),
-                "processes_by_host": [len(ranks) for ranks in hosts.hosts],
-                "ways": figures(strategies, times),
-            },
-        )
+        write_json(words.out, found)
     return 0

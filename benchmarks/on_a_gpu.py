@@ -4,7 +4,7 @@
     python3 benchmarks/on_a_gpu.py --second --out benchmarks/results/MACHINE/on-a-gpu-2.json
 
 The first command looks at clocks and versions, runs the tests marked `gpu`, and measures ResNet-50
-in seven variants with batches on the device; then own kernels beside a copy of as many bytes. The
+in six variants with batches on the device; then own kernels beside a copy of as many bytes. The
 second does the same for BERT, ViT and BART. The file is written after each part,
 and what there was no time for is named. It needs torch, torchvision, timm, transformers, cuda-core
 and pytest; neither Jupyter nor an installed package. Without a CUDA device the exit code is 2.
@@ -35,7 +35,7 @@ from gallery_lib.config import Config
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.errors import InputError
 from gallery_lib.stats import percentiles
-from gallery_lib.system.processes import end_supervised, start_supervised
+from gallery_lib.system.processes import OUTPUT, end_supervised, start_supervised
 
 VARIANTS = (
     "eager",
@@ -144,18 +144,16 @@ def measured(variant: Variant, batch: Any, steps: int) -> dict[str, Any]:
     for _ in range(_WARM_STEPS):
         variant.step(batch)
     torch.cuda.synchronize()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    host = []
-    marks[0].record()
-    for mark in marks[1:]:
+    host: list[float] = []
+
+    def step() -> None:
         began = time.perf_counter()
         variant.step(batch)
         host.append(1000 * (time.perf_counter() - began))
-        mark.record()
-    torch.cuda.synchronize()
-    device = [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+
+    device = figures_file.seconds_of_calls(step, steps, "cuda")
     return {
-        "device_ms": percentiles(device),
+        "device_ms": percentiles([1000 * seconds for seconds in device]),
         "host_ms": percentiles(host),
         "launches": _launches(lambda: variant.step(batch)),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
@@ -194,15 +192,8 @@ def program(seconds: float, *command: str) -> dict[str, Any]:
 
     None of its processes outlives it or this process: one would stay on the GPU.
     """
-    process = start_supervised(
-        [sys.executable, *command],
-        {},
-        cwd=figures_file.HERE.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
+    place = {"cwd": figures_file.HERE.parent, "stderr": subprocess.STDOUT}
+    process = start_supervised([sys.executable, *command], {}, **place, **OUTPUT)
     code: int | None = None
     try:
         output, _ = process.communicate(timeout=max(1, seconds))

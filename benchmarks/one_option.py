@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import figures_file
 
 from gallery_lib.config import Config, TrainConfig, switches
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.stats import ratio_of_medians
 
 FORMS = ("without", "with")
 
@@ -82,11 +82,8 @@ def training_with(option: str, on: bool, config: TrainConfig) -> Any:
             setattr(getattr(result, section), name, on)
         return result
 
-    session.backend_config = changed
-    try:
+    with mock.patch.object(session, "backend_config", changed):
         return open_training(config)
-    finally:
-        session.backend_config = backend_config
 
 
 def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
@@ -101,20 +98,16 @@ def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = figures_file.parser(__doc__, out=False)
     parser.add_argument("option", metavar="OPTION", help="section.name of an option of Config")
     parser.add_argument("--model", default="resnet50", help="task to train (default: resnet50)")
     parser.add_argument("--amp_level", default="O1", help="O0 or O1 (default: O1)")
     for name in ("batch_size", "image_size", "sequence_length"):
         parser.add_argument(f"--{name}", type=int, help="default: the task's")
     figures_file.add_numbers(
-        parser, rounds=(8, "blocks of each form"), block_steps=(3, "steps of a block")
+        parser, rounds=(8, "blocks of each form", 2), block_steps=(3, "steps of a block", 2)
     )
     arguments = parser.parse_args()
-    if arguments.rounds < 2 or arguments.block_steps < 2:
-        raise InputError("--rounds and --block_steps must be at least 2.")
     if arguments.option not in (known := switches_of_config()):
         raise InputError(
             f"OPTION: `{arguments.option}` is no option that is on or off."
@@ -130,28 +123,22 @@ def main() -> int:
     option, rounds, steps = (arguments.pop(name) for name in ("option", "rounds", "block_steps"))
     config = TrainConfig(**arguments, compiler_opt=True, evaluate=False)
     with TemporaryDirectory() as folder:
-        sessions = {
-            form: training_with(
-                option, form == "with", dataclasses.replace(config, run_dir=f"{folder}/{form}")
-            )
-            for form in FORMS
-        }
+        sessions = {}
+        for form in FORMS:
+            own = dataclasses.replace(config, run_dir=f"{folder}/{form}")
+            sessions[form] = training_with(option, form == "with", own)
         batch = next(iter(sessions[FORMS[0]].loader))
-        blocks: dict[str, list[list[tuple[float, float]]]] = {form: [] for form in FORMS}
-        for number in range(-1, rounds):  # the first compiles, and does not count
-            for form in turn_order(FORMS, number):
-                measured = block(sessions[form], batch, steps)
-                if number >= 0:
-                    blocks[form].append(measured)
+
+        def turn(form: str) -> list[tuple[float, float]]:
+            return block(sessions[form], batch, steps)
+
+        blocks = figures_file.in_turns(FORMS, rounds, turn, warm_up=True)
     for form, session in sessions.items():
         print(f"{form}: {'; '.join(f'{k}: {v}' for k, v in sorted(session.techniques.items()))}")
     for place, what in enumerate(("seconds", "processor seconds")):
         times = {form: [[step[place] for step in b] for b in blocks[form]] for form in FORMS}
-        medians = ", ".join(
-            f"{form} {statistics.median(t for one in times[form] for t in one):.3f}"
-            for form in FORMS
-        )
-        ratio = ratio_of_medians(*(times[form] for form in FORMS))
+        medians = ", ".join(f"{form} {figures_file.median(times[form]):.3f}" for form in FORMS)
+        ratio = ratio_of_medians(*times.values())
         print(f"{config.model}, {what} of a step: {medians}; {option} {ratio}")
     return 0
 

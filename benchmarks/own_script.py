@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
-import os
-import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +22,10 @@ from tempfile import TemporaryDirectory
 import figures_file
 
 from gallery_lib.console.text import seconds
-from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.errors import InputError
+from gallery_lib.launcher.job import run_script
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.stats import ratio_of_medians
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import data_dir
 
@@ -43,17 +40,12 @@ bf16 it turns many.
 """
 
 
-def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:
+def run(form: str, options: Sequence[str]) -> dict[str, list[float]]:
     """Run one form of the script; return the seconds and the loss of each step."""
-    log = folder / "log.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": str(hardware.cores())}
-    command = [sys.executable, str(EXAMPLES / f"{form}.py"), f"--log={log}", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise GalleryError(
-            f"{form}.py failed with exit code {done.returncode}:\n{done.stderr.strip()}"
-        )
-    values: dict[str, list[float]] = json.loads(log.read_text())
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log.json"
+        run_script(EXAMPLES / f"{form}.py", [f"--log={log}", *options])
+        values: dict[str, list[float]] = json.loads(log.read_text())
     return values
 
 
@@ -66,14 +58,12 @@ def _arguments() -> argparse.Namespace:
     )
     figures_file.add_numbers(
         parser,
-        rounds=(5, "runs of each form; more narrow the interval"),
-        steps=(50, f"steps of a run; the first {WARMUP_STEPS} do not count"),
+        rounds=(5, "runs of each form; more narrow the interval", 2),
+        steps=(50, f"steps of a run; the first {WARMUP_STEPS} do not count", WARMUP_STEPS + 1),
         batch_size=(16, "images of a step"),
         image_size=(64, "height and width of an image in pixels"),
     )
     arguments = parser.parse_args()
-    if arguments.rounds < 2 or arguments.steps <= WARMUP_STEPS:
-        raise InputError(f"--rounds must be at least 2 and --steps at least {WARMUP_STEPS + 1}.")
     if not Path(arguments.data).is_dir():
         raise InputError(
             f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet.",
@@ -84,23 +74,21 @@ def _arguments() -> argparse.Namespace:
 
 def _run_in_turns(rounds: int, options: Sequence[str]) -> dict[str, list[list[float]]]:
     """Run both forms in turns; return the seconds of each run's steady steps, by form."""
-    steady: dict[str, list[list[float]]] = {form: [] for form in FORMS}
-    with TemporaryDirectory() as folder:
-        run("accelerated", options, Path(folder))  # fills the compiler's cache
-        for number in range(rounds):
-            for form in turn_order(FORMS, number):
-                steps = run(form, options, Path(folder))["seconds"][WARMUP_STEPS:]
-                steady[form].append(steps)
-                print(f"{form}: {seconds(statistics.median(steps))} a step", flush=True)
-    return steady
+    run("accelerated", options)  # fills the compiler's cache
+
+    def turn(form: str) -> list[float]:
+        steps = run(form, options)["seconds"][WARMUP_STEPS:]
+        print(f"{form}: {seconds(figures_file.median([steps]))} a step", flush=True)
+        return steps
+
+    return figures_file.in_turns(FORMS, rounds, turn)
 
 
 def _losses(options: Sequence[str], amp_level: str) -> list[list[float]]:
     """Return the losses of the first steps of both forms."""
     words = [*options, f"--steps={COMPARED_LOSSES[amp_level]}"]
     words += ["--bf16"] if amp_level == "O1" else []
-    with TemporaryDirectory() as folder:
-        return [run(form, words, Path(folder))["losses"] for form in FORMS]
+    return [run(form, words)["losses"] for form in FORMS]
 
 
 def main() -> int:
@@ -116,9 +104,9 @@ def main() -> int:
             print(f"not comparable: the first losses are {losses}, so no speed-up is given")
             return 1
     steady = _run_in_turns(arguments.rounds, [*options, "--bf16"] if bf16 else options)
-    ratio = ratio_of_medians(*(steady[form] for form in FORMS))
+    ratio = ratio_of_medians(*steady.values())
     print(f"the same training: {ratio}, {ratio.verdict}")
-    medians = [statistics.median(itertools.chain(*steady[form])) for form in FORMS]
+    medians = [figures_file.median(steady[form]) for form in FORMS]
     size = f"batch {arguments.batch_size}, {arguments.image_size} pixels, {'bf16' if bf16 else ''}"
     table = [["ResNet-18", "plain step", "accelerated", "speed-up"]]
     table.append([size.removesuffix(", "), *map(seconds, medians), str(ratio)])

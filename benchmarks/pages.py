@@ -10,7 +10,6 @@ Pages of a folder without `machine.yaml` are frozen: they stay as they are.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -50,12 +49,8 @@ class Figures:
     @property
     def order(self) -> tuple[bool, str, int]:
         """Return what files are sorted by: small inputs first, then question and run."""
-        number = re.search(r"-(\d+)$", self.path.stem)
-        return (
-            "small" not in self.path.stem,
-            _series(self.path.stem),
-            int(number[1]) if number else 1,
-        )
+        name, number = self.path.stem, re.search(r"-(\d+)$", self.path.stem)
+        return "small" not in name, _series(name), int(number[1]) if number else 1
 
     @cached_property
     def bench(self) -> Bench | None:
@@ -99,11 +94,6 @@ class Machine:
         """Return the bench of each file of `gallery bench`, by name, without waterfalls."""
         found = {file.path.stem: file.bench for file in self.files}
         return {name: one for name, one in found.items() if one and one.kind == "bench"}
-
-    @property
-    def hardware(self) -> str:
-        """Return the hardware in words, without versions."""
-        return hardware.describe(self.files[0].content["environment"]).partition(";")[0]
 
 
 def _days(files: Sequence[Figures]) -> str:
@@ -156,8 +146,9 @@ def task_rows(bench: Bench) -> Rows:
         best, ratio = over_best(bench, name), outcome.ratio(bench.baseline, OURS)
         sides = [outcome.rows.get(side) for side in (bench.baseline, OURS)]
         steps = [seconds(side.step_seconds["p50"]) for side in sides if side and not side.reason]
+        sizes = [f"{size.replace('_', ' ')} {value}" for size, value in outcome.sizes.items()]
         cells = [" → ".join(steps), str(ratio or "–"), f"{best[1]}, {best[0]}" if best else "–"]
-        rows.append([name, figures_file.sizes_text(outcome.sizes), *cells])
+        rows.append([name, ", ".join(sizes), *cells])
     return rows
 
 
@@ -202,7 +193,8 @@ def _other_parts(machine: Machine) -> Iterator[str]:
 
 def machine_page(machine: Machine) -> str:
     """Return the page of one machine."""
-    measured = f"{machine.hardware}. Measured {_days(machine.files)}."
+    without_versions, *_ = hardware.describe(machine.files[0].content["environment"]).split(";")
+    measured = f"{without_versions}. Measured {_days(machine.files)}."
     parts = [_MADE, f"# {machine.name}", machine.about, measured]
     parts += _bench_parts(machine) if machine.benches else ()
     return "\n\n".join([*parts, *_other_parts(machine)]) + "\n"
@@ -238,12 +230,9 @@ def write(results: Path = figures_file.RESULTS, *, check: bool = False) -> list[
 
 def main() -> int:
     """Write or check the pages, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 for a page out of date"
-    )
+    parser = figures_file.parser(__doc__, out=False)
+    text = "write nothing; exit code 1 for a page out of date"
+    parser.add_argument("--check", action="store_true", help=text)
     check = parser.parse_args().check
     stale = ", ".join(str(path.relative_to(figures_file.HERE)) for path in write(check=check))
     if check and stale:

@@ -9,9 +9,8 @@ with glibc's allocator as it comes, and with large blocks kept (memory.py). A va
 slowed by 5 % must be called `slower`. ResNet-50 with one wrong gradient must be `not comparable`,
 at O0 and at O1, five times each (planted.py). Every comparison starts processes of its own.
 
-With the allocator as it comes, processes with the same code differ by more than 5 % for as long as
-they live (gallery_lib/measure/comparison/pair.py). Intervals allow for that, so 5 % can
-only be found with large blocks kept.
+With the allocator as it comes, intervals allow for processes that differ by more than 5 %
+(gallery_lib/measure/comparison/pair.py), so 5 % can only be found with large blocks kept.
 """
 
 from __future__ import annotations
@@ -109,16 +108,14 @@ def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
         ratios = [one["speedup"]["ratio"] for one in own if one["speedup"]]
         faults = [count for one in own for count in one["page_faults"]]
         outcome = "met" if right >= kind.at_least else "missed"
-        table.append(
-            [
-                name,
-                f"{kind.expected} in {kind.at_least} of {kind.of}",
-                f"{right} of {len(own)}",
-                f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "–",
-                f"{min(faults):.0f} to {max(faults):.0f}" if faults else "–",
-                outcome if len(own) >= kind.of else "not finished",
-            ]
+        cells = (
+            f"{kind.expected} in {kind.at_least} of {kind.of}",
+            f"{right} of {len(own)}",
+            f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "–",
+            f"{min(faults):.0f} to {max(faults):.0f}" if faults else "–",
+            outcome if len(own) >= kind.of else "not finished",
         )
+        table.append([name, *cells])
     return table
 
 

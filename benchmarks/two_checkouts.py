@@ -12,28 +12,25 @@ which neighbours disturb less.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import subprocess
+import itertools
+import os
 import sys
 import time
 from pathlib import Path
 
-if sys.argv[1:2] == ["--train"]:  # this process trains with the other checkout's package
+if sys.argv[1:2] == ["--train"]:  # this process trains with a checkout's own package and cache
     sys.path.insert(0, sys.argv[2])
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 else:
     import figures_file
 
-from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.errors import InputError
+from gallery_lib.stats import ratio_of_medians
 from gallery_lib.system import hardware
 
-HERE = Path(__file__).resolve().parent.parent
-WARMUP_STEPS = 3
 
-
-def train(name: str, size: int, batch: int, threads: int, steps: int) -> None:
-    """Print the first loss, then for each line of standard input the seconds of so many steps."""
+def train(name: str, size: int, batch: int, threads: int) -> None:
+    """Train for ever, and log the loss and the rate of each step as `script_turns` reads them."""
     import torch
     import torchvision
 
@@ -48,40 +45,23 @@ def train(name: str, size: int, batch: int, threads: int, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = accelerate(model, optimizer, config)
     clock = time.process_time if threads == 1 else time.perf_counter
-
-    def step() -> tuple[float, float]:
+    for step in itertools.count():
         began = clock()
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=config.compute.bf16):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        return clock() - began, float(loss.detach())
-
-    losses = [step()[1] for _ in range(WARMUP_STEPS)]
-    print("loss", losses[0], flush=True)
-    for _ in sys.stdin:
-        step()  # the caches are the other one's
-        print("seconds", *(step()[0] for _ in range(steps)), flush=True)
-
-
-def _answer(process: subprocess.Popen[str], kind: str) -> list[float]:
-    """Return the numbers of the next line of this kind."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        word, *numbers = line.split()
-        if word == kind:
-            return [float(number) for number in numbers]
-    raise GalleryError(f"a training ended with exit code {process.wait()}; the reason is above.")
+        rate = batch / (clock() - began)
+        print(f"Epoch: 0, Step: {step}, Loss: {loss:.6f}, Throughputs: {rate:.6f} samples/s")
 
 
 def main() -> int:
     """Run both checkouts in turns, print the ratio, and return the exit code."""
+    from gallery_lib.measure.comparison import script_turns
     from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = figures_file.parser(__doc__, out=False)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--model", default="resnet50", help="of torchvision (default: %(default)s)")
     figures_file.add_numbers(
@@ -89,35 +69,33 @@ def main() -> int:
         image_size=(64, "pixels of a side"),
         batch_size=(4, "images of a step"),
         threads=(1, "threads of each process"),
-        rounds=(10, "turns of each checkout, 4 or more"),
+        rounds=(10, "turns of each checkout, 4 or more", 4),
         steps=(8, "steps of a turn"),
     )
-    arguments = vars(parser.parse_args())
-    if not (arguments["before"] / "gallery_lib").is_dir() or arguments["rounds"] < 4:
-        raise InputError("--before must be a checkout of this project, and --rounds 4 or more.")
-    names = ("model", "image_size", "batch_size", "threads", "steps")
-    words = [str(arguments[name]) for name in names]
-    places = {"before": arguments["before"].resolve(), "after": HERE}
-    seconds: dict[str, list[list[float]]] = {name: [] for name in places}
-    with contextlib.ExitStack() as stack:
-        trainings = {}
-        for name, place in places.items():
-            command = [sys.executable, __file__, "--train", str(place), *words]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            process = subprocess.Popen(command, text=True, cwd=place, **pipes)
-            trainings[name] = stack.enter_context(process)
-            stack.callback(process.kill)
-        first = {name: _answer(process, "loss")[0] for name, process in trainings.items()}
-        tolerance = LOSS_TOLERANCE["O1" if hardware.computes_in_bf16("cpu") else "O0"]
-        if abs(first["before"] - first["after"]) > tolerance * abs(first["before"]):
-            print(f"not comparable: the first losses are {first['before']} and {first['after']}")
-            return 1
-        for number in range(arguments["rounds"]):
-            for name in turn_order(trainings, number):
-                print(file=trainings[name].stdin, flush=True)
-                seconds[name].append(_answer(trainings[name], "seconds"))
-    ratio = ratio_of_medians(seconds["before"], seconds["after"])
-    print(f"{arguments['model']}: before over after {ratio}, {ratio.verdict}")
+    options = parser.parse_args()
+    if not (options.before / "gallery_lib").is_dir():
+        raise InputError("--before must be a checkout of this project.")
+    words = (options.model, *map(str, (options.image_size, options.batch_size, options.threads)))
+    precision = "O1" if hardware.computes_in_bf16("cpu") else "O0"
+    scripts = {
+        name: script_turns.Script(
+            Path(__file__).resolve(),
+            ("--train", str(place.resolve()), *words),
+            precision,
+            starts_like="before",
+            tolerance=LOSS_TOLERANCE[precision],
+        )
+        for name, place in {"before": options.before, "after": figures_file.HERE.parent}.items()
+    }
+    turns = script_turns.compare(scripts, rounds=options.rounds, lines=options.steps)
+    comparable, why = turns.parity("after")
+    if not comparable:
+        print(f"not comparable: {why}")
+        return 1
+    # Not `turns.ratio`, whose interval allows for a baseline that gives its memory back.
+    seconds = [[[1 / rate for rate in turn] for turn in rounds] for rounds in turns.rounds.values()]
+    ratio = ratio_of_medians(*seconds)
+    print(f"{options.model}: before over after {ratio}, {ratio.verdict}")
     return 0
 
 

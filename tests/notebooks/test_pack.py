@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
-import sys
 import tarfile
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from light_environment import link_packages
 from refusal import check_refused_command
 
 from gallery_lib import tasks
@@ -50,18 +53,25 @@ def test_bad_input_ends_with_2_and_one_message(
 
 
 @pytest.mark.slow
-def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Path) -> None:
-    with tarfile.open(pack("resnet18", tmp_path / "out.tar.gz")) as archive:
+def test_an_unpacked_archive_trains_by_its_readme_in_a_fresh_environment(tmp_path: Path) -> None:
+    with tarfile.open(pack("alexnet", tmp_path / "out.tar.gz")) as archive:
         # Python has the filter since 3.11.4.
         safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        archive.extractall(tmp_path, **safe)
-    here = tmp_path / "gallery-resnet18"
-    own = ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")
-    environment = {name: value for name, value in os.environ.items() if name not in own}
-    for words in (
-        "data_prep/mock_imagenet.py --classes 2 --train-per-class 8 --val-per-class 2",
-        "launch_single_task.py --model=resnet18 --batch_size=4 --image_size=32 --max_steps=2",
+        archive.extractall(tmp_path / "elsewhere", **safe)
+    here = tmp_path / "elsewhere" / "gallery-alexnet"
+    venv.create(tmp_path / "fresh", symlinks=True)
+    (packages,) = tmp_path.glob("fresh/lib/python*/site-packages")
+    names = link_packages(packages, here / "pyproject.toml", "tasks")
+    assert "torchvision" in names and not {"gallery-lib", "jupyterlab", "pytest"} & names
+    environment = {"PATH": f"{tmp_path}/fresh/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    readme = (here / "README.md").read_text()
+    (train,) = re.findall("^ +(python3 launch_single_task.py .*)$", readme, re.MULTILINE)
+    for line in (
+        "python3 data_prep/mock_imagenet.py --classes 2 --train-per-class 8 --val-per-class 2",
+        f"{train} --batch_size=4 --image_size=64 --max_steps=2",
     ):
-        command = [sys.executable, *words.split()]
-        subprocess.run(command, cwd=here, env=environment, check=True, timeout=300)
-    assert list((here / "runs").glob("*/results.json"))
+        subprocess.run(line.split(), cwd=here, env=environment, check=True, timeout=580)
+    (results,) = here.glob("runs/*/results.json")
+    written = json.loads(results.read_text())
+    assert written["task"] == "alexnet" and written["steps"] == 2
+    assert written["techniques"]["compiler"].startswith("inductor")

@@ -10,12 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from light_environment import link_packages
 
 pytestmark = pytest.mark.slow
 
@@ -24,22 +22,8 @@ pytestmark = pytest.mark.slow
 def packages(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the package, what it requires, and what that requires."""
     folder = tmp_path_factory.mktemp("site-packages")
-    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
-    open_ones, done = list(project["dependencies"]), set()
-    while open_ones:
-        requirement = Requirement(open_ones.pop())
-        name = canonicalize_name(requirement.name)
-        if name in done or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        done.add(name)
-        distribution = importlib.metadata.distribution(name)
-        open_ones += distribution.requires or []
-        for file in distribution.files or ():
-            top = Path(file.parts[0])
-            source = Path(str(distribution.locate_file(top)))
-            if ".." not in file.parts and not (folder / top).exists() and source.exists():
-                (folder / top).symlink_to(source)
-    assert {"torch", "numpy", "psutil"} <= done and "pillow" not in done
+    names = link_packages(folder, checkout / "pyproject.toml")
+    assert {"torch", "numpy", "psutil"} <= names and "pillow" not in names
     # A copy: beside the checkout's own the command would find the environment of prepare.sh.
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(checkout / "gallery_lib", folder / "gallery_lib", ignore=ignored)
