@@ -57,7 +57,7 @@ def open_training(config: TrainConfig) -> Any:
 
     folder = str(config.run_dir)
     resolved = resolve(config, local_processes=1, run_dir=folder)
-    with switches.of_run(config):
+    with switches.of_run(config.compiler_opt, config.kernels):
         phases = PhaseLog(Path(folder), enabled=False)
         session = open_session(resolved, phases, Observer(), Recipe())
     session.model.train()
@@ -89,7 +89,7 @@ def training_with(option: str, on: bool, config: TrainConfig) -> Any:
 def block(session: Any, batch: Any, steps: int) -> list[tuple[float, float]]:
     """Train some steps; return each one's seconds, and those of processors, but the first's."""
     times = []
-    with switches.of_run(session.config):
+    with switches.of_run(session.config.compiler_opt, session.config.kernels):
         for _ in range(steps):
             began, used = time.perf_counter(), time.process_time()
             session.step(batch)

@@ -148,7 +148,9 @@ def compare(
             from gallery_lib.measure.comparison.compare import compare_backend
             from gallery_lib.report import tables
             from gallery_lib.train import precision
-        progress.say(f"precision of both: {precision.described(config, hardware.device_type())}")
+        level, dtype = config.amp_level, config.amp_dtype
+        both = precision.described(level, dtype, hardware.device_type())
+        progress.say(f"precision of both: {both}")
         comparison = compare_backend(config, launch_config, compare_config, progress=progress)
     print(tables.comparison_text(comparison, details=False))
     print(f"all tables: gallery show {comparison.folder}")

@@ -261,14 +261,6 @@ def _meant(name: str, config: type[Config]) -> str:
     return f"{config.__name__} has no option `{name}`.{hint}"
 
 
-def backend_config(config: TrainConfig) -> Config:
-    """Return the `accelerate()` configuration that a training run asks for."""
-    result = Config() if config.compiler_opt else Config.plain()
-    result.compute.kernels = config.compiler_opt and config.kernels
-    result.tune = config.compiler_opt and config.tune
-    return result
-
-
 @dataclass(frozen=True)
 class BatchConfig:
     """Options of `gallery run`, which runs notebooks headless."""

@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 
 COMPILER_VARIABLE = "GALLERY_COMPILER_OPT"
@@ -37,19 +36,20 @@ def kernels_enabled() -> bool:
     return compiler_enabled() and _read(KERNELS_VARIABLE, True)
 
 
-def variables_of(config: TrainConfig) -> dict[str, str]:
-    """Return the variables that carry the switches of `config` into the processes of its run."""
+def variables_of(compiler: bool, kernels: bool) -> dict[str, str]:
+    """Return the variables that carry the switches into the processes of a run."""
     return {
-        COMPILER_VARIABLE: str(int(config.compiler_opt)),
-        KERNELS_VARIABLE: str(int(config.compiler_opt and config.kernels)),
+        COMPILER_VARIABLE: str(int(compiler)),
+        KERNELS_VARIABLE: str(int(compiler and kernels)),
     }
 
 
 @contextlib.contextmanager
-def of_run(config: TrainConfig) -> Iterator[None]:
-    """Context: set the switches to those of `config`, however this process was started."""
-    before = {name: os.environ.pop(name, None) for name in variables_of(config)}
-    os.environ.update(variables_of(config))
+def of_run(compiler: bool, kernels: bool) -> Iterator[None]:
+    """Context: set the switches to these, however this process was started."""
+    switches = variables_of(compiler, kernels)
+    before = {name: os.environ.pop(name, None) for name in switches}
+    os.environ.update(switches)
     try:
         yield
     finally:

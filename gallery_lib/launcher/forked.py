@@ -41,7 +41,7 @@ from gallery_lib.system.processes import (
     shell_exit_code,
 )
 from gallery_lib.train.failure import ErrorReport
-from gallery_lib.train.resolved import Run, this_run
+from gallery_lib.train.resolved import this_run
 
 HELD_FILE = "held"
 _LOOK_SECONDS = 0.1
@@ -55,8 +55,13 @@ class Ending(NamedTuple):
     exit_code: int | None  # negative: the number of the signal that ended it; None: still running
 
 
-def report_killed(run: Run | None, endings: Mapping[int, Ending]) -> int | None:
+def report_killed(
+    endings: Mapping[int, Ending], run_dir: Path | None, first_rank: int
+) -> int | None:
     """Return the local rank to blame among those that signals have ended, or None; report it.
+
+    The report goes to the run's folder, where there is one, with the rank in the run: this host's
+    ranks begin at `first_rank`.
 
     A killed process writes no report of its own. SIGKILL comes first: it is the signal of somebody
     else, or of the kernel when memory runs out. SIGTERM comes last, since a starter ends the other
@@ -65,9 +70,9 @@ def report_killed(run: Run | None, endings: Mapping[int, Ending]) -> int | None:
     order = {-signal.SIGKILL: 0, -signal.SIGTERM: 2}
     killed = {rank: one.exit_code for rank, one in endings.items() if (one.exit_code or 0) < 0}
     rank = min(killed, key=lambda rank: (order.get(killed[rank] or 0, 1), rank), default=None)
-    if rank is not None and run is not None:
+    if rank is not None and run_dir is not None:
         process, exit_code = endings[rank]
-        ErrorReport.of_killed(run.first_rank + rank, process, -(exit_code or 0)).write(run.run_dir)
+        ErrorReport.of_killed(first_rank + rank, process, -(exit_code or 0)).write(run_dir)
     return rank
 
 
@@ -110,7 +115,9 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             )
             process.start()
             processes.append(process)
-        return _first_failure(run, processes)
+        if run is None:
+            return _first_failure(processes, None, 0)
+        return _first_failure(processes, run.run_dir, run.first_rank)
     finally:
         # multiprocessing starts a process beside spawned ones, which ignores SIGTERM.
         stop = getattr(resource_tracker._resource_tracker, "_stop", None)
@@ -120,12 +127,12 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
         end_descendants(*([0.0] if HEARS_NOTICE_VARIABLE in os.environ else []))
 
 
-def _first_failure(run: Run | None, processes: Sequence[BaseProcess]) -> int:
+def _first_failure(processes: Sequence[BaseProcess], run_dir: Path | None, first_rank: int) -> int:
     while True:
         endings = {n: Ending(one.pid or 0, one.exitcode) for n, one in enumerate(processes)}
         failed = [ending.exit_code for ending in endings.values() if ending.exit_code]
         if failed:
-            killed = report_killed(run, endings)
+            killed = report_killed(endings, run_dir, first_rank)
             code = failed[0] if killed is None else endings[killed].exit_code
             return shell_exit_code(code or failed[0])
         if all(ending.exit_code is not None for ending in endings.values()):

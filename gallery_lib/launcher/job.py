@@ -88,7 +88,7 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     variables = {
         "OMP_NUM_THREADS": str(threads_of(config, launch.nproc_per_node)),
-        **switches.variables_of(config),
+        **switches.variables_of(config.compiler_opt, config.kernels),
         # Every rank imports torch's compiler, which would make a folder of its own.
         **cache.cache_variables(),
     }
@@ -373,7 +373,8 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: Notice) -> Results 
     try:
         # A folder's name may be any bytes.
         shown.say(visible(f"$ {shown_command(job.config, job.launch)}"))
-        shown.say(f"precision: {precision.described(job.config, hardware.device_type())}")
+        level, dtype = job.config.amp_level, job.config.amp_dtype
+        shown.say(f"precision: {precision.described(level, dtype, hardware.device_type())}")
         view = job.view(shown)
         forwarded = ""
         while job.running():

@@ -69,11 +69,12 @@ def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
             "checkpoint, and there is none: give checkpoint_every, such as 100 or 10min.",
             parameter="max_restarts",
         )
-    autocast_dtype(config, "cuda" if gpus else "cpu")
+    autocast_dtype(config.amp_level, config.amp_dtype, "cuda" if gpus else "cpu")
     if config.run_dir:
         checked_folder(config.run_dir, make=False, resume=config.resume is not None)
     memory_estimate.check(config, launch.nproc_per_node)
-    pretrained.weights_of(config)
+    if config.pretrained is not None:
+        pretrained.read_weights(Path(config.pretrained))
     tasks.data_of(config)
 
 

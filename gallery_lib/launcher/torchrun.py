@@ -31,7 +31,7 @@ from gallery_lib.system.processes import (
     shell_exit_code,
 )
 from gallery_lib.train.failure import ERROR_FILES
-from gallery_lib.train.resolved import Run, this_run
+from gallery_lib.train.resolved import this_run
 
 
 def _leave_sigterm_to_the_ranks() -> None:
@@ -80,7 +80,7 @@ def _prepare_forks() -> None:
     MultiprocessContext._start = started  # type: ignore[method-assign]
 
 
-def _report_the_killed(run: Run | None) -> None:
+def _report_the_killed(run_dir: Path | None, first_rank: int) -> None:
     """Report a killed rank before torch ends the others, whose ends look the same."""
     from torch.distributed.elastic.multiprocessing import api
 
@@ -89,7 +89,7 @@ def _report_the_killed(run: Run | None) -> None:
 
         def polled(context: Any) -> Any:
             ends = ranks(context)
-            reported = report_killed(run, ends)
+            reported = report_killed(ends, run_dir, first_rank)
             if any(one.exit_code for one in ends.values()):
                 for one in ends.values():  # a stopped rank does not hear torch's SIGTERM
                     if one.exit_code is None:
@@ -98,7 +98,8 @@ def _report_the_killed(run: Run | None) -> None:
             result = poll(context)
             if result is not None and result.failures and reported is None:
                 first = min(result.failures.values(), key=lambda one: one.timestamp)
-                report_killed(run, {first.local_rank: Ending(first.pid, first.exitcode)})
+                ending = Ending(first.pid, first.exitcode)
+                report_killed({first.local_rank: ending}, run_dir, first_rank)
             return result
 
         kind._poll = polled
@@ -129,14 +130,17 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
         logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     run, code = this_run(), 0
-    _report_the_killed(run)
-    for _ in range(1 + (run.restarts if run is not None else 0)):
+    run_dir, first_rank, restarts = None, 0, 0
+    if run is not None:
+        run_dir, first_rank, restarts = run.run_dir, run.first_rank, run.restarts
+    _report_the_killed(run_dir, first_rank)
+    for _ in range(1 + restarts):
         if folder := os.environ.get(SOCKETS_VARIABLE):  # of a run on one host
             for name in (rendezvous.MEETING_FILE, rendezvous.RENDEZVOUS_FILE):
                 Path(folder, name).unlink(missing_ok=True)
             for left in Path(folder).glob(ERROR_FILES):  # of a full disk
                 left.unlink()
-        for left in run.run_dir.glob(ERROR_FILES) if run is not None else ():
+        for left in run_dir.glob(ERROR_FILES) if run_dir is not None else ():
             left.unlink()
         code = _run(arguments)
         if code in (0, InputError.exit_code, GO_ON_LATER):

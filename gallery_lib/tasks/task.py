@@ -107,11 +107,11 @@ class Task:
     data_examples: Callable[[Splits], Pictures] | None = None  # a look at training images
     head: Head | None = None  # None: the model's outputs are its own business
 
-    def input_size(self, config: TrainConfig) -> str:
+    def input_size(self, image_size: int | None, sequence_length: int | None) -> str:
         """Return how large one sample is: `64×64 pixels` (width × height), `32 tokens`, or ''."""
-        if config.image_size:
-            return f"{self.image_width(config.image_size)}×{config.image_size} pixels"
-        return f"{config.sequence_length} {self.length_unit}" if config.sequence_length else ""
+        if image_size:
+            return f"{self.image_width(image_size)}×{image_size} pixels"
+        return f"{sequence_length} {self.length_unit}" if sequence_length else ""
 
     def with_outputs(self, outputs: int) -> Task:
         """Return the task with so many outputs, or itself if it has them already.

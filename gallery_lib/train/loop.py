@@ -74,7 +74,7 @@ def train(
         InputError: for bad options or data, before anything is trained.
         Diverged: when the loss is not finite any more and `terminate_on_nan` is on, at the end.
     """
-    with switches.of_run(config):
+    with switches.of_run(config.compiler_opt, config.kernels):
         return _train(config, observer or Observer(), recipe or Recipe())
 
 
@@ -354,7 +354,9 @@ def _data_facts(session: Session) -> dict[str, Any]:
         "held_out": len(splits.held_out),
         "notices": splits.notices(),
     }
-    facts |= {"input": size} if (size := session.task.input_size(session.config)) else {}
+    config = session.config
+    if size := session.task.input_size(config.image_size, config.sequence_length):
+        facts["input"] = size
     head, classes = session.task.head, getattr(splits.train, "classes", None)
     if head is not None and classes is not None:
         facts |= {"classes": len(classes), "outputs": head.outputs}

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gallery_lib.checkpoint.folders import reason_of
-from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 
 _WRAPPERS = re.compile(r"^module\.|\b_orig_mod\.")
@@ -56,22 +55,14 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:_SHOWN]) + more
 
 
-def weights_of(config: TrainConfig) -> dict[str, Tensor] | None:
-    """Return the weights that the options name; None where they name none.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    return None if config.pretrained is None else read_weights(Path(config.pretrained))
-
-
 @torch.no_grad()
-def load(model: nn.Module, given: Mapping[str, Tensor], file: str | None) -> Fit:
-    """Copy what fits of `given` into `model`, and return what did.
+def load(model: nn.Module, file: str) -> Fit:
+    """Copy what fits of the weights in a file into `model`, and return what did.
 
     Raises:
-        InputError: where nothing fits; the model is unchanged then.
+        InputError: for another file, or where nothing fits; the model is unchanged then.
     """
+    given = read_weights(Path(file))
     # The tensors of a state dict are the model's own storage.
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     fitting = {name for name, value in own.items() if name in given and _fits(value, given[name])}
@@ -89,7 +80,7 @@ def load(model: nn.Module, given: Mapping[str, Tensor], file: str | None) -> Fit
     other_shape = [name for name in own if name in given and name not in fitting]
     missing = [n for n, value in own.items() if n not in given and value.data_ptr() not in shared]
     return Fit(
-        file=str(file),
+        file=file,
         tensors=len(own),
         fitted=len(own) - len(other_shape) - len(missing),
         other_shape=other_shape,

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from gallery_lib import memory, optim, tasks
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.comm import process_group
-from gallery_lib.config import TrainConfig, backend_config
+from gallery_lib.config import Config, TrainConfig
 from gallery_lib.console.progress import DATA, MODEL, PhaseLog
 from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
@@ -79,6 +79,14 @@ def lay_out_batches(model: nn.Module, batches: DeviceLoader, done: dict[str, str
     """
     if done.get("layout") == "channels_last" and takes_any_layout(model):
         batches.memory_format = torch.channels_last
+
+
+def backend_config(config: TrainConfig) -> Config:
+    """Return the `accelerate()` configuration that a training run asks for."""
+    result = Config() if config.compiler_opt else Config.plain()
+    result.compute.kernels = config.compiler_opt and config.kernels
+    result.tune = config.compiler_opt and config.tune
+    return result
 
 
 class Recipe:
@@ -200,17 +208,19 @@ def open_session(
     # Several processes get loaders of their own; a resumed run's first batches are not known yet.
     if recipe.keeps_loader and process_group.world_size() == 1 and earlier is None:
         loader.begin()
-    if config.compiler_opt and memory.has_tunables() and process_group.device().type == "cpu":
+    device_type = process_group.device().type
+    if config.compiler_opt and memory.has_tunables() and device_type == "cpu":
         # Prefault while one core imports, draws weights and traces.
         memory.touch_ahead(_training_state_bytes(task))
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
     # A checkpoint has the weights of a run that is resumed.
-    given = None if earlier is not None else pretrained.weights_of(config)
-    started_from = pretrained.load(model, given, config.pretrained) if given else None
+    started_from = None
+    if config.pretrained is not None and earlier is None:
+        started_from = pretrained.load(model, config.pretrained)
     observer.model_built(model)
-    dtype = precision.autocast_dtype(config, process_group.device().type)
+    dtype = precision.autocast_dtype(config.amp_level, config.amp_dtype, device_type)
     build = functools.partial(
         task.optimizer.build,
         list(model.parameters()),

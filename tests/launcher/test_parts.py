@@ -85,7 +85,7 @@ def test_the_one_that_somebody_else_has_killed_is_reported_by_its_rank_in_the_ru
     resolved = resolve(tiny_config(), local_processes=2, run_dir=str(tmp_path))
     run = Run(resolved, world_size=4, local_processes=2, host=1)
     endings = {rank: Ending(100 + rank, code) for rank, code in enumerate(codes)}
-    assert report_killed(run, endings) == blamed
+    assert report_killed(endings, run.run_dir, run.first_rank) == blamed
     reports = [read_json(path, ErrorReport, again="") for path in tmp_path.iterdir()]
     assert [report.rank for report in reports] == ([] if blamed is None else [2 + blamed])
     assert all(f"process {100 + (blamed or 0)}" in report.message for report in reports)

@@ -1,11 +1,11 @@
 """Count the files of the package that an option passes on its way.
 
-    python -m tests.project.walks
+    python -m tests.project.walks [train|compare|accelerate]
 
 A file counts when one of its functions is given the option: as a word of the command line, in a
-configuration or description of the run, or in a dictionary with its name. All processes of a
-command count; each has a profiler from its start. In `accelerate()` the files count that are given
-the model, loader, optimizer or configuration.
+configuration or description of the run, or in a dictionary with its name. Below each file stand
+these functions. All processes of a command count; each has a profiler from its start. In
+`accelerate()` the files count that are given the model, loader, optimizer or configuration.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ BATCH_SIZE = 7
 """Value of the option that is followed: no other one has it."""
 TRAINING = ["--model=resnet18", f"--batch_size={BATCH_SIZE}", "--image_size=32"]
 WALKS = {
-    "launch_single_task.py, to the first batch": (
-        ["launch_single_task.py", *TRAINING, "--max_steps=2"],
+    "train": (
+        "launch_single_task.py, to the first batch",
+        ["launch_single_task.py", *TRAINING, "--max_steps=1", "--no-evaluate"],
         "device_loader.py:__iter__ job.py:wait",
         15,
     ),
-    "gallery compare, to its verdict": (
+    "compare": (
+        "gallery compare, to its verdict",
         ["-m", "gallery_lib", "compare", *TRAINING, "--rounds=4", "--block_steps=2"],
-        *("", 20),
+        "",
+        20,
     ),
-    "accelerate()": (["-m", "tests.project.walks", "accelerate"], "", 20),
+    "accelerate": (
+        "accelerate()",
+        ["-c", "from tests.project import walks; walks.accelerate_followed()"],
+        "",
+        20,
+    ),
 }
-"""Walk → arguments of Python, functions at which it ends, files that are meant to be enough."""
+"""Walk → title, arguments of Python, functions at which it ends, files that are meant to be enough.
+"""
 _followed: list[Any] = []
 
 
@@ -60,7 +69,7 @@ def _carries(value: Any, depth: int = 0) -> bool:
 def follow() -> None:
     """Note in the folder of the environment which files are given the option, in this process."""
     folder, last = Path(os.environ[FOLDER_VARIABLE]), os.environ[LAST_VARIABLE].split()
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
@@ -69,17 +78,19 @@ def follow() -> None:
         name = code.co_filename.removeprefix(PACKAGE)
         if f"{Path(name).name}:{code.co_name}" in last:
             sys.setprofile(None)
-        elif name not in seen and code.co_name != "<module>":
+        elif (name, code.co_name) not in seen and code.co_name != "<module>":
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
             given = [frame.f_locals[a] for a in arguments if a in frame.f_locals]
             if any(map(_carries, given)):
-                seen.add(name)
-                (folder / name.replace(os.sep, "%")).touch()
+                seen.add((name, code.co_name))
+                with (folder / name.replace(os.sep, "%")).open("a") as file:
+                    file.write(f"{code.co_name}\n")
 
     sys.setprofile(profile)
 
 
-def _accelerate() -> None:
+def accelerate_followed() -> None:
+    """Call `accelerate()`, and follow what it is given."""
     import torch
 
     from gallery_lib import Config, accelerate
@@ -92,8 +103,8 @@ def _accelerate() -> None:
     accelerate(model, loader, optimizer, config)
 
 
-def files_of(arguments: list[str], last: str) -> list[str]:
-    """Run Python with these arguments; return the files of the package on the walk."""
+def files_of(arguments: list[str], last: str) -> dict[str, list[str]]:
+    """Run Python with these arguments; return the files on the walk with their functions."""
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "start")
         start.mkdir()
@@ -110,19 +121,21 @@ def files_of(arguments: list[str], last: str) -> list[str]:
         subprocess.run(
             command, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL, check=True
         )
-        return sorted(path.name.replace("%", os.sep) for path in files.iterdir())
+        return {
+            path.name.replace("%", os.sep): sorted(set(path.read_text().split()))
+            for path in sorted(files.iterdir())
+        }
 
 
-def main() -> None:
+def main(walks: list[str]) -> None:
     """Print the files of each walk, and how many there are."""
-    for name, (arguments, last, meant) in WALKS.items():
+    for walk in walks or WALKS:
+        title, arguments, last, meant = WALKS[walk]
         files = files_of(arguments, last)
-        print(f"{name}: {len(files)} files (goal {meant})", *files, sep="\n  ", flush=True)
+        print(f"{title}: {len(files)} files (goal {meant})")
+        for name, functions in files.items():
+            print(f"  {name}\n      {', '.join(functions)}", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["accelerate"]:
-        sys.modules["tests.project.walks"]._followed = _followed
-        _accelerate()
-    else:
-        main()
+    main(sys.argv[1:])

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from tiny_task import TASK, config
 from torch import Tensor, nn
 
-from gallery_lib.config import TrainConfig
 from gallery_lib.train import pretrained
 from gallery_lib.train.loop import train
 from gallery_lib.train.pretrained import Fit
@@ -37,7 +36,7 @@ def trained(classes: int = 3) -> State:
 
 def from_file(model: nn.Module, content: Any, path: Path) -> Fit:
     torch.save(content, path)
-    return pretrained.load(model, pretrained.read_weights(path), str(path))
+    return pretrained.load(model, str(path))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "old", "DDP", "compiled", "trainer", "checkpoint"])
@@ -54,7 +53,7 @@ def test_weights_are_found_in_each_kind_of_file(kind: str, tmp_path: Path) -> No
         save_file(state, path)
     else:
         torch.save(contents[kind], path, _use_new_zipfile_serialization=kind != "old")
-    fit = pretrained.load(model, pretrained.read_weights(path), str(path))
+    fit = pretrained.load(model, str(path))
     assert fit == Fit(str(path), tensors=9, fitted=9)
     assert fit.lines() == [f"{path}: 9 of 9 tensors of the model fitted"]
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
@@ -154,5 +153,5 @@ def test_what_is_no_file_of_weights_is_refused_by_name_and_nothing_of_it_runs(
     for name in (*contents, *words, "none", "."):
         path = tmp_path / name
         with refused("pretrained", path, words.get(name, "no file of weights")):
-            pretrained.weights_of(TrainConfig(pretrained=str(path)))
+            pretrained.read_weights(path)
     assert not (tmp_path / "sprung").exists()

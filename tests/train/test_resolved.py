@@ -59,6 +59,6 @@ def test_auto_is_what_the_device_is_for_and_is_the_same_for_baseline_and_candida
     assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
     assert precision.chosen_level("auto", "cuda") == "O1"
     words = "bf16 autocast (auto)" if has_units else "fp32 (auto)"
-    assert precision.described(TrainConfig(), "cpu") == words
+    assert precision.described("auto", "auto", "cpu") == words
     with refused("amp_dtype", "fp16"):
-        precision.described(TrainConfig(amp_level="O1", amp_dtype="fp16"), "cpu")
+        precision.described("O1", "fp16", "cpu")

@@ -56,7 +56,8 @@ def _check_comparable(
         run_dir = config.run_dir or "."
         resolve(configuration(config, turns, Path(run_dir)), local_processes=1, run_dir=run_dir)
     baseline = next(iter(variants.values()))
-    pretrained.weights_of(baseline)
+    if baseline.pretrained is not None:
+        pretrained.read_weights(Path(baseline.pretrained))
     # Two variants, or one in float64.
     memory_estimate.check(baseline, launch.nproc_per_node, compared=2)
 

@@ -123,7 +123,7 @@ def try_once(config: TrainConfig, device: torch.device) -> tuple[float, str]:
         torch.manual_seed(config.seed)
         with _as_input_error():
             task = tasks.of(config)
-        dtype = precision.autocast_dtype(config, device.type)
+        dtype = precision.autocast_dtype(config.amp_level, config.amp_dtype, device.type)
         batch = _batch(task, config, device)
         model = _build(task).to(device).train()
         model_class = type(model).__name__

@@ -14,7 +14,6 @@ from gallery_lib.config import (
     NotebookConfig,
     TrainConfig,
     YourModelConfig,
-    backend_config,
     options,
 )
 from gallery_lib.errors import InputError
@@ -93,7 +92,9 @@ class Settings:
         """Return the dtype of autocast; None in fp32."""
         from gallery_lib.train import precision
 
-        return precision.autocast_dtype(self.train, self.device.type)
+        return precision.autocast_dtype(
+            self.train.amp_level, self.train.amp_dtype, self.device.type
+        )
 
     @property
     def model_arguments(self) -> dict[str, int]:
@@ -106,6 +107,8 @@ class Settings:
     @property
     def config(self) -> Config:
         """Return the options that `accelerate()` gets in this notebook."""
+        from gallery_lib.train.session import backend_config
+
         result = backend_config(dataclasses.replace(self.train, compiler_opt=True))
         result.compute.bf16 = str(self.autocast_dtype) == "torch.bfloat16"
         result.compute.fp16 = str(self.autocast_dtype) == "torch.float16"
