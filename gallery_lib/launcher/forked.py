@@ -115,9 +115,8 @@ def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int
             )
             process.start()
             processes.append(process)
-        if run is None:
-            return _first_failure(processes, None, 0)
-        return _first_failure(processes, run.run_dir, run.first_rank)
+        run_dir, first_rank = (run.run_dir, run.first_rank) if run is not None else (None, 0)
+        return _first_failure(processes, run_dir, first_rank)
     finally:
         # multiprocessing starts a process beside spawned ones, which ignores SIGTERM.
         stop = getattr(resource_tracker._resource_tracker, "_stop", None)

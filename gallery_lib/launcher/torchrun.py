@@ -130,11 +130,9 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("agent.server", "multiprocessing"):  # which report failures and signals at length
         logging.getLogger(f"torch.distributed.elastic.{name}.api").setLevel(logging.CRITICAL)
     run, code = this_run(), 0
-    run_dir, first_rank, restarts = None, 0, 0
-    if run is not None:
-        run_dir, first_rank, restarts = run.run_dir, run.first_rank, run.restarts
+    run_dir, first_rank = (run.run_dir, run.first_rank) if run is not None else (None, 0)
     _report_the_killed(run_dir, first_rank)
-    for _ in range(1 + restarts):
+    for _ in range(1 + (run.restarts if run is not None else 0)):
         if folder := os.environ.get(SOCKETS_VARIABLE):  # of a run on one host
             for name in (rendezvous.MEETING_FILE, rendezvous.RENDEZVOUS_FILE):
                 Path(folder, name).unlink(missing_ok=True)
