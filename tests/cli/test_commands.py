@@ -71,7 +71,7 @@ def test_gallery_compare_begins_with_each_option_in_its_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure.UntimedRuns, "reference", reached)
-    monkeypatch.setattr(measure.pretrained, "weights_of", lambda config: None)
+    monkeypatch.setattr(measure.pretrained, "read_weights", lambda path: {})
     for words in words_for(COMPARE):
         schedule = ["--lr_schedule=cosine"] if "schedule-steps" in words[0] else []
         words = ["--model", VALUES["model"], *words, *schedule]
