@@ -108,13 +108,17 @@ def files_of(arguments: list[str], last: str) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "start")
         start.mkdir()
-        lines = f"import sys; sys.path.append({str(CHECKOUT)!r})\nfrom tests.project import walks\n"
-        (start / "sitecustomize.py").write_text(lines + "walks.follow()\n")
+        lines = "from tests.project import walks\nwalks.follow()\n"
+        (start / "sitecustomize.py").write_text(lines)
         files = Path(folder, "files")
         files.mkdir()
         environment = {
             **os.environ,
-            **{"PYTHONPATH": str(start), FOLDER_VARIABLE: str(files), LAST_VARIABLE: last},
+            **{
+                "PYTHONPATH": f"{start}{os.pathsep}{CHECKOUT}",
+                FOLDER_VARIABLE: str(files),
+                LAST_VARIABLE: last,
+            },
             "GALLERY_RUNS_DIR": str(Path(folder, "runs")),
         }
         command = [sys.executable, *arguments]
