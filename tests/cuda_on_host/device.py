@@ -75,16 +75,6 @@ class Guarded:
         assert not len(changed), f"{len(changed)} bytes beside the tensor were overwritten"
 
 
-def poisoned(
-    shape: tuple[int, ...], dtype: torch.dtype, offset_elements: int | None = None
-) -> Guarded:
-    """Return a guarded output in which every byte is 0xFF until the kernel writes it."""
-    guarded = Guarded(torch.empty(shape, dtype=dtype), offset_elements)
-    if guarded.tensor.numel():
-        guarded.tensor.view(torch.uint8).fill_(POISON)
-    return guarded
-
-
 class GuardedMemory:
     """Tensors between guard pages, all of which `check()` looks at."""
 
@@ -98,9 +88,11 @@ class GuardedMemory:
         return self.memory[-1].tensor
 
     def new(self, *shape: int, dtype: torch.dtype, offset: int | None = None) -> torch.Tensor:
-        """Return a tensor of poison between guard pages."""
-        self.memory.append(poisoned(shape, dtype, offset))
-        return self.memory[-1].tensor
+        """Return a tensor between guard pages, poison until a kernel writes it."""
+        result = self.take(torch.empty(shape, dtype=dtype), offset)
+        if result.numel():
+            result.view(torch.uint8).fill_(POISON)
+        return result
 
     def check(self) -> None:
         """Raise AssertionError when a byte beside one of the tensors was written."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_on_host import host, mutation
-from cuda_on_host.device import Guarded, poisoned
+from cuda_on_host.device import Guarded, GuardedMemory
 
 from gallery_lib.kernels.runtime.launch import Launch
 from gallery_lib.kernels.runtime.nvrtc import SOURCES
@@ -193,10 +193,10 @@ def test_an_access_past_the_end_or_before_the_start_is_a_fault(run, offset, read
 
 
 def test_a_write_beside_a_tensor_is_noticed(run):
-    result = poisoned((10,), torch.float32, offset_elements=3)
-    run("copy", torch.ones(20), result.tensor, count=11)
+    memory = GuardedMemory()
+    run("copy", torch.ones(20), memory.new(10, dtype=torch.float32, offset=3), count=11)
     with pytest.raises(AssertionError, match="4 bytes beside"):
-        result.check()
+        memory.check()
 
 
 def test_a_misaligned_vector_is_a_fault(run):

@@ -113,14 +113,6 @@ def test_waiting_is_an_error_where_it_is_forbidden(wait):
         wait()
 
 
-def test_a_step_without_waiting_passes_where_it_is_forbidden():
-    weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
-    x = torch.randn(4, 8, device=DEVICE)
-    with work.waiting_forbidden():
-        (x @ weight).square().mean().backward()
-        torch.optim.SGD([weight], 0.1, fused=True).step()
-
-
 def test_a_captured_graph_runs_again_with_new_inputs():
     x, weight = torch.zeros(4, 8, device=DEVICE), torch.ones(8, 2, device=DEVICE)
     with work.on_a_side_stream(DEVICE):

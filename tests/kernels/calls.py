@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from cuda_on_host import draw
 from kernels.optimizer_cases import BY_NAME, step_of
-from kernels.ways import tensors_in
+from kernels.ways import in_plain_form, tensors_in
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -111,10 +111,6 @@ IN_CPP = (losses, packing, batch_norms, pooling, masks)
 """Operators with C++ for every processor."""
 IN_CUDA = (losses, packing, batch_norms, norms_of_gradients, images, optimizer_steps)
 EVERY = (*IN_CUDA, pooling, masks, products)
-
-
-def in_plain_form(name: str, *arguments: Any) -> Any:
-    return getattr(OPERATORS, name)(*arguments)
 
 
 def results(calls: Callable[[], Calls], call: Callable[..., Any] = in_plain_form) -> Any:

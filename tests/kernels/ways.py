@@ -37,7 +37,7 @@ class InCpp(GuardedMemory):
         before, threads = operators.counts(), torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            result = getattr(torch.ops.gallery, name)(*arguments)
+            result = in_plain_form(name, *arguments)
         finally:
             torch.set_num_threads(threads)
         if tensors_in(arguments)[0].numel():
@@ -63,12 +63,16 @@ class OnDevice:
     def call(self, name: str, *arguments: Any) -> Any:
         given = moved(arguments, torch.cuda.current_device())
         before = operators.counts()
-        result = getattr(torch.ops.gallery, name)(*given)
+        result = in_plain_form(name, *given)
         assert {how for _, how in operators.counts() - before} == {operators.KERNEL}
         if name.endswith("_"):
             for ours, theirs in zip(tensors_in(arguments), tensors_in(given), strict=True):
                 ours.copy_(theirs)
         return moved(result, "cpu")
+
+
+def in_plain_form(name: str, *arguments: Any) -> Any:
+    return getattr(torch.ops.gallery, name)(*arguments)
 
 
 def tensors_in(arguments: Any) -> list[Tensor]:

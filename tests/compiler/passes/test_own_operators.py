@@ -5,9 +5,6 @@ pooling and upsampling to the bit.
 """
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -229,35 +226,3 @@ def test_sizes_that_change_share_a_graph():
         x = torch.randn(2, 3, *sizes, requires_grad=True)
         torch.testing.assert_close(results(compiled, x), results(model, x), **EXACT)
     assert counts == [1, 1]  # of the first sizes, and of all others
-
-
-@pytest.mark.slow
-def test_a_graph_from_the_cache_finds_the_operator(tmp_path):
-    """Inductor's cache holds graphs after the pass.
-
-    Another process reads them without doing the pass.
-    """
-    script = """
-import torch
-from torch._dynamo.utils import counters
-from compiler.passes.test_own_operators import ENLARGEMENTS, EXACT, Enlarge, results, small
-from gallery_lib.compiler.backend import compile_model
-from gallery_lib.config import Compiler
-
-model = Enlarge(ENLARGEMENTS["twice"])
-compile_model(model, Compiler(), torch.device("cpu"))
-found, wanted = results(model, small()), results(Enlarge(ENLARGEMENTS["twice"]), small())
-torch.testing.assert_close(found, wanted, **EXACT)
-print("read from the cache:", sum(count for name, count in counters["aot_autograd"].items() \
-if name == "autograd_cache_hit"))
-"""
-    environment = os.environ | {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", script]
-    said = [
-        subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert said == ["read from the cache: 0\n", "read from the cache: 1\n"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers"))
 
 from after_import import after_import
 

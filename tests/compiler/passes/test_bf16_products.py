@@ -1,16 +1,20 @@
-"""Products by weights as they lie in fp32: which are rewritten, and that values are autocast's."""
+"""Products in bfloat16: by weights as they lie in fp32, and emulated on fp32 units.
+
+Tables and graphs say which are rewritten; values are autocast's, or as exact.
+"""
 
 import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 from torch._functorch import config as functorch_config
-from written_operators import CPU, assert_as_exact
+from written_operators import CPU, Counting, assert_as_exact
 
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.passes import mixed_products
+from gallery_lib.compiler.passes import emulated_bf16, mixed_products
 from gallery_lib.compiler.passes.mixed_products import Limits, limits
 from gallery_lib.config import Compiler
 from gallery_lib.kernels import mixed_product
@@ -182,3 +186,59 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused():
 def test_rows_are_those_for_which_it_gains(flags, rows, monkeypatch):
     monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
     assert limits() == Limits(*rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# Emulated on fp32 units, as convolutions are
+
+
+def dtypes(graph: fx.Graph) -> list[torch.dtype]:
+    words = ("convolution", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and any(word in str(node.target) for word in words):
+            value = node.meta["val"]
+            values = value if isinstance(value, (tuple, list)) else [value]
+            found.append(next(one.dtype for one in values if one is not None))
+    return found
+
+
+@pytest.mark.slow
+def test_no_bf16_arithmetic_is_left_and_gradients_are_as_exact_as_the_emulation():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
+    plain = nn.Sequential(*layers, nn.Linear(16 * 64, 10))
+    exact, compiled = copy.deepcopy(plain).double(), copy.deepcopy(plain)
+    count = Counting(emulated_bf16.PASS, dtypes)
+    step = torch.compile(compiled, options={"post_grad_custom_pre_pass": count})
+    inputs, labels = torch.randn(8, 3, 8, 8), torch.arange(8)
+    F.cross_entropy(exact(inputs.double()), labels).backward()
+    for network in (plain, step):
+        with torch.autocast("cpu", torch.bfloat16):
+            F.cross_entropy(network(inputs).float(), labels).backward()
+    forward, backward = count.noted
+    assert {*forward, *backward} == {torch.float32} and len(forward) == 2 and len(backward) >= 3
+    for ours, theirs, true in zip(
+        compiled.parameters(), plain.parameters(), exact.parameters(), strict=True
+    ):
+        assert ours.dtype is torch.float32
+        error, own = (
+            (each.grad.double() - true.grad).norm() / (true.grad.norm() + 1e-4)
+            for each in (ours, theirs)
+        )
+        assert error <= 2 * own + 1e-3
+
+
+@pytest.mark.slow
+def test_factors_of_a_product_are_kept():
+    added, left, right = (torch.randn(2, 8, 8, dtype=torch.bfloat16) for _ in range(3))
+
+    def product(added: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return torch.baddbmm(added, left, right, beta=0.5, alpha=0.25)
+
+    count = Counting(emulated_bf16.PASS, dtypes)
+    compiled = torch.compile(product, options={"post_grad_custom_pre_pass": count})
+    ours = compiled(added, left, right).double()
+    true = 0.5 * added.double() + 0.25 * (left.double() @ right.double())
+    assert set(count.noted[0]) == {torch.float32}
+    torch.testing.assert_close(ours, true, rtol=2**-7, atol=2**-6)
