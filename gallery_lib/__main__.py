@@ -7,14 +7,11 @@ A Python that cannot run the gallery is replaced by that of the environment of p
 
 from __future__ import annotations
 
-import signal
 import sys
 
 
 def main() -> int:
     """Run the `gallery` command and return its exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends it at once
     from gallery_lib.system.prepared_python import run_in_prepared_environment
 
     run_in_prepared_environment()

@@ -76,7 +76,6 @@ def ratio_of_medians(
     confidence: float = CONFIDENCE,
     resamples: int = 4000,
     process_spread: float = LEAST_SPREAD,
-    seed: int = 0,
 ) -> Ratio:
     """Return the ratio of median step times, baseline over candidate, with its interval.
 
@@ -91,7 +90,6 @@ def ratio_of_medians(
         resamples: bootstrap samples; rounds are drawn with replacement, both variants together.
         process_spread: relative standard deviation of the ratio over processes; the interval is
             widened by its share on each side.
-        seed: seed of the bootstrap.
 
     Raises:
         ValueError: with fewer than two rounds, unequal numbers of rounds, or an empty round.
@@ -110,7 +108,7 @@ def ratio_of_medians(
             for b, c in zip(baseline_rounds, candidate_rounds, strict=True)
         ]
     )
-    draws = np.random.default_rng(seed).integers(0, rounds, size=(resamples, rounds))
+    draws = np.random.default_rng(0).integers(0, rounds, size=(resamples, rounds))
     centre = float(np.median(log_ratios))
     deviations = np.median(log_ratios[draws], axis=1) - centre
     tail = (1.0 - confidence) / 2.0

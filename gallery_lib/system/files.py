@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from gallery_lib.errors import InputError
-from gallery_lib.system.processes import SOCKETS_VARIABLE
 
 
 class LockHeld(Exception):
@@ -182,20 +181,3 @@ class PrivateFolder:
                 if status.st_uid == os.geteuid() and age > _NEW_SECONDS:
                     with locked(folder, wait=False):
                         shutil.rmtree(folder, ignore_errors=True)
-
-
-def shorten_loaders_paths() -> None:
-    """Have this process and its loading processes hand over batches in a folder with a short path.
-
-    multiprocessing takes a folder in TMPDIR for each loading process, and leaves it there when that
-    is killed. This one is the run's, or else this process's own until its end.
-    """
-    from multiprocessing import process, util
-
-    config = process.current_process()._config  # type: ignore[attr-defined]
-    if config.get("tempdir") is None:
-        if (folder := os.environ.get(SOCKETS_VARIABLE)) is None:
-            own = PrivateFolder()
-            util.Finalize(None, own.close, exitpriority=-100)  # when loading processes have ended
-            folder = str(own.path)
-        config["tempdir"] = folder

@@ -172,7 +172,7 @@ def start_supervised(
     )
 
 
-def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
+def end_supervised(process: subprocess.Popen[Any]) -> None:
     """Ask a supervisor to end all that is below it; kill its process group if it takes longer.
 
     The supervisor is the leader of a session of its own. A stopped one is resumed.
@@ -182,7 +182,7 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
     process.send_signal(signal.SIGINT)  # a scheduler sends SIGTERM
     process.send_signal(signal.SIGCONT)
     try:
-        process.wait(timeout=seconds)
+        process.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

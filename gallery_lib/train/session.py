@@ -34,7 +34,6 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import takes_any_layout
 from gallery_lib.optim.grad_scaler import Updates
-from gallery_lib.system.files import shorten_loaders_paths
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -256,7 +255,7 @@ def open_session(
 
 
 def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
-    shorten_loaders_paths()
+    workers.shorten_paths()
     generator = torch.Generator().manual_seed(config.seed)
     lengths = getattr(splits.train, "lengths", None)
     batch_size = items_per_batch(config, task)

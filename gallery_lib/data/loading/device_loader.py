@@ -26,7 +26,6 @@ from gallery_lib.data.loading.progress import Progress
 from gallery_lib.data.loading.samplers import chain
 from gallery_lib.data.loading.sharding import Share, may_refill, own_copy, sharded, share_of
 from gallery_lib.errors import InputError
-from gallery_lib.system.files import shorten_loaders_paths
 
 
 class DeviceLoader:
@@ -68,7 +67,7 @@ class DeviceLoader:
             share = Share(loader)
         in_processes = isinstance(share.loader, DataLoader) and share.loader.num_workers > 0
         if in_processes:
-            shorten_loaders_paths()
+            workers.shorten_paths()
         niceness = options.nice if device.type == "cpu" and in_processes else 0
         # Not by assignment: __setattr__ sets attributes that this object lacks on the loader.
         vars(self).update(

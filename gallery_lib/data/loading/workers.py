@@ -19,7 +19,25 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from gallery_lib.system.processes import die_with_parent
+from gallery_lib.system.files import PrivateFolder
+from gallery_lib.system.processes import SOCKETS_VARIABLE, die_with_parent
+
+
+def shorten_paths() -> None:
+    """Have this process and its loading processes hand over batches in a folder with a short path.
+
+    multiprocessing takes a folder in TMPDIR for each loading process, and leaves it there when that
+    is killed. This one is the run's, or else this process's own until its end.
+    """
+    from multiprocessing import process, util
+
+    config = process.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None:
+        if (folder := os.environ.get(SOCKETS_VARIABLE)) is None:
+            own = PrivateFolder()
+            util.Finalize(None, own.close, exitpriority=-100)  # when loading processes have ended
+            folder = str(own.path)
+        config["tempdir"] = folder
 
 
 def give_way(iterator: Iterator[Any], niceness: int) -> None:
