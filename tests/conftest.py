@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machine_share import Share
@@ -85,6 +86,20 @@ def no_process_group_is_left() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         importlib.import_module("gallery_lib.comm.process_group").leave()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """Yield the `Ranks` of two processes on one host, which the tests of a file share."""
+    with importlib.import_module("ranks").Ranks(processes=2, hosts=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two_by_two() -> Iterator[Any]:
+    """Yield the `Ranks` of two processes on each of two hosts."""
+    with importlib.import_module("ranks").Ranks(processes=4, hosts=2) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

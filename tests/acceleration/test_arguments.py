@@ -22,6 +22,7 @@ def parts() -> dict[str, Any]:
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
         "config": Config.plain(),
+        "None": None,
     }
 
 
@@ -64,14 +65,17 @@ def test_any_order_comes_back_in_that_order(order, returned):
         assert name == "loader" or part is given[name]
 
 
-def test_what_is_left_out_keeps_its_place():
+@pytest.mark.parametrize(
+    ("order", "returned"),
+    [
+        ("model None config", "model None"),
+        ("model loader None", "model loader"),
+        ("model None optimizer config", "model None optimizer"),
+    ],
+)
+def test_what_is_left_out_keeps_its_place(order, returned):
     given = parts()
-    assert kinds(accelerate(given["model"], None, given["config"])) == "model None"
-    given = parts()
-    assert kinds(accelerate(given["model"], given["loader"], None)) == "model loader"
-    given = parts()
-    returned = accelerate(given["model"], None, given["optimizer"], config=given["config"])
-    assert kinds(returned) == "model None optimizer"
+    assert kinds(accelerate(*(given.get(name) for name in order.split()))) == returned
 
 
 def test_several_loaders_and_optimizers_come_back():

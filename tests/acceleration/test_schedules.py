@@ -1,17 +1,22 @@
 """A scheduler that was built for the undivided loader is named, on two processes alone."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import contextlib
+import io
 
 import pytest
-from ranks import Ranks
+import torch
+from ranks import on_ranks
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from gallery_lib import Config, accelerate
+from gallery_lib.acceleration import techniques
+from gallery_lib.comm import process_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.several_cores]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(processes=2, hosts=1) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize(
@@ -24,10 +29,20 @@ def two() -> Iterator[Ranks]:
         ("ExponentialLR", 10, {"gamma": 0.9}, None),
     ],
 )
+@on_ranks("two")
 def test_steps_of_the_undivided_loader_are_named(
-    two: Ranks, kind: str, batches: int, options: dict[str, float], words: str | None
+    kind: str, batches: int, options: dict[str, float], words: str | None
 ) -> None:
-    answers = two.call("twins.schedule_note", kind, batches, options)
-    for rank, (note, said) in enumerate(answers):
-        assert (words is None and note is None) or words in note
-        assert len(said) == (0 if rank else 1 + bool(note)), said  # rank 0 alone says what was done
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = getattr(lr_scheduler, kind)(optimizer, **options)
+    loader = DataLoader(TensorDataset(torch.ones(batches * 3, 2)), batch_size=3)
+    config = Config()
+    config.compiler.enabled = False
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model, *_ = accelerate(model, loader, optimizer, scheduler, config)
+    note = techniques(model).get("schedule")
+    assert (words is None and note is None) or words in note
+    # Rank 0 alone says what was done.
+    lines = 0 if process_group.rank() else 1 + bool(note)
+    assert len(said.getvalue().splitlines()) == lines, said.getvalue()

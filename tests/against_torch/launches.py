@@ -102,6 +102,8 @@ def _free_port() -> int:
 
 def _in_child(command: str, rank: int, case: tuple[str, str, str], variables: Any) -> None:
     """Become one rank, or the launcher of all, in a process that the server has forked."""
+    from .rank import main
+
     die_with_parent()
     os.setsid()
     # It fails before the machine has no memory.
@@ -121,15 +123,9 @@ def _in_child(command: str, rank: int, case: tuple[str, str, str], variables: An
     elif command == "spawn":
         import torch.multiprocessing
 
-        torch.multiprocessing.spawn(_rank, case, nprocs=2)
+        torch.multiprocessing.spawn(main, case, nprocs=2)
     else:
-        _rank(rank, *case)
-
-
-def _rank(rank: int, text: str, side: str, folder: str) -> None:
-    from . import rank as process
-
-    process.main(text, side, rank, folder)
+        main(rank, *case)
 
 
 class Server:

@@ -143,7 +143,7 @@ def write(text: str, side: str, rank: int, folder_name: str) -> dict[str, Any]:
     return record
 
 
-def main(text: str, side: str, rank: int, folder_name: str) -> None:
+def main(rank: int, text: str, side: str, folder_name: str) -> None:
     """Run one rank in a process of its own, and end that."""
     record = write(text, side, rank, folder_name)
     if dist.is_initialized() and record["outcome"] == "ran":
@@ -155,4 +155,4 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(os.environ["RANK"]), sys.argv[3])
+    main(int(os.environ["RANK"]), *sys.argv[1:])

@@ -6,21 +6,23 @@ The rank is that of torch.distributed, else of torchrun's variables, else of a s
 from __future__ import annotations
 
 import importlib
+import time
 from pathlib import Path
 
 import pytest
+import tiny_task
 from against_torch.case import Case
 from against_torch.launches import Server
 from against_torch.run import SAME, run
-from ranks import Ranks
+from ranks import on_ranks
 from refusal import refused
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gallery_lib.comm import process_group
 from gallery_lib.comm.process_group import Topology
+from gallery_lib.train.loop import train
 
-VARIABLES = {name for names in process_group.LAUNCHERS.values() for name in names}
-VARIABLES |= {"MASTER_ADDR", "MASTER_PORT"}
+VARIABLES = {"MASTER_ADDR", "MASTER_PORT"}.union(*process_group.LAUNCHERS.values())
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -88,11 +90,19 @@ def test_processes_that_were_not_started_by_torchrun_train_together(launch: str)
 
 
 @pytest.mark.slow
+@on_ranks("two")
 def test_a_process_trains_more_than_once(tmp_path: Path) -> None:
-    """The ranks meet in a file, as on one host; those of test_every_task at an address."""
-    with Ranks(processes=2, hosts=1) as ranks:
-        first, second = ranks.call("trainings.in_a_row", str(tmp_path), 2)[0]
-    assert first == second and len(first) == 3
+    """The ranks meet in a file, as on one host; those of test_every_task at an address.
+
+    Rank 1 is late: rank 0 joins the next group while rank 1 is in the one before.
+    """
+    late, curves = process_group.rank() == 1, []
+    process_group.leave()
+    for number in range(2):
+        time.sleep(0.5 if late else 0.0)
+        config = tiny_task.config(max_steps=3, run_dir=str(tmp_path / str(number)))
+        curves.append(train(config).loss["curve"])
+    assert curves[0] == curves[1] and len(curves[0]) == 3
 
 
 def test_hosts_and_their_processes_in_words() -> None:
@@ -122,11 +132,3 @@ def test_options_come_from_the_environment_and_the_import_can_be_undone(
             patch.setenv(f"GALLERY_COMM_{name}", value)
             with pytest.raises(ValueError, match=f"variables GALLERY_COMM_…: {message}"):
                 importlib.reload(auto)
-
-
-@pytest.mark.slow
-def test_the_import_accelerates_what_it_can_and_can_be_undone(two: Ranks) -> None:
-    for found in two.call("ways.automatic", {"streams": 2}):
-        assert found["accelerated"] == [True, False, True] and found["subclass"] == "mine"
-        assert "not in the default process group" in found["own group"]
-        assert "delay_all_reduce_named_params" in found["delayed"]

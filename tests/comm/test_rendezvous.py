@@ -74,10 +74,19 @@ POD = {
     "PET_MASTER_ADDR": "localhost",
     "PET_MASTER_PORT": "29500",
 }
-IN_STEP = {"nnodes": 3, "node_rank": 1, "master_addr": "localhost"}
-IN_STEP["master_port"] = rendezvous.FIRST_PORT + 17 + 2 * 97
-IN_POD = {"nproc_per_node": 4, "nnodes": 2, "node_rank": 1}
-IN_POD |= {"master_addr": "localhost", "master_port": 29500}
+IN_STEP = {
+    "nnodes": 3,
+    "node_rank": 1,
+    "master_addr": "localhost",
+    "master_port": rendezvous.FIRST_PORT + 17 + 2 * 97,
+}
+IN_POD = {
+    "nproc_per_node": 4,
+    "nnodes": 2,
+    "node_rank": 1,
+    "master_addr": "localhost",
+    "master_port": 29500,
+}
 
 
 @pytest.fixture(autouse=True)

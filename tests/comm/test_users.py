@@ -5,19 +5,43 @@ There are two ranks, where means are exact.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import gc
+import importlib
+import io
+import threading
+import time
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from against_torch.case import Case
+from against_torch.product import TURN_STEPS, TURNS
 from against_torch.run import FAILED, REFUSED, SAME, run
-from ranks import Ranks
+from ranks import Ranks, on_ranks
+from small_models import DDP, apart, batch, loss, small, stack, train_step
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from gallery_lib import Config, accelerate
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.ddp import distributed
+from gallery_lib.comm.process_group import all_ranks
+from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.tuner import Tuner
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError, RunFailed
 
 pytestmark = pytest.mark.slow
 
 USERS = Case(
     launch="two_group_before", loader="distributed_sampler", call="accelerate_ddp", batch_size=2
 )
-TURNS = dataclasses.replace(USERS, comm="turns", samples=16, epochs=17)
+IN_TURNS = dataclasses.replace(USERS, comm="turns", samples=16, epochs=17)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +55,7 @@ TURNS = dataclasses.replace(USERS, comm="turns", samples=16, epochs=17)
     ids=str,
 )
 def test_trainings_are_those_of_plain_ddp_while_ways_take_turns(two: Ranks, change: dict) -> None:
-    verdict = run(dataclasses.replace(TURNS, **change), two)
+    verdict = run(dataclasses.replace(IN_TURNS, **change), two)
     assert verdict.outcome == SAME, verdict.lines
 
 
@@ -50,46 +74,99 @@ def test_lossless_ways_are_exact_for_every_type_and_form_of_parameter(
 
 
 @pytest.mark.parametrize(("when", "refused"), [(0, False), (5, False), (10, True)])
+@on_ranks("two")
 def test_a_communication_hook_of_the_users_wins_until_another_way_has_one(
-    two: Ranks, when: int, refused: bool
+    when: int, refused: bool
 ) -> None:
-    for found in two.call("ways.own_hook", when):
-        plain, tuned = found["said"]
-        assert plain == "nothing was raised" and found["choice"] == "ddp"
-        assert ("can only be called once" in tuned) is refused
-        assert refused or found["exact"]
+    """Ways take turns, of which the first is DDP's own. The hook halves what is sent."""
+    plain, ours = small(), small()
+    turns = Tuner(ours, TURNS, rounds=4, block_steps=2)
+    for step in range(TURN_STEPS + 4):
+        if step == when:
+            plain.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            error = pytest.raises(RuntimeError, match="can only be called once")
+            with error if refused else contextlib.nullcontext():
+                ours.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        train_step([plain, ours], step)
+    assert turns.choice == "ddp"
+    assert refused or apart(plain, ours) == 0
 
 
-@pytest.mark.parametrize("function", ["copies", "frozen_at_a_rebuild"])
-def test_copies_pickles_and_layers_frozen_while_a_way_begins_are_those_of_plain_ddp(
-    two: Ranks, function: str
-) -> None:
-    assert all(two.call(f"ways.{function}"))
+def pickled(model: DDP) -> DDP:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
-def test_nothing_is_left_of_ways_and_models_that_have_gone(two: Ranks) -> None:
-    assert two.call("ways.replaced") == [[1, 0]] * 2
-    for before, between, after in two.call("ways.deleted"):
-        assert between >= before + 9 and after <= before
+@on_ranks("two")
+def test_copies_and_pickles_are_those_of_plain_ddp() -> None:
+    """They are made before, during and after the turns of ways, and the model goes on."""
+    plain, ours = small(), small()
+    Tuner(ours, TURNS, rounds=4, block_steps=2)
+    for step in range(TURN_STEPS + 4):
+        copying = step in (0, 1, TURN_STEPS // 2, TURN_STEPS - 1, TURN_STEPS + 2)
+        for kind in (copy.deepcopy, pickled) if copying else ():
+            copies = [kind(model) for model in (plain, ours)]
+            for model in copies:
+                for later in range(3):
+                    loss(model, later).backward()
+            assert apart(*copies, gradients=True) == 0
+            assert gradient_reducer(copies[1]) is None
+            assert copies[1].gradient_as_bucket_view is False
+        train_step([plain, ours], step)
+        assert apart(plain, ours) == 0
 
 
-@pytest.mark.parametrize(
-    ("wire", "most"),
-    [
-        ({"wire": "bf16"}, 2**-6),
-        ({"wire": "fp16"}, 2**-8),
-        ({"wire": "int8"}, 4 / 127),
-        ({"wire": "int8", "hierarchical": True}, 4 / 127),
-    ],
-    ids=str,
-)
-def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
-    two: Ranks, wire: dict, most: float
-) -> None:
-    """Each term is rounded once, and so is the sum; terms are about twice as large as the mean."""
-    for apart in two.call("ways.odd_parameters", wire):
-        single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
-        assert max(apart.values()) <= most and single < 0.5
+@on_ranks("two")
+def test_a_layer_frozen_while_a_way_begins_is_averaged_as_in_plain_ddp() -> None:
+    """It is unfrozen later. The user holds the reducers that were replaced."""
+    plain, ours = small(), small()
+    held = [ours.reducer]
+    for values in ({"streams": 2}, {}, {"bucket_views": True}, {}):
+        for model in (plain, ours):
+            model.module[0].requires_grad_(False)
+        accelerate_ddp(ours, Comm(**values))
+        held.append(ours.reducer)
+        assert not ours.module[0].weight.requires_grad
+        for model in (plain, ours):
+            model.module[0].requires_grad_(True)
+        for step in range(3):
+            train_step([plain, ours], step)
+            assert apart(plain, ours) == 0
+
+
+def hooks_alive() -> int:
+    gc.collect()
+    return sum(isinstance(thing, GradientReducer) for thing in gc.get_objects())
+
+
+@on_ranks("two")
+def test_nothing_is_left_of_ways_that_have_gone() -> None:
+    before, model = hooks_alive(), small()
+    for views in (True, False, True, False):
+        accelerate_ddp(model, Comm(streams=2, bucket_views=views))
+        train_step([model], 0)
+        train_step([model], 1)
+    assert hooks_alive() == before + 1
+    accelerate_ddp(model, Comm())
+    train_step([model], 0)
+    assert hooks_alive() == before
+
+
+@on_ranks("two")
+def test_no_thread_is_left_of_models_that_have_gone() -> None:
+    last = accelerate_ddp(small(), Comm(streams=2))
+    before = threading.active_count()
+    models = [accelerate_ddp(small(), Comm(streams=2)) for _ in range(3)]
+    train_step([*models, last], 0)
+    assert threading.active_count() >= before + 9
+    models.clear()
+    gc.collect()
+    time.sleep(2.5)
+    assert threading.active_count() <= before
+    train_step([last], 1)
+    accelerate_ddp(last, Comm())
 
 
 @pytest.mark.parametrize(
@@ -98,10 +175,14 @@ def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
      {"hierarchical": True, "streams": 2, "bucket_mb": 0.001}],
     ids=str,
 )  # fmt: skip
-def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(
-    two: Ranks, values: dict
-) -> None:
-    assert two.call("ways.large_gradients", values) == [True, True]
+@on_ranks("two")
+def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(values: dict) -> None:
+    plain, ours = small(), accelerate_ddp(small(), Comm(**values))
+    for model in (plain, ours):
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
+        model(batch(0)).sum().backward()
+    assert apart(plain, ours, gradients=True) == 0
 
 
 @pytest.mark.parametrize("model", ["unused", "branches"])
@@ -133,22 +214,54 @@ def test_gradients_are_the_mean_of_those_of_the_ranks(two: Ranks, loop: str) -> 
     assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
 
 
-def test_what_several_processes_cannot_train_is_refused_in_one_line(two: Ranks) -> None:
-    for said in two.call("twins.refusals"):
-        expected = (
-            "InputError: the model has lazy parameters",
-            "InputError: the model has SyncBatchNorm",
-            "InputError: the model is a DistributedDataParallel already",
-            "InputError: the gradient of head.",
-        )
-        for message, beginning in zip(said, expected, strict=True):
-            assert message.startswith(beginning) and "\n" not in message
+class Net(nn.Module):
+    """Model with an encoder and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.head, self.probe = nn.Linear(6, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encoder(x)
+        return self.head(hidden), self.probe(hidden.detach())
 
 
-def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -> None:
-    for said in two.call("twins.after_an_error"):
-        assert said.startswith("RunFailed: the last backward pass ended with an error")
-        assert "\n" not in said
+def train_heads(model: Any) -> None:
+    head, probe = model(batch(0))
+    (head.sum() + probe.square().sum()).backward()
+
+
+def accelerated(net: nn.Module) -> Any:
+    return accelerate(net, None, Config.plain())[0]
+
+
+@on_ranks("two")
+def test_what_several_processes_cannot_train_is_refused_in_one_line() -> None:
+    for model, message in (
+        (nn.LazyLinear(3), "the model has lazy parameters"),
+        (nn.SyncBatchNorm(3), "the model has SyncBatchNorm"),
+        (DDP(nn.Linear(1, 1)), "the model is a DistributedDataParallel already"),
+    ):
+        with pytest.raises(InputError, match=rf"\A{message}.*\Z"):
+            accelerated(model)
+    ours = accelerated(Net())
+    with pytest.raises(InputError, match=r"\Athe gradient of head\..*\Z"):
+        ours.head(ours.encoder(batch(0))).sum().backward()
+
+
+@on_ranks("two")
+def test_training_does_not_go_on_after_a_backward_pass_that_raised() -> None:
+    def fail(gradient: Tensor) -> Tensor:
+        raise KeyError
+
+    ours = accelerated(Net())
+    head, probe = ours(batch(0))
+    head.register_hook(fail)
+    with pytest.raises(KeyError):
+        (head.sum() + probe.sum()).backward()
+    with pytest.raises(RunFailed, match=r"\Athe last backward pass ended with an error.*\Z"):
+        train_heads(ours)
 
 
 @pytest.mark.parametrize(
@@ -172,20 +285,87 @@ def test_unused_parameters_are_named_and_not_stepped_with_the_option_that_handle
         assert verdict.outcome not in (FAILED, REFUSED), verdict.lines
 
 
-YES = dict.fromkeys(("checkpoint", "module", "pickled", "averaged", "attributes"), True)
+@on_ranks("two")
+def test_parts_that_are_put_in_later_start_alike_everywhere_and_are_averaged() -> None:
+    """The ids of the heads are used again."""
+    ours = accelerated(Net())
+    for number in range(6):
+        torch.manual_seed(100 * dist.get_rank() + number)
+        ours.head = nn.Linear(4, 1)
+        train_heads(ours)
+        for own in (ours.head.weight.detach(), ours.encoder.weight.grad, ours.head.weight.grad):
+            assert all(own.equal(other) for other in all_ranks(own))
+        ours.zero_grad()
 
 
-@pytest.mark.parametrize(
-    ("function", "answers"),
-    [
-        # Parts that are put in later start alike everywhere, and are averaged.
-        ("heads_in_turn", [[True] * 18] * 2),
-        # Gradients of a rank alone are to be had inside no_sync.
-        ("around_the_model_on_purpose", [True, True]),
-        # The model inside may be called on one rank alone.
-        ("evaluated_on_rank_0_alone", [5, 0]),
-        ("facts", [{**YES, "device": "cpu", "copy": (True, True)}] * 2),
-    ],
-)
-def test_a_twin_is_the_users_model(two: Ranks, function: str, answers: list) -> None:
-    assert two.call(f"twins.{function}") == answers
+@on_ranks("two")
+def test_a_gradient_of_a_part_is_each_ranks_own_inside_no_sync() -> None:
+    ours, alone = accelerated(Net()), Net()
+    with ours.no_sync():
+        ours.head(ours.encoder(batch(0))).sum().backward()
+    alone.head(alone.encoder(batch(0))).sum().backward()
+    assert torch.equal(ours.encoder.weight.grad, alone.encoder.weight.grad)
+
+
+@on_ranks("two")
+def test_the_model_inside_communicates_with_nobody_and_may_be_called_on_one_rank_alone() -> None:
+    ours = accelerated(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    ours(batch(0)).sum().backward()
+    ours.eval()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            assert len(ours.module(batch(0))) == 3
+    dist.barrier()
+
+
+@on_ranks("two")
+def test_checkpoints_copies_and_averages_are_those_of_the_users_model() -> None:
+    """Keys, names, type, mode and calls of hooks are compared in every case of against_torch."""
+    net = Net()
+    ours = accelerated(net)
+    train_heads(ours)
+    assert ours.module is net and ours.encoder is net.encoder and ours.device == torch.device("cpu")
+    copied = copy.deepcopy(ours)
+    assert type(copied) is type(copy.copy(ours)) is Net and distributed(copied) is None
+    averaged = torch.optim.swa_utils.AveragedModel(ours)
+    averaged.update_parameters(ours)
+    assert averaged.module.encoder.weight.equal(ours.encoder.weight)
+    checkpoint = get_model_state_dict(ours)
+    set_model_state_dict(ours, checkpoint)
+    assert list(checkpoint) == list(net.state_dict())
+
+
+# --------------------------------------------------------------------------------------------------
+# gallery_lib.comm.auto: the import accelerates
+
+
+class Mine(DDP):
+    """Subclass whose constructor goes on after DDP's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.mine = "mine"
+
+
+@on_ranks("two")
+def test_the_import_accelerates_what_it_can_and_can_be_undone() -> None:
+    auto = importlib.import_module("gallery_lib.comm.auto")
+    auto.options = Comm(streams=2)
+    for change, accelerates in ((auto.enable, True), (auto.disable, False), (auto.enable, True)):
+        change()
+        model = small()
+        loss(model, 0).backward()
+        assert (gradient_reducer(model) is not None) is accelerates
+    mine = Mine(stack([6, 3]))
+    loss(mine, 0).backward()
+    assert gradient_reducer(mine) is not None and mine.mine == "mine"
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    net = stack([4, 3, 2])
+    first, second, *_ = net.named_parameters()
+    net[2].requires_grad_(False)
+    with pytest.warns(UserWarning, match="not in the default process group"):
+        DDP(net, process_group=groups[dist.get_rank()])
+    with pytest.warns(UserWarning, match="delay_all_reduce_named_params"):
+        delayed = {"delay_all_reduce_named_params": [first, second]}
+        DDP(net, **delayed, param_to_hook_all_reduce=first[1])
+    auto.disable()

@@ -1,42 +1,72 @@
-"""Real processes in a gloo group on loopback, which do what a test asks for.
+"""Real processes in a gloo group on loopback, which run tests, or cases of against_torch.
 
-They are forked from the server of against_torch, and pretend to be on several hosts.
+They are forked from the server of against_torch, and pretend to be on several hosts. Fixtures of
+tests/conftest.py start them: `two`, and `two_by_two` for four processes on two hosts.
 
-    with Ranks(processes=4, hosts=2) as ranks:
-        # Answers of every rank; functions are those of on_ranks/.
-        answers = ranks.call("ways.relative_error", widths, options)
-        verdict = run(Case(launch="four_group_before"), ranks)  # of against_torch
+    @on_ranks("two")
+    def test_a_sum(values):  # every rank runs this; what a rank raises is raised by pytest
+        assert process_group.sum_over_ranks(torch.ones(1)) == 2
+
+    def test_a_case(two):
+        verdict = run(Case(launch="two_group_before"), two)  # of against_torch
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
+import inspect
 import multiprocessing
 import os
+import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from against_torch.launches import Server
 
 from gallery_lib.system.processes import RENDEZVOUS_VARIABLE, die_with_parent
 
-SECONDS = 120.0
+SECONDS = 300.0
+
+
+def on_ranks(group: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator: every rank of the group that the fixture `group` yields runs the test."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            ranks = arguments.pop(group)
+            ranks.call(body.__module__, body.__name__, **arguments)
+
+        fixture = inspect.Parameter(group, inspect.Parameter.KEYWORD_ONLY)
+        own = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature([*own, fixture])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 class Ranks:
-    """Group of real processes. An exception in one of them is raised here."""
+    """Group of real processes. Where one of them raises, they start anew."""
 
     def __init__(self, processes: int, hosts: int) -> None:
+        self.processes, self.hosts = processes, hosts
+        self._start()
+
+    def _start(self) -> None:
         self._folder = TemporaryDirectory()
         context = Server().context
         self._links, self._processes = [], []
-        for rank in range(processes):
+        for rank in range(self.processes):
             variables = {
                 "RANK": rank,
-                "WORLD_SIZE": processes,
-                "GROUP_RANK": rank // (processes // hosts),
+                "WORLD_SIZE": self.processes,
+                "GROUP_RANK": rank // (self.processes // self.hosts),
                 RENDEZVOUS_VARIABLE: f"{self._folder.name}/rendezvous",
             }
             link, theirs = context.Pipe()
@@ -47,28 +77,29 @@ class Ranks:
             self._links.append(link)
             self._processes.append(process)
 
-    def call(self, function: str, *arguments: Any) -> list[Any]:
-        """Run a function on every rank, and return the results by rank."""
+    def call(self, module: str, function: str, *arguments: Any, **named: Any) -> None:
+        """Run a function, or a test's body, on every rank; what one raises is a failure here."""
         for link in self._links:
-            link.send((function, arguments))
-        results = []
-        for rank, link in enumerate(self._links):
-            assert wait([link], SECONDS), f"rank {rank} did not answer"
-            results.append(link.recv())
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
+            link.send((module, function, arguments, named))
+        answers = [_answer(link) for link in self._links]
+        if any(answers):
+            self._end()  # the others may wait for a rank that is not there any more
+            self._start()
+            lines = (f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer)
+            pytest.fail("\n".join(lines), pytrace=False)
 
     def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
         """Run one side of a case of against_torch, as its Server does in new processes."""
-        self.call("case.side", text, side, str(folder))
+        self.call(__name__, "_side", text, side, str(folder))
         return ""
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for link in self._links:
             link.close()
         for process in self._processes:
@@ -77,8 +108,28 @@ class Ranks:
         self._folder.cleanup()
 
 
+def _answer(link: Connection) -> str:
+    """Return '' from a rank that has done what it was sent, or what went wrong."""
+    try:
+        return link.recv() if wait([link], SECONDS) else "no answer"
+    except EOFError:
+        return "the process has ended"
+
+
+def _side(text: str, side: str, folder: str) -> None:
+    """Run the side, and destroy the groups of its model's streams, which would add up."""
+    import torch.distributed as dist
+    from against_torch import rank
+
+    rank.write(text, side, dist.get_rank(), folder)
+    gc.collect()
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group != dist.group.WORLD]
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def _serve(link: Connection, variables: dict[str, str]) -> None:
-    """Run the functions that are sent, named `subject.function`, and send back the results."""
+    """Run what is sent, and send back '' or the traceback."""
     import torch
 
     from gallery_lib.comm import process_group
@@ -87,16 +138,16 @@ def _serve(link: Connection, variables: dict[str, str]) -> None:
     multiprocessing.set_start_method("fork", force=True)  # of loading processes, as in a script
     os.environ |= variables
     torch.set_num_threads(1)
-    process_group.ensure_initialized(timeout_seconds=20)
+    process_group.ensure_initialized(timeout_seconds=60)
     while True:
         try:
-            function, values = link.recv()
+            module, function, arguments, named = link.recv()
         except EOFError:
             break
         try:
-            subject, name = function.split(".")
-            module = importlib.import_module(f"on_ranks.{subject}")
-            link.send(getattr(module, name)(*values))
-        except Exception as error:
-            link.send(error)
+            found = getattr(importlib.import_module(module), function)
+            inspect.unwrap(found)(*arguments, **named)
+            link.send("")
+        except (Exception, pytest.fail.Exception):
+            link.send(traceback.format_exc())
     os._exit(0)

@@ -3,16 +3,21 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_task
 import torch
-from ranks import Ranks
+import torch.distributed as dist
+from ranks import on_ranks
 from refusal import refused
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
 
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.process_group import all_ranks
+from gallery_lib.config import Comm
 from gallery_lib.measure.replay import (
     Gradient,
     Replay,
@@ -163,29 +168,44 @@ def test_a_damaged_timeline_is_refused_with_what_is_wrong(tmp_path: Path) -> Non
         read_timeline(path)
 
 
-@pytest.fixture(scope="module")
-def two_by_two() -> Iterator[Ranks]:
-    with Ranks(4, 2) as running:
-        yield running
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}]
 )
-def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(
-    two_by_two: Ranks, values: dict
-) -> None:
-    found = two_by_two.call("replays.replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
-    # Rank 0 takes that long, and the others wait for its gradients.
-    assert all(each["worst"] < 1e-6 and each["seconds"] >= 0.2 for each in found)
-    assert len({tuple(each["sums"]) for each in found}) == 1
+@on_ranks("two_by_two")
+def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(values: dict) -> None:
+    rank, known = dist.get_rank(), timeline(0.001, 0.01, 0.02)
+    late = dataclasses.replace(known, forward_seconds=0.2)
+    replay = Replay(known if rank else late, seed=rank)
+    model = accelerate_ddp(DDP(replay, init_sync=False), Comm(**values))
+    for _ in range(3):
+        seconds = replay.train_step(model)
+    assert seconds >= 0.2  # rank 0 takes that long, and the others wait for its gradients
+    of_ranks = [Replay(known, seed=rank) for rank in range(4)]
+    gradients = {gradient.place: gradient for gradient in known.gradients}
+    for place, parameter in enumerate(replay.parameters()):
+        exact = sum(each.gradient(gradients[place]).double() for each in of_ranks) / 4
+        assert (parameter.grad - exact).abs().max() < 1e-6
+        assert all(parameter.grad.equal(other) for other in all_ranks(parameter.grad))
+    accelerate_ddp(model, Comm())  # ends its threads
 
 
 @pytest.mark.slow
-def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
+@on_ranks("two_by_two")
+def test_communication_runs_while_later_gradients_are_computed() -> None:
     """DDP hands over each bucket when its gradient is ready, before the next one is."""
     ready = (0.0, 0.1, 0.2)
-    found = two_by_two.call("replays.buckets_of_a_replay", timeline(*ready, backward=0.5))
-    for handed_over in found:
-        assert all(0 <= at - each < 0.1 for at, each in zip(handed_over, ready, strict=True))
+    model = DDP(Replay(timeline(*ready, backward=0.5)), init_sync=False, bucket_cap_mb=0.3)
+    handed_over: list[float] = []
+
+    def hook(group, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations
+        handed_over.append(time.perf_counter())
+        return default_hooks.allreduce_hook(group, bucket)
+
+    model.register_comm_hook(dist.group.WORLD, hook)
+    for _ in range(3):
+        handed_over.clear()
+        loss = model()
+        began = time.perf_counter()
+        loss.backward()
+    assert all(0 <= at - began - one < 0.1 for at, one in zip(handed_over, ready, strict=True))

@@ -9,6 +9,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from optim.training import (
     ADAM,
     BY_NAME,
@@ -17,15 +18,17 @@ from optim.training import (
     SCALING,
     STEPS,
     NothingWaits,
+    batch,
     losses,
     model,
     warmup,
 )
-from ranks import Ranks
+from ranks import on_ranks
 from refusal import refused
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from gallery_lib.comm import process_group
 from gallery_lib.kernels.runtime import operators
 from gallery_lib.optim import fused_cpu, sync_free
 from gallery_lib.optim.grad_scaler import GradScaler, Updates
@@ -212,30 +215,41 @@ def test_a_step_that_is_called_below_the_compiler_is_torchs(pair, groups):
 RUNS = [*((name, True) for name in BY_NAME if name != "Adam"), ("AdamW", False), ("SGD", False)]
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(processes=2, hosts=1) as ranks:
-        yield ranks
-
-
 @pytest.mark.slow
 @pytest.mark.several_cores
 @pytest.mark.parametrize(("name", "before"), RUNS)
-def test_ranks_skip_the_same_steps_and_train_as_one_process_does_with_torchs_classes(
-    ranks, name, before
-):
-    seen, other = ranks.call("overflow.run", name, before)
-    assert seen == other
-    before = [0, *seen["skipped"]]
-    skipped = [step for step in range(STEPS) if before[step + 1] > before[step]]
-    assert skipped == list(OVERFLOW_AT)
-    net = model(torch.float64)
-    theirs = updates("torch's", BY_NAME[name], net, 0.3)
-    expected, scales, rates = [], [], []
+@on_ranks("two")
+def test_ranks_skip_the_same_steps_and_train_as_one_process_does_with_torchs_classes(name, before):
+    """A gradient becomes infinite on one rank alone, `before` DDP averages it or after that."""
+    net, alone = model(torch.float64), model(torch.float64)
+    distributed = nn.parallel.DistributedDataParallel(net) if before else net
+    ours, theirs = updates("ours", BY_NAME[name], net, 0.3), updates("", BY_NAME[name], alone, 0.3)
+    half = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
+
+    def overflows(step):  # the ranks take turns
+        return step in OVERFLOW_AT and OVERFLOW_AT.index(step) % 2 == dist.get_rank()
+
+    net[0].weight.register_hook(
+        lambda gradient: gradient.fill_(torch.inf) if before and overflows(step) else gradient
+    )
     for step in range(STEPS):
-        expected += run(net, theirs, range(step, step + 1))
-        scales.append(theirs.scaler.get_scale())
-        rates.append(theirs.learning_rate())
-    assert seen["losses"] == pytest.approx(expected, rel=1e-5)
-    assert seen["scales"] == scales
-    assert seen["rates"] == pytest.approx(rates, rel=1e-6)
+        inputs, labels = batch(step, torch.float64)
+        with torch.no_grad():
+            of_all = nn.functional.cross_entropy(net(inputs), labels).item()
+        skipped = ours.skipped_steps()
+        ours.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(distributed(inputs[half]), labels[half])
+        ours.scaler.scale(loss).backward()
+        for parameter in () if before else net.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        if not before and overflows(step):
+            net[0].weight.grad.fill_(torch.inf)
+        with NothingWaits():
+            ours.take()
+        assert [of_all] == pytest.approx(run(alone, theirs, range(step, step + 1)), rel=1e-5)
+        assert ours.skipped_steps() - skipped == (step in OVERFLOW_AT)
+        assert ours.scaler.get_scale() == theirs.scaler.get_scale()
+        assert ours.learning_rate() == pytest.approx(theirs.learning_rate(), rel=1e-6)
+    for parameter in net.parameters():
+        assert all(parameter.equal(other) for other in process_group.all_ranks(parameter))

@@ -146,20 +146,12 @@ def fabric(ours: bool, folder: str) -> dict[str, Any]:
     run.launch()
     plain = Model()
     model, optimizer = run.setup(plain, _adamw(plain))
-    seen = []
-    for batch in run.setup_dataloaders(_loader()):
-        optimizer.zero_grad()
-        loss = model(**batch)["loss"]
-        run.backward(loss)
-        optimizer.step()
-        seen.append(loss.item())
-    return _result(seen, plain, optimizer.optimizer)
+    losses = _by_hand(run, model, optimizer, run.setup_dataloaders(_loader()))
+    return _result(losses, plain, optimizer.optimizer)
 
 
-def _by_accelerate(
-    run: Any, model: nn.Module, plain: nn.Module, given: torch.optim.Optimizer
-) -> dict[str, Any]:
-    model, optimizer, loader = run.prepare(model, given, _loader())
+def _by_hand(run: Any, model: nn.Module, optimizer: Any, loader: Any) -> list[float]:
+    """Train in the loop that users of Fabric and Accelerate write, and return the losses."""
     seen = []
     for batch in loader:
         optimizer.zero_grad()
@@ -167,7 +159,13 @@ def _by_accelerate(
         run.backward(loss)
         optimizer.step()
         seen.append(loss.item())
-    return _result(seen, run.unwrap_model(model, keep_torch_compile=False), optimizer.optimizer)
+    return seen
+
+
+def _by_accelerate(run: Any, model: nn.Module, given: torch.optim.Optimizer) -> dict[str, Any]:
+    model, optimizer, loader = run.prepare(model, given, _loader())
+    losses = _by_hand(run, model, optimizer, loader)
+    return _result(losses, run.unwrap_model(model, keep_torch_compile=False), optimizer.optimizer)
 
 
 def accelerate(ours: bool, folder: str) -> dict[str, Any]:
@@ -175,7 +173,7 @@ def accelerate(ours: bool, folder: str) -> dict[str, Any]:
 
     plain = Model()
     model = torch.compile(plain, backend="gallery") if ours else plain
-    return _by_accelerate(Accelerator(cpu=True), model, plain, _adamw(plain))
+    return _by_accelerate(Accelerator(cpu=True), model, _adamw(plain))
 
 
 def plug(ours: bool, folder: str) -> dict[str, Any]:
@@ -188,7 +186,7 @@ def plug(ours: bool, folder: str) -> dict[str, Any]:
         plug_in.on()
     run, plain = Accelerator(cpu=True, dynamo_backend="inductor"), Model()
     optimizer = _adamw(plain)
-    result = _by_accelerate(run, plain, plain, optimizer)
+    result = _by_accelerate(run, plain, optimizer)
     if ours:
         plug_in.off()
         result["after off"] = type(optimizer).__module__

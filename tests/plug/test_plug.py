@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from acceleration.small_model import model
 from torch._inductor import config as inductor
 
 from gallery_lib.compiler import torch_backend
@@ -37,13 +37,6 @@ def plug() -> Iterator[ModuleType]:
     module.off()
 
 
-def _model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4)
-    )
-
-
 def _train(call: Any, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[float]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     generator, losses = torch.Generator().manual_seed(1), []
@@ -60,7 +53,7 @@ def _train(call: Any, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_plain_torchs(plug: ModuleType, kind: type[torch.optim.Optimizer]) -> None:
-    ours = _model()
+    ours = model()
     plain = copy.deepcopy(ours)
     optimizer = kind(ours.parameters(), **KINDS[kind])
     losses = _train(torch.compile(ours), optimizer)
@@ -74,15 +67,15 @@ def test_training_is_plain_torchs(plug: ModuleType, kind: type[torch.optim.Optim
 def test_an_optimizer_takes_its_fast_form_after_its_first_step_and_gives_it_back(
     plug: ModuleType,
 ) -> None:
-    model = _model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    _train(model, optimizer, steps=1)
+    trained = model()
+    optimizer = torch.optim.AdamW(trained.parameters())
+    _train(trained, optimizer, steps=1)
     assert type(optimizer) is fused_cpu.AdamW
     state = copy.deepcopy(optimizer.state_dict())
     plug.off()
     assert type(optimizer) is torch.optim.AdamW
     assert str(optimizer.state_dict()) == str(state)
-    _train(model, optimizer, steps=1)
+    _train(trained, optimizer, steps=1)
 
 
 def test_passes_of_others_stay_in_front_and_come_back(plug: ModuleType) -> None:
@@ -91,7 +84,7 @@ def test_passes_of_others_stay_in_front_and_come_back(plug: ModuleType) -> None:
     theirs = seen.append
     with inductor.patch(post_grad_custom_post_pass=theirs):
         plug.on()
-        torch.compile(_model())(torch.randn(2, 3, 8, 8)).sum().backward()
+        torch.compile(model())(torch.randn(2, 3, 8, 8)).sum().backward()
         assert len(seen) == 2  # forward and backward pass
         plug.off()
         assert inductor.post_grad_custom_post_pass is theirs
@@ -101,7 +94,7 @@ def test_passes_of_others_stay_in_front_and_come_back(plug: ModuleType) -> None:
 def test_graphs_of_another_device_are_left_as_they_are() -> None:
     passes = torch_backend.inductor_options("cpu")["post_grad_custom_post_pass"].passes
     ours = Passes(passes, "cuda")
-    graph = torch.fx.symbolic_trace(_model()).graph
+    graph = torch.fx.symbolic_trace(model()).graph
     for node in graph.nodes:
         node.meta["val"] = torch.ones(1)
     before = str(graph)

@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import random
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from against_torch.case import Case
 from against_torch.run import ROUNDED, SAME, run
-from ranks import Ranks
+from ranks import Ranks, on_ranks
+from torch.utils.data import DataLoader, DistributedSampler
+from user_loaders import DATA, LOADERS, SAMPLES, Halved
+
+from gallery_lib.comm.process_group import all_ranks, rank
+from gallery_lib.config import Loader
+from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = 20
-ALL = list(range(SAMPLES))
+
+def divided(loader: Any, shard: str = "auto") -> DeviceLoader:
+    options = Loader(nice=0, shard=shard)
+    return DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(processes=2, hosts=1) as ranks:
-        yield ranks
+def one_pass(loader: Any, most: int = 100) -> list[Any]:
+    """Return the first batches of a pass as lists."""
+    batches = itertools.islice(loader, most)
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+def read(
+    kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any
+) -> list[list[Any]]:
+    """Return the batches of some passes on this rank, without any warning of accelerate().
+
+    The ranks are seeded differently. `options` are those of the loader.
+    """
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(100 + rank())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", r"(?s).*accelerate\(\)")
+        loader = divided(LOADERS[kind](**options), shard)
+        return [one_pass(loader, most) for _ in range(passes)]
 
 
 def flat(batches: list[Any]) -> list[Any]:
     return [item for batch in batches for item in (batch if isinstance(batch, list) else [batch])]
 
 
-def seen(found: list[dict[str, Any]], number: int = 0) -> list[Any]:
-    """Return the samples of one pass, all ranks together."""
-    return sorted(item for answer in found for item in flat(answer["passes"][number]))
-
-
-def of_ranks(
-    ranks: Ranks, kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any
-) -> list[dict[str, Any]]:
-    found = ranks.call("loaders.batches", kind, passes, most, shard, options)
-    assert [answer["error"] for answer in found] == [""] * len(found)
-    return found
+def seen(batches: list[Any]) -> list[Any]:
+    """Return the samples of one pass, all ranks together. Every rank has to call it."""
+    return sorted(item for own in all_ranks(flat(batches)) for item in own)
 
 
 @pytest.mark.parametrize("kind", ["sequential", "no length", "data without length", "list"])
-def test_ranks_divide_the_order_of_plain_pytorch(two: Ranks, kind: str) -> None:
-    found = of_ranks(two, kind, 2)
-    assert found[0]["said"] == []
-    for number, batches in enumerate(two.call("loaders.plain", kind, 2)[0]):
-        for rank in range(2):
-            assert flat(found[rank]["passes"][number]) == flat(batches)[rank::2]
+@on_ranks("two")
+def test_ranks_divide_the_order_of_plain_pytorch(kind: str) -> None:
+    for batches in read(kind, 2):
+        assert flat(batches) == flat(one_pass(LOADERS[kind]()))[rank() :: 2]
 
 
 SHARED = Case(launch="two_group_before", samples=20, batch_size=2)
@@ -79,71 +98,73 @@ def test_loops_of_any_kind_see_every_sample_once(two: Ranks, loader: str, loop: 
     assert verdict.outcome in (SAME, ROUNDED), verdict.lines
 
 
-@pytest.mark.parametrize("kind", ["refilled stream", "refilled iterable"])
-def test_a_buffer_that_is_filled_again_is_read_in_time(two: Ranks, kind: str) -> None:
-    assert seen(of_ranks(two, kind, shard="always")) == ALL
-
-
-def test_changes_at_samplers_count(two: Ranks) -> None:
-    one, other = two.call("loaders.changed_later")
-    assert (one["larger"], other["larger"]) == (
-        ([[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]], 2),
-        ([[1, 3, 5, 7, 9], [11, 13, 15, 17, 19]], 2),
-    )
-    assert one["without_tail"] == ([[0, 2, 4], [6, 8, 10], [12, 14, 16]], 3)
-    assert len(flat(one["fewer"][0])) == len(flat(other["fewer"][0])) == 3
-    assert "got a new sampler (DistributedSampler) since accelerate()" in one["of_ranks"]
-
-
-@pytest.mark.parametrize("kind", ["stream", "stream of batches", "iterable"])
-def test_batches_of_a_stream_are_dealt_whole_where_the_option_says_so(
-    two: Ranks, kind: str
-) -> None:
-    found = of_ranks(two, kind, 2, shard="always")
-    for number, batches in enumerate(two.call("loaders.plain", kind, 2)[0]):
-        assert [answer["passes"][number] for answer in found] == [batches[::2], batches[1::2]]
-
-
-@pytest.mark.parametrize("kind", ["endless", "endless with length"])
-def test_an_endless_sampler_streams_in_one_order(two: Ranks, kind: str) -> None:
-    found = of_ranks(two, kind, 1, 1500)  # more than are read ahead first
-    one, other = (flat(answer["passes"][0]) for answer in found)
-    assert len(one) == len(other) == 3000
-    rounds = [number for pair in zip(one, other, strict=True) for number in pair]
-    for start in range(0, 6000, SAMPLES):
-        assert sorted(rounds[start : start + SAMPLES]) == ALL
-
-
-@pytest.mark.parametrize("kind", ["DistributedSampler", "DistributedSampler inside"])
-def test_what_a_distributed_sampler_divides_loses_nothing(two: Ranks, kind: str) -> None:
-    found = of_ranks(two, kind, 2)
-    assert seen(found) == seen(found, 1) == ALL
-    assert not found[0]["said"] and not found[1]["said"]
+ALWAYS = {"shard": "always"}
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("stream", {"persistent_workers": True, "shard": "always"}),
-        ("stream of worker_init_fn", {"shard": "always"}),
-        ("shuffled", {"persistent_workers": True}),
-        ("shuffled", {"in_order": False, "pin_memory": True}),
+        ("DistributedSampler", {}),
+        ("DistributedSampler inside", {}),
+        # A buffer that is filled again is read in time.
+        ("refilled stream", ALWAYS),
+        ("refilled iterable", ALWAYS),
+        ("stream", {"num_workers": 2, "persistent_workers": True, **ALWAYS}),
+        ("stream of worker_init_fn", {"num_workers": 2, **ALWAYS}),
+        ("shuffled", {"num_workers": 2, "persistent_workers": True}),
+        ("shuffled", {"num_workers": 2, "in_order": False, "pin_memory": True}),
     ],
     ids=str,
 )
-def test_the_same_with_worker_processes(two: Ranks, kind: str, options: dict[str, Any]) -> None:
-    found = of_ranks(two, kind, 2, num_workers=2, **options)
-    assert seen(found) == seen(found, 1) == ALL and not found[0]["said"]
+@on_ranks("two")
+def test_every_sample_is_seen_once_in_each_pass(kind: str, options: dict[str, Any]) -> None:
+    for batches in read(kind, 2, **options):
+        assert seen(batches) == DATA
 
 
-def test_the_option_says_otherwise(two: Ranks) -> None:
-    whole = of_ranks(two, "stream", 1, 100, "never")
-    assert [flat(answer["passes"][0]) for answer in whole] == [ALL] * 2
-    assert seen(of_ranks(two, "stream by rank", 2, 100, "never")) == ALL
-    cut = of_ranks(two, "DistributedSampler", 1, 100, "always")
-    assert [len(flat(answer["passes"][0])) for answer in cut] == [5, 5] and not cut[0]["said"]
-    for answer in two.call("loaders.batches", "stream", 1, 9, "always", {"in_order": False}):
-        assert "a stream with in_order=False" in answer["error"]
+@on_ranks("two")
+def test_changes_at_samplers_count() -> None:
+    own, loader = DATA[rank() :: 2], divided(LOADERS["sequential"]())
+    list(loader)
+    loader.batch_sampler.batch_size = 5
+    assert one_pass(loader) == [own[:5], own[5:]] and len(loader) == 2
+    loader.batch_sampler.batch_size, loader.batch_sampler.drop_last = 3, True
+    assert one_pass(loader) == [own[:3], own[3:6], own[6:9]] and len(loader) == 3
+    loader.batch_sampler.sampler = DistributedSampler(DATA)
+    with pytest.raises(InputError, match=r"a new sampler \(DistributedSampler\) since accelerate"):
+        list(loader)
+    loader = divided(LOADERS["few weighted"]())
+    list(loader)
+    loader.sampler.num_samples = 6
+    assert len(flat(one_pass(loader))) == 3
+
+
+@pytest.mark.parametrize("kind", ["stream", "stream of batches", "iterable"])
+@on_ranks("two")
+def test_batches_of_a_stream_are_dealt_whole_where_the_option_says_so(kind: str) -> None:
+    for batches in read(kind, 2, shard="always"):
+        assert batches == one_pass(LOADERS[kind]())[rank() :: 2]
+
+
+@pytest.mark.parametrize("kind", ["endless", "endless with length"])
+@on_ranks("two")
+def test_an_endless_sampler_streams_in_one_order(kind: str) -> None:
+    (batches,) = read(kind, 1, 1500)  # more than are read ahead first
+    one, other = all_ranks(flat(batches))
+    assert len(one) == len(other) == 3000
+    rounds = [number for pair in zip(one, other, strict=True) for number in pair]
+    for start in range(0, 6000, SAMPLES):
+        assert sorted(rounds[start : start + SAMPLES]) == DATA
+
+
+@on_ranks("two")
+def test_the_option_says_otherwise() -> None:
+    assert flat(*read("stream", shard="never")) == DATA
+    for batches in read("stream by rank", 2, shard="never"):
+        assert seen(batches) == DATA
+    assert len(flat(*read("DistributedSampler", shard="always"))) == 5
+    with pytest.raises(InputError, match="a stream with in_order=False"):
+        read("stream", shard="always", in_order=False)
 
 
 @pytest.mark.parametrize(
@@ -157,27 +178,27 @@ def test_the_option_says_otherwise(two: Ranks) -> None:
         ("files of each host", [[["0.jpg"]], [["1.jpg"]]]),
     ],
 )
-def test_tails_and_edges(two: Ranks, kind: str, shares: list[Any]) -> None:
-    assert [answer["passes"][0] for answer in of_ranks(two, kind)] == shares
+@on_ranks("two")
+def test_tails_and_edges(kind: str, shares: list[Any]) -> None:
+    assert read(kind) == [shares[rank()]]
 
 
-def test_a_generator_is_used_up_after_a_pass(two: Ranks) -> None:
-    found = of_ranks(two, "generator", 2, shard="always")
-    assert seen(found) == ALL and seen(found, 1) == []
+@on_ranks("two")
+def test_a_generator_is_used_up_after_a_pass() -> None:
+    first, second = read("generator", 2, shard="always")
+    assert seen(first) == DATA and second == []
 
 
-def test_a_subclass_finishes_its_batches_on_several_ranks_as_on_one(two: Ranks) -> None:
-    found = of_ranks(two, "halved", 2)
-    for number, batches in enumerate(two.call("loaders.plain", "halved", 2)[0]):
-        assert seen(found, number) == sorted(flat(batches))
-    assert two.call("loaders.subclass")[0] == {
-        "own": "kept",
-        "later": 5,
-        "kind": "Halved",
-        "length": 5,
-        "sampler": True,
-        "plain length": 10,
-    }
+@on_ranks("two")
+def test_a_subclass_finishes_its_batches_on_several_ranks_as_on_one() -> None:
+    for batches in read("halved", 2):
+        assert seen(batches) == sorted(flat(one_pass(LOADERS["halved"]())))
+    loader = Halved(DATA, 2, shuffle=True, drop_last=True)
+    loader.own = "kept"
+    ours = divided(loader)
+    ours.later = 5
+    assert (ours.own, ours.loader.later, type(ours.loader).__name__) == ("kept", 5, "Halved")
+    assert (len(ours), len(loader), ours.sampler) == (5, 10, loader.sampler)
 
 
 NEVER = "config.loader.shard = 'never'"
@@ -214,37 +235,51 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> None:
-    for answer in two.call("loaders.batches", kind):
-        error = answer["error"]
-        assert error.startswith("InputError: ") and "\n" not in error
-        assert REFUSED[kind] in error and NEVER in error, error
+@on_ranks("two")
+def test_what_does_not_fit_is_refused_on_every_rank(kind: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        read(kind)
+    message = str(refusal.value)
+    assert REFUSED[kind] in message and NEVER in message and "\n" not in message
 
 
-def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said(
-    two: Ranks,
-) -> None:
-    found = of_ranks(two, "noise")
-    assert [len(answer["passes"][0]) for answer in found] == [2, 2]
-    (said,) = found[0]["said"]
-    assert "counts as drawn at random" in said and NEVER in said
+@on_ranks("two")
+def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said() -> None:
+    torch.manual_seed(rank())
+    loader = LOADERS["noise"]()
+    said = pytest.warns(UserWarning, match=f"counts as drawn at random.*{NEVER}")
+    with contextlib.nullcontext() if rank() else said:  # rank 0 speaks
+        batches = one_pass(divided(loader))
+    assert len(batches) == 2
 
 
 @pytest.mark.parametrize("who", ["loader", "its sampler", "the sampler"])
-def test_the_callers_epochs_alone_are_those_of_a_distributed_sampler(two: Ranks, who: str) -> None:
-    for passes, expected in two.call("loaders.epochs", who, [None, None, 3, 1]):
-        assert passes == expected and passes[0] == passes[1] != passes[2]
+@on_ranks("two")
+def test_the_callers_epochs_alone_are_those_of_a_distributed_sampler(who: str) -> None:
+    loader, plain = (DataLoader(DATA, 2, sampler=DistributedSampler(DATA)) for _ in range(2))
+    ours, passes = divided(loader), []
+    owners: Any = {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}
+    for epoch in (None, None, 3, 1):
+        if epoch is not None:
+            owners[who].set_epoch(epoch)
+            plain.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        passes.append(one_pass(ours))
+        assert passes[-1] == one_pass(plain)
+    assert passes[0] == passes[1] != passes[2]
 
 
-def test_two_shuffled_loaders_have_orders_of_their_own(two: Ranks) -> None:
-    one, other = zip(*two.call("loaders.two_orders"), strict=True)
-    assert sorted(flat(list(one))) == sorted(flat(list(other))) == list(range(64))
-    assert one != other
+@on_ranks("two")
+def test_two_shuffled_loaders_have_orders_of_their_own() -> None:
+    torch.manual_seed(rank())
+    loaders = [divided(DataLoader(range(64), 4, shuffle=True)) for _ in range(2)]
+    one, other = (torch.cat(list(loader)).tolist() for loader in loaders)
+    assert seen(one) == seen(other) == list(range(64)) and one != other
 
 
-def test_lengths_are_those_of_a_ranks_share(two: Ranks) -> None:
+@on_ranks("two")
+def test_lengths_are_those_of_a_ranks_share() -> None:
     kinds = {"shuffled": 5, "five batches": 3, "list of batches": 3, "DistributedSampler": 5}
     for kind, length in kinds.items():
-        assert two.call("loaders.lengths", kind) == [length, length]
+        assert len(divided(LOADERS[kind]())) == length
     with pytest.raises(TypeError, match="has no len"):
-        two.call("loaders.lengths", "no length")
+        len(divided(LOADERS["no length"]()))

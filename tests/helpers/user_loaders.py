@@ -1,15 +1,13 @@
-"""Data loaders of many kinds, divided over the ranks, and what every rank gets of them."""
+"""Data loaders as users write them, by name; what one of them yields may depend on the rank."""
 
 from __future__ import annotations
 
 import itertools
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from against_torch.loaders import OfPython, WithoutLength
 from torch.utils.data import (
@@ -28,9 +26,6 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from gallery_lib.comm.process_group import rank, world_size
-from gallery_lib.config import Loader
-from gallery_lib.data.loading.device_loader import DeviceLoader
-from gallery_lib.errors import InputError
 
 SAMPLES = 20
 DATA = list(range(SAMPLES))
@@ -232,127 +227,3 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
     "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),
 }
-
-
-def _seed() -> None:
-    torch.manual_seed(100 + rank())
-    random.seed(rank())
-    np.random.seed(rank())
-
-
-def _pass(loader: Any, most: int = 100) -> list[Any]:
-    """Return the first batches of a pass as lists."""
-    batches = itertools.islice(loader, most)
-    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-
-
-def _divided(loader: Any, shard: str = "auto") -> DeviceLoader:
-    options = Loader(nice=0, shard=shard)
-    return DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)
-
-
-def batches(
-    kind: str,
-    passes: int = 1,
-    most: int = 100,
-    shard: str = "auto",
-    options: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the batches of some passes on this rank as lists, the warnings, and the error.
-
-    The ranks are seeded differently. `options` are those of the loader.
-    """
-    result: dict[str, Any] = {"passes": [], "said": [], "error": ""}
-    _seed()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            loader = _divided(LOADERS[kind](**(options or {})), shard)
-            for _ in range(passes):
-                result["passes"].append(_pass(loader, most))
-        except Exception as error:
-            result["error"] = f"{type(error).__name__}: {error}"
-    texts = (str(warning.message) for warning in said)
-    result["said"] = [text for text in texts if "accelerate()" in text]
-    return result
-
-
-def plain(kind: str, passes: int = 1) -> list[list[Any]]:
-    """Return the batches of the loader itself, not divided."""
-    _seed()
-    loader = LOADERS[kind]()
-    return [_pass(loader) for _ in range(passes)]
-
-
-def lengths(kind: str) -> int:
-    """Return the length of the divided loader."""
-    return len(_divided(LOADERS[kind]()))
-
-
-def epochs(who: str, told: list[int | None]) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Return passes over a DistributedSampler: through accelerate()'s loader, and in plain PyTorch.
-
-    `who` names the object that is told the epochs; None tells nothing.
-    """
-    loader, plain = (DataLoader(DATA, 2, sampler=DistributedSampler(DATA)) for _ in range(2))
-    ours = _divided(loader)
-    owners: Any = {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}
-    passes: list[list[Any]] = []
-    expected: list[list[Any]] = []
-    for epoch in told:
-        if epoch is not None:
-            owners[who].set_epoch(epoch)
-            plain.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        passes.append(_pass(ours))
-        expected.append(_pass(plain))
-    return passes, expected
-
-
-def changed_later() -> dict[str, Any]:
-    """Return passes of loaders whose samplers were changed after accelerate()."""
-
-    def larger(loader: Any) -> None:
-        loader.batch_sampler.batch_size = 5
-
-    def without_tail(loader: Any) -> None:
-        loader.batch_sampler.batch_size, loader.batch_sampler.drop_last = 3, True
-
-    def fewer(loader: Any) -> None:
-        loader.sampler.num_samples = 6
-
-    def of_ranks(loader: Any) -> None:
-        loader.batch_sampler.sampler = DistributedSampler(DATA)
-
-    result: dict[str, Any] = {}
-    for change in (larger, without_tail, fewer, of_ranks):
-        loader = _divided(LOADERS["few weighted" if change is fewer else "sequential"]())
-        list(loader)
-        change(loader)
-        try:
-            result[change.__name__] = (_pass(loader), len(loader))
-        except InputError as error:
-            result[change.__name__] = str(error)
-    return result
-
-
-def two_orders() -> list[list[int]]:
-    """Return the order of one pass each of two shuffled loaders."""
-    _seed()
-    loaders = [_divided(DataLoader(range(64), 4, shuffle=True)) for _ in range(2)]
-    return [[int(number) for batch in loader for number in batch] for loader in loaders]
-
-
-def subclass() -> dict[str, Any]:
-    """Return the attributes of a divided loader whose class is a subclass of DataLoader."""
-    loader = Halved(DATA, 2, shuffle=True, drop_last=True)
-    loader.own = "kept"
-    ours = _divided(loader)
-    ours.later = 5
-    return {
-        "own": ours.own,
-        "later": ours.loader.later,
-        "kind": type(ours.loader).__name__,
-        "length": len(ours),
-        "sampler": ours.sampler is loader.sampler,
-        "plain length": len(loader),
-    }

@@ -1,9 +1,8 @@
-"""Small models, and batches that differ by rank and step."""
+"""Small models for the ranks of a test, and batches that differ by rank and step."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +24,9 @@ def small(**arguments: Any) -> DDP:
     return DDP(stack([6, 9, 4]), **arguments)
 
 
-def batch(step: int, width: int = 6, rank: int | None = None) -> Tensor:
-    rank = dist.get_rank() if rank is None else rank
-    return torch.randn(3, width, generator=torch.Generator().manual_seed(1000 * step + rank))
+def batch(step: int, width: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(3, width, generator=generator)
 
 
 def loss(model: Any, step: int, width: int = 6) -> Tensor:
@@ -44,24 +43,8 @@ def train_step(models: list[Any], step: int, width: int = 6, rate: float = 0.05)
                     parameter -= rate * parameter.grad
 
 
-def message_of(function: Callable[[], Any]) -> str:
-    """Return what the function raises, as one line with the type."""
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def _pairs(first: nn.Module, second: nn.Module, gradients: bool) -> list[tuple[Any, Any]]:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return [(a.grad, b.grad) if gradients else (a, b) for a, b in pairs]
-
-
-def equal(first: nn.Module, second: nn.Module, gradients: bool = False) -> bool:
-    return all(torch.equal(a, b) for a, b in _pairs(first, second, gradients))
-
-
 def apart(first: nn.Module, second: nn.Module, gradients: bool = False) -> float:
     """Return the largest difference of two models' parameters, or of their gradients."""
-    return max((a - b).abs().max().item() for a, b in _pairs(first, second, gradients))
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    values = [(a.grad, b.grad) if gradients else (a, b) for a, b in pairs]
+    return max((a - b).abs().max().item() for a, b in values)

@@ -1,1 +1,0 @@
-"""Functions that tests have every rank run (ranks.py), by subject."""
