@@ -42,11 +42,9 @@ RECORD = {"kind": "test", "count": 2}
 JOBS = {"a/1.txt": ("one",), "a/2.txt": ("two",), "b/3.txt": ("three",)}
 
 
-def write(path: Path, content: str) -> None:
-    path.write_text(content)
-
-
-def made_in(root: Path, record: dict[str, object] = RECORD, write: object = write) -> Made:
+def made_in(
+    root: Path, record: dict[str, object] = RECORD, write: Callable[..., Any] = Path.write_text
+) -> Made:
     return make(root, record, JOBS, write, progress=False)
 
 
@@ -73,7 +71,7 @@ class Interrupt:  # a writer that is interrupted at a file, of which it has writ
             path.with_name(f".{path.name}.77.tmp").write_text(content[:2])
             raise KeyboardInterrupt
         self.written.append(path.name)
-        write(path, content)
+        path.write_text(content)
 
 
 def test_an_interrupted_call_leaves_nothing_that_looks_whole_and_the_next_goes_on(
@@ -96,9 +94,7 @@ def test_an_interrupted_call_leaves_nothing_that_looks_whole_and_the_next_goes_o
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["a", "b", "made.json"]
 
 
-def test_other_data_than_the_folder_holds_are_refused_untouched(
-    tmp_path: Path,
-) -> None:
+def test_other_data_than_the_folder_holds_are_refused_untouched(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         made_in(tmp_path / "data", write=Interrupt("2.txt"))
     for _ in range(2):  # interrupted, then complete
@@ -115,7 +111,7 @@ def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -
     def slowly(path: Path, content: str) -> None:
         calls.append(path)
         time.sleep(0.1)
-        write(path, content)
+        path.write_text(content)
 
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(made_in, tmp_path / "data", write=slowly) for _ in range(2)]
@@ -152,12 +148,7 @@ COMMANDS: dict[str, tuple[str, str, int, str]] = {
         10,
         "--characters 1",
     ),
-    "mock_speakers": (
-        "--train 2 --val 2 --utterances 2",
-        "speakers-small",
-        10,
-        "--utterances 1",
-    ),
+    "mock_speakers": ("--train 2 --val 2 --utterances 2", "speakers-small", 10, "--utterances 1"),
 }
 
 

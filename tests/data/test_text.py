@@ -21,13 +21,7 @@ from refusal import check_refused_command, refused
 from torch.utils.data import DataLoader
 
 from gallery_lib.data import text
-from gallery_lib.data.masking import (
-    IGNORED,
-    Hide,
-    PackedText,
-    infill,
-    mask_tokens,
-)
+from gallery_lib.data.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 
 
 @pytest.fixture(scope="session")

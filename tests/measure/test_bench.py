@@ -129,9 +129,7 @@ def test_in_fp32_other_libraries_train_the_same_too(
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_where_the_baseline_is_the_odd_one_out_ours_is_held_against_float64(
-    tmp_path: Path,
-) -> None:
+def test_where_the_baseline_is_the_odd_one_out_ours_is_held_against_float64(tmp_path: Path) -> None:
     words = [*FEW, "--amp_level=O1", "--variants=eager-fp32,ours", f"--out={tmp_path}"]
     assert main(["bench", WRONG_BASELINE, *words]) == 0
     outcome = read_bench(tmp_path / "bench.json").tasks["WRONG_EAGER_O1"]
@@ -169,9 +167,8 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
 ) -> None:
     monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
-    assert bench_plan(TINY, BenchConfig()).baseline == baseline
-    train = bench_plan(TINY, BenchConfig()).config
-    assert waterfall_of(train, CompareConfig(), {}).baseline == baseline
+    plan = bench_plan(TINY, BenchConfig())
+    assert plan.baseline == waterfall_of(plan.config, CompareConfig(), {}).baseline == baseline
     # The baseline is always in.
     plan = bench_plan(TINY, BenchConfig(variants="torch.compile-best", amp_level="O1"))
     assert plan.order == ["eager-O1", "torch.compile-best"]

@@ -12,9 +12,7 @@ from gallery_lib.measure.communication import convergence
 from gallery_lib.measure.communication.convergence import FORMATS, FP32, Scores
 
 
-def test_noise_is_two_standard_errors_of_a_difference_of_means_and_half_a_percent_at_least() -> (
-    None
-):
+def test_noise_is_two_standard_errors_of_a_difference_of_means_or_half_a_percent() -> None:
     expected = 2 * 0.02582 * (2 / 4) ** 0.5
     assert Scores({FP32: [0.90, 0.92, 0.94, 0.96]}).noise == pytest.approx(expected, rel=1e-3)
     assert Scores({FP32: [0.8, 0.8]}).noise == pytest.approx(0.004)

@@ -1,6 +1,7 @@
 """A step's time in groups that add up; its bytes and FLOPs are those that one counts by hand."""
 
 import functools
+import re
 import timeit
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,7 @@ from torch import Tensor, nn
 from gallery_lib.cli.main import main
 from gallery_lib.measure import operator_counts as counts
 from gallery_lib.measure.operator_counts import Counts, Operation, Work, optimizer_bytes
-from gallery_lib.measure.roofline import (
-    OWN,
-    middle_of,
-    operations,
-    roofline_group,
-    seconds_of_step,
-)
+from gallery_lib.measure.roofline import OWN, middle_of, operations, roofline_group, seconds_of_step
 from gallery_lib.measure.roofline_result import (
     BETWEEN,
     COPIES,
@@ -139,104 +134,111 @@ def leaf(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def work_of_gradients(out: Tensor, *inputs: Tensor) -> dict[str, Work]:
+def both_passes(body: Callable[[], Tensor], *inputs: Tensor) -> tuple[Any, Any]:
+    """Return the work of the forward pass, and of the gradients of these inputs, by operator."""
+    out = body()
     gradient = torch.ones_like(out)
-    return work_of(lambda: torch.autograd.grad(out, inputs, gradient))
+    return work_of(body), work_of(lambda: torch.autograd.grad(out, inputs, gradient))
 
 
-def test_products_forward_and_backward() -> None:
-    a, b = leaf(3, 5), leaf(5, 7)
-    once, moved = 2 * 3 * 5 * 7, FP32 * (15 + 35 + 21)
-    assert vars(work_of(lambda: a @ b)["mm"]) == vars(Work(1, moved, once, "float32"))
-    out = a @ b
+A, B, HALF = torch.ones(10, 3), torch.ones(10, 3), torch.ones(2, 3, 3, dtype=torch.bfloat16)
+TABLE, INDICES = torch.ones(1000, 4), torch.tensor([1, 5, 5])
+OPERATORS: dict[str, tuple[Callable[[], Any], Work]] = {
+    "mm": (lambda: A.T @ B, Work(1, FP32 * 69, 2 * 3 * 10 * 3, "float32")),
+    "addmm": (
+        lambda: torch.addmm(torch.ones(3), A.T, B),
+        Work(1, FP32 * (3 + 69), 2 * 3 * 10 * 3, "float32"),
+    ),
+    "bmm": (lambda: HALF @ HALF, Work(1, BF16 * 3 * 18, 2 * 2 * 27, "bfloat16")),
+    "mm into given memory": (
+        lambda: torch.mm(A.T, B, out=torch.empty(3, 3)),
+        Work(1, FP32 * 69, 2 * 3 * 10 * 3, "float32"),
+    ),
+    "convolution, transposed": (  # for each input: channels × kernel
+        lambda: F.conv_transpose2d(torch.ones(2, 4, 5, 5), torch.ones(4, 3, 2, 2), stride=2),
+        Work(1, FP32 * (200 + 48 + 600), 2 * (2 * 4 * 5 * 5) * (3 * 2 * 2), "float32"),
+    ),
+    "add": (lambda: A + B, Work(1, FP32 * 90)),
+    "add_": (lambda: A.add_(B), Work(1, FP32 * 90)),  # two read, one written
+    "copy_": (lambda: A.copy_(B), Work(1, FP32 * 60)),  # what is overwritten: not read
+    "zero_": (A.zero_, Work(1, FP32 * 30)),
+    "sum": (torch.ones(10, 1).expand(10, 1000).sum, Work(1, FP32 * 11)),  # in memory once
+    "embedding": (lambda: F.embedding(INDICES, TABLE), Work(1, INT64 * 3 + 2 * FP32 * 12)),
+    "index_put_": (  # values read, and as many elements of the table read and written
+        lambda: TABLE.index_put_((INDICES,), torch.ones(3, 4), accumulate=True),
+        Work(1, INT64 * 3 + 3 * FP32 * 12),
+    ),
+    "scatter_reduce_": (
+        lambda: torch.zeros(1000).scatter_reduce_(0, INDICES, torch.ones(3), "sum"),
+        Work(1, INT64 * 3 + 3 * FP32 * 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_has_the_bytes_and_flops_that_one_counts_by_hand(name: str) -> None:
+    body, expected = OPERATORS[name]
+    assert vars(work_of(body)[re.split("[ ,]", name)[0]]) == vars(expected)
+
+
+def test_a_view_moves_nothing() -> None:
+    assert not work_of(lambda: A.T.reshape(3, 10)[1:].detach()).keys() - {"clone"}
+
+
+def test_a_product_backward_is_two_products() -> None:
     with Counts() as counter:
-        out.backward(torch.ones(3, 7))
+        (leaf(3, 5) @ leaf(5, 7)).backward(torch.ones(3, 7))
     products = [work for operation, work in counter.work.items() if operation.name == "aten::mm"]
-    assert sum(work.flops for work in products) == 2 * once
-    assert sum(work.bytes for work in products) == 2 * moved
-    addmm = work_of(lambda: torch.addmm(torch.ones(7), a, b))["addmm"]
-    assert (addmm.flops, addmm.bytes) == (once, FP32 * 7 + moved)
-    half = [torch.ones(2, 3, 5, dtype=torch.bfloat16), torch.ones(2, 5, 7, dtype=torch.bfloat16)]
-    bmm = work_of(lambda: torch.bmm(*half))["bmm"]
-    assert vars(bmm) == vars(Work(1, BF16 * (30 + 70 + 42), 2 * once, "bfloat16"))
+    assert sum(work.flops for work in products) == 3 * 2 * 3 * 5 * 7
+    assert sum(work.bytes for work in products) == 3 * FP32 * (15 + 35 + 21)
 
 
 @pytest.mark.parametrize(("groups", "first"), [(1, False), (2, False), (1, True)])
 def test_a_convolution_forward_and_backward(groups: int, first: bool) -> None:
     image, weight = torch.randn(2, 4, 8, 8, requires_grad=not first), leaf(6, 4 // groups, 3, 3)
 
-    def convolve() -> Tensor:
-        return F.conv2d(image, weight, stride=2, padding=1, groups=groups)
-
-    forward = work_of(convolve)["convolution"]
+    forward, backward = both_passes(
+        lambda: F.conv2d(image, weight, stride=2, padding=1, groups=groups),
+        *([weight] if first else [image, weight]),
+    )
     once = 2 * (2 * 6 * 4 * 4) * (4 // groups * 3 * 3)  # of each output: channels × kernel
-    sizes = 2 * 4 * 8 * 8 + 6 * (4 // groups) * 9 + 2 * 6 * 4 * 4
-    assert (forward.flops, forward.bytes) == (once, FP32 * sizes)
-    out, inputs = convolve(), (weight,) if first else (image, weight)
-    backward = work_of_gradients(out, *inputs)["convolution_backward"]
-    # Without a gradient of the image, the weight is not read.
-    times = 1 if first else 2
-    read_and_written = out.numel() + times * (image.numel() + weight.numel())
-    assert (backward.flops, backward.bytes) == (times * once, FP32 * read_and_written)
-
-
-def test_element_wise_operators_move_bytes_and_count_no_flops() -> None:
-    image, weight = torch.ones(2, 4, 5, 5), torch.ones(4, 3, 2, 2)
-    work = work_of(lambda: F.conv_transpose2d(image, weight, stride=2))["convolution"]
-    assert work.flops == 2 * (2 * 4 * 5 * 5) * (3 * 2 * 2)  # of each input: channels × kernel
-    a, b = torch.ones(10, 3), torch.ones(10, 3)
-    assert vars(work_of(lambda: a + b)["add"]) == vars(Work(1, FP32 * 90, 0, None))
-    wide = torch.ones(10, 1).expand(10, 1000)
-    for name, body, elements in (
-        ("add_", lambda: a.add_(b), 90),  # two read, one written
-        ("copy_", lambda: a.copy_(b), 60),  # what is overwritten: not read
-        ("zero_", a.zero_, 30),
-        ("mm", lambda: torch.mm(a.T, b, out=torch.empty(3, 3)), 69),
-        ("sum", wide.sum, 10 + 1),  # in memory once
-    ):
-        assert work_of(body)[name].bytes == FP32 * elements
-    assert not work_of(lambda: a.T.reshape(3, 10)[1:].detach()).keys() - {"clone"}
+    inputs, outputs = 2 * 4 * 8 * 8 + 6 * (4 // groups) * 9, 2 * 6 * 4 * 4
+    work = forward["convolution"]
+    assert (work.flops, work.bytes) == (once, FP32 * (inputs + outputs))
+    work = backward["convolution_backward"]
+    times = 1 if first else 2  # without a gradient of the image, the weight is not read
+    assert (work.flops, work.bytes) == (times * once, FP32 * (outputs + times * inputs))
 
 
 def test_batch_norm_forward_and_backward() -> None:
     image, weight, bias = leaf(4, 3, 5, 5), leaf(3), leaf(3)
     mean, variance = torch.zeros(3), torch.ones(3)
 
-    def normalise() -> Tensor:
-        return F.batch_norm(image, mean, variance, weight, bias, training=True)
-
+    forward, backward = both_passes(
+        lambda: F.batch_norm(image, mean, variance, weight, bias, training=True),
+        *(image, weight, bias),
+    )
     # Parameters and running statistics are read, the batch's statistics written. The schema does
     # not say that the running ones are changed.
-    forward = work_of(normalise)["native_batch_norm"]
-    assert forward.bytes == FP32 * (2 * image.numel() + 2 * 3 + 2 * 3 + 2 * 3)
-    backward = work_of_gradients(normalise(), image, weight, bias)["native_batch_norm_backward"]
+    moved = FP32 * (2 * image.numel() + 2 * 3 + 2 * 3 + 2 * 3)
+    assert forward["native_batch_norm"].bytes == moved
     # The weight, running and saved statistics are read, the gradients of both parameters written.
-    assert backward.bytes == FP32 * (3 * image.numel() + 3 + 4 * 3 + 2 * 3)
+    moved = FP32 * (3 * image.numel() + 3 + 4 * 3 + 2 * 3)
+    assert backward["native_batch_norm_backward"].bytes == moved
 
 
 def test_attention_forward_and_backward() -> None:
     n, heads, queries, keys, width = 2, 3, 8, 16, 4
     query = leaf(n, heads, queries, width)
     key, value = leaf(n, heads, keys, width), leaf(n, heads, keys, width)
-    product, name = 2 * n * heads * queries * keys * width, "_scaled_dot_product_flash_attention_"
-    forward = work_of(lambda: F.scaled_dot_product_attention(query, key, value))[f"{name}for_cpu"]
+    name, operands = "_scaled_dot_product_flash_attention_for_cpu", (query, key, value)
+    forward, backward = both_passes(lambda: F.scaled_dot_product_attention(*operands), *operands)
+    product = 2 * n * heads * queries * keys * width
     sums, sizes = n * heads * queries, query.numel() + key.numel()  # logsumexp
-    assert (forward.flops, forward.bytes) == (2 * product, FP32 * (2 * sizes + sums))
-    work = work_of_gradients(F.scaled_dot_product_attention(query, key, value), query, key, value)
-    backward = work[f"{name}for_cpu_backward"]  # 5 products, with the scores computed anew
-    assert (backward.flops, backward.bytes) == (5 * product, FP32 * (4 * sizes + sums))
-
-
-def test_tables_are_read_and_written_where_they_are_looked_up() -> None:
-    table, indices = torch.ones(1000, 4), torch.tensor([1, 5, 5])
-    looked_up = work_of(lambda: F.embedding(indices, table))["embedding"].bytes
-    assert looked_up == INT64 * 3 + 2 * FP32 * 12
-    added = work_of(lambda: table.index_put_((indices,), torch.ones(3, 4), accumulate=True))
-    # Values read, and as many elements of the table read and written.
-    assert added["index_put_"].bytes == INT64 * 3 + 3 * FP32 * 12
-    places, values = torch.tensor([[1, 5, 5]]), torch.ones(1, 3)
-    summed = work_of(lambda: torch.zeros(1, 1000).scatter_reduce_(1, places, values, "sum"))
-    assert summed["scatter_reduce_"].bytes == INT64 * 3 + 3 * FP32 * 3
+    work = forward[name]
+    assert (work.flops, work.bytes) == (2 * product, FP32 * (2 * sizes + sums))
+    work = backward[f"{name}_backward"]  # 5 products, with the scores computed anew
+    assert (work.flops, work.bytes) == (5 * product, FP32 * (4 * sizes + sums))
 
 
 @pytest.mark.skipif(
@@ -373,17 +375,15 @@ def test_a_compiled_step_is_measured_group_by_group(
 def test_what_does_not_belong_is_refused_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-
-    def check(words: list[str], *values: object) -> None:
-        code = main(["roofline", *words, "--out", str(out)])
-        check_refused_command(code, capsys.readouterr().err, *values)
-        assert not out.exists()
-
-    check(["resnet5"], "resnet5", "resnet50")
-    check([TASK, "--max_steps", "5"], "--max-steps")
-    check([TASK, "--rounds", "0"], "rounds", 0)
     monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 1e6)
-    check(["resnet50"], "resnet50", "GiB of memory")
-    monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
-    check([TASK], "GPU", "CUDA_VISIBLE_DEVICES=")
+    for gpus, words, values in (
+        (0, ["resnet5"], ["resnet5", "resnet50"]),
+        (0, [TASK, "--max_steps", "5"], ["--max-steps"]),
+        (0, [TASK, "--rounds", "0"], ["rounds", 0]),
+        (0, ["resnet50"], ["resnet50", "GiB of memory"]),
+        (1, [TASK], ["GPU", "CUDA_VISIBLE_DEVICES="]),
+    ):
+        monkeypatch.setattr(hardware, "gpu_count", lambda gpus=gpus: gpus)
+        code = main(["roofline", *words, "--out", str(tmp_path / "out")])
+        check_refused_command(code, capsys.readouterr().err, *values)
+    assert not (tmp_path / "out").exists()

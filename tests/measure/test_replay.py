@@ -27,23 +27,6 @@ from gallery_lib.measure.replay import (
     write_timeline,
 )
 
-TIMELINE = Timeline(
-    task="small",
-    origin="recorded",
-    settings={"batch_size": 8},
-    environment={"device": "cpu", "torch": "2.15"},
-    date="2026-11-22",
-    steps=5,
-    input_seconds=0.001,
-    forward_seconds=0.002,
-    backward_seconds=0.005,
-    optimizer_seconds=0.0005,
-    gradients=(
-        Gradient("head.bias", 3, (10,), "float32", 0.001),
-        Gradient("head.weight", 2, (10, 64), "float32", 0.001),
-        Gradient("body.weight", 0, (64, 3, 7, 7), "bfloat16", 0.004),
-    ),
-)
 PAUSE_SECONDS = 0.03
 
 
@@ -143,29 +126,27 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
 
 
 def test_a_timeline_reads_back_as_it_was_written_and_knows_its_sums(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "small.json"
-    write_timeline(path, TIMELINE)
-    assert read_timeline(path) == TIMELINE
-    assert TIMELINE.gradient_bytes == 10 * 4 + 640 * 4 + 64 * 147 * 2
-    assert TIMELINE.step_seconds == pytest.approx(0.0085)
+    path, half = tmp_path / "new folder" / "small.json", Gradient("h", 0, (7,), "bfloat16", 0.03)
+    made = timeline(0.01, 0.02)
+    made = dataclasses.replace(made, gradients=(*made.gradients, half))
+    write_timeline(path, made)
+    assert read_timeline(path) == made
+    assert made.gradient_bytes == 3 * 80_001 * 4 + 7 * 2
+    assert made.step_seconds == pytest.approx(0.002 + 0.004 + 0.02 + 0.003)
 
 
 def test_a_damaged_timeline_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
-    path, whole = tmp_path / "damaged.json", json.dumps(dataclasses.asdict(TIMELINE))
+    path, whole = tmp_path / "damaged.json", json.dumps(dataclasses.asdict(timeline(0.1)))
     forward = '"forward_seconds": '
     for damaged, parameter, *values in (
         (whole.replace('"schema": 1', '"schema": 2'), "schema", "schema 2", "reads 1"),
         (whole.replace(forward, '"other": '), path, "missing", "forward"),
-        (whole.replace(forward, f'{forward}NaN, "other": '), path, "NaN is no finite number"),
-        (whole.replace(forward, f'{forward}"long", "other": '), "forward_seconds", "`float`"),
-        ('{"schema": 1, "task"', path, "no JSON"),
     ):
         path.write_text(damaged)
         with refused(parameter, path, *values):
             read_timeline(path)
-    path.unlink()
-    with refused(path):
-        read_timeline(path)
+    with refused(tmp_path / "none.json"):
+        read_timeline(tmp_path / "none.json")
 
 
 @pytest.mark.slow

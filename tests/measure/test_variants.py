@@ -91,9 +91,7 @@ def test_where_torch_has_no_fused_form_a_peer_has_the_optimizer_as_it_comes() ->
     assert made.techniques["optimizer"] == "RMSprop as it comes: torch has no fused form of it"
 
 
-def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
-    None
-):
+def test_a_model_without_convolutions_or_that_needs_strides_stays_contiguous() -> None:
     assert "layout" not in prepared(["eager-best"], model=nn.Linear(8, 2)).techniques
     made = prepared(["eager-best"], model=Viewing())
     assert made.techniques["layout"].startswith("contiguous: ")

@@ -88,17 +88,19 @@ def test_a_notebooks_folder_stands_for_the_second_variants_of_its_comparisons(
 def test_wrong_folders_end_with_2_and_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def check(words: list[str], *values: object) -> None:
-        check_refused_command(main(words), capsys.readouterr().err, *values)
-
-    check(["doctor", str(tmp_path)], tmp_path / "results.json", "did not finish")
-    check(["doctor", str(tmp_path / "nowhere")], f"{tmp_path}/nowhere does not exist")
-    (tmp_path / "comparison.json").write_text('{"schema": 1}')
-    check(["doctor", str(tmp_path)], f"{tmp_path}/comparison.json is damaged")
-    for command in ("doctor", "show"):
-        words = [command, str(tmp_path / "comparison.json")]
-        check(words, f"{tmp_path}/comparison.json is a file")
-    check(["doctor", "a", "b"], "unknown option `b`")
+    empty, damaged = tmp_path / "empty", tmp_path / "damaged" / "comparison.json"
+    empty.mkdir()
+    damaged.parent.mkdir()
+    damaged.write_text('{"schema": 1}')
+    for words, *values in (
+        (["doctor", empty], empty / "results.json", "did not finish"),
+        (["doctor", tmp_path / "nowhere"], f"{tmp_path}/nowhere does not exist"),
+        (["doctor", damaged.parent], f"{damaged} is damaged"),
+        (["doctor", damaged], f"{damaged} is a file"),
+        (["show", damaged], f"{damaged} is a file"),
+        (["doctor", "a", "b"], "unknown option `b`"),
+    ):
+        check_refused_command(main([*map(str, words)]), capsys.readouterr().err, *values)
 
 
 @pytest.mark.slow

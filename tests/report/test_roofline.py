@@ -7,12 +7,7 @@ import pytest
 from made_roofline import WORK, made_roofline
 
 from gallery_lib.cli.main import main
-from gallery_lib.measure.roofline_result import (
-    BETWEEN,
-    FILE,
-    read_roofline,
-    write_roofline,
-)
+from gallery_lib.measure.roofline_result import BETWEEN, FILE, read_roofline, write_roofline
 from gallery_lib.measure.step_profile import FUSED, OPTIMIZER
 from gallery_lib.report.roofline import REST, group_rows, shown_groups, text
 

@@ -73,7 +73,7 @@ def test_the_verdict_is_one_line_with_interval_parity_and_break_even(
     assert verdict.break_even_line(found) == break_even
 
 
-def test_precision_processes_tasks_and_other_variants_are_named() -> None:
+def test_precision_processes_tasks_other_variants_and_sizes_are_named() -> None:
     half = changed(GAIN, config={"amp_level": "O1", "amp_dtype": "auto"}, world_size=2)
     on_gpu = changed(half, environment={"device": "2 × A GPU"})
     names = dict(zip(("plain", "tuned"), GAIN.variants.values(), strict=True))
@@ -85,9 +85,6 @@ def test_precision_processes_tasks_and_other_variants_are_named() -> None:
         (own, "task.py:TASK: 2.00× as fast as plain in fp32"),
     ):
         assert said in verdict.one_line(found)
-
-
-def test_sizes_have_units() -> None:
     sized = changed(GAIN, data={"input": "192×128 pixels"})
     assert verdict.batch(sized.baseline) == "batch size 16, 192×128 pixels"
     assert verdict.batch(changed(GAIN, data={}).baseline) == "batch size 16"

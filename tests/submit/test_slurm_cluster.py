@@ -17,10 +17,12 @@ from cluster.conftest import processes_of, why_no_lab
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
 
 from gallery_lib.system.processes import search_path
+from gallery_lib.train.results import read_results, read_steps
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.thorough]
 
-TASK = f"{Path(__file__).parents[1] / 'helpers' / 'tiny_task.py'}:SLEEPING"
+CHECKOUT = Path(__file__).parents[2]
+TASK = f"{CHECKOUT}/tests/helpers/tiny_task.py:SLEEPING"
 STEPS = 16
 TRAINING = [f"--max_steps={STEPS}", "--log_interval=1", "--no-evaluate", "--workers=0"]
 CHECKPOINTS = "--checkpoint_every=2"
@@ -71,23 +73,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         assert processes_of(cache) == []
 
 
-def left_alone(cluster: SlurmCluster, run_dir: Path) -> Path:
-    """Return the folder of a run on both nodes that srun has started, and nothing interrupted."""
-    launcher = Path(__file__).parents[2] / "launch_single_task.py"
-    words = [str(launcher), f"--model={TASK}", f"--run_dir={run_dir}", *TRAINING]
-    srun = ["srun", "-N2", "--ntasks-per-node=1", sys.executable]
-    done = cluster.run(*srun, *words, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return run_dir
-
-
 def submit(cluster: SlurmCluster, run_dir: Path, options: list[str], *words: str) -> str:
     """Queue a job with options of sbatch, as from the checkout; return its number."""
-    checkout = Path(__file__).parents[2]
     done = cluster.run(
-        *("env", f"--chdir={checkout}", f"RUN_DIR={run_dir}", f"PYTHON={sys.executable}"),
+        *("env", f"--chdir={CHECKOUT}", f"RUN_DIR={run_dir}", f"PYTHON={sys.executable}"),
         *("sbatch", "--parsable", f"--output={run_dir.parent}/slurm-%j.out", *options),
-        *(f"{checkout}/docs/examples/slurm.sh", *words),
+        *(f"{CHECKOUT}/docs/examples/slurm.sh", *words),
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
@@ -95,9 +86,7 @@ def submit(cluster: SlurmCluster, run_dir: Path, options: list[str], *words: str
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Return the loss of each step that a run has logged; the last one counts."""
-    log = run_dir / "steps.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    return {step["step"]: step["loss"] for step in map(json.loads, lines)}
+    return {step["step"]: step["loss"] for step in read_steps(run_dir)}
 
 
 def test_an_interrupted_job_ends_like_one_that_was_left_alone(
@@ -135,10 +124,14 @@ def test_an_interrupted_job_ends_like_one_that_was_left_alone(
     assert 2 <= len(interruptions) <= 3 and interruptions[-1]["lost_steps"] <= 2, interruptions
     assert "Exited with exit code 75" in (tmp_path / f"slurm-{job}.out").read_text()
 
-    alone = left_alone(cluster, tmp_path / "alone")
+    alone = tmp_path / "alone"
+    words = (f"{CHECKOUT}/launch_single_task.py", f"--model={TASK}", f"--run_dir={alone}")
+    srun = ("srun", "-N2", "--ntasks-per-node=1", sys.executable, *words, *TRAINING)
+    done = cluster.run(*srun, timeout=150)
+    assert done.returncode == 0, done.stderr
     assert losses(run_dir) == losses(alone)
-    results = json.loads((alone / "results.json").read_text())
-    assert (results["world_size"], results["steps"]) == (2, STEPS)
+    results = read_results(alone)
+    assert (results.world_size, results.steps) == (2, STEPS)
 
 
 def wait_until_it_goes_on(cluster: SlurmCluster, job: str, run_dir: Path, after: int) -> int:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from made_up_text import documents
-from own_operators import on_cpu_too
 from refusal import refused
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -133,25 +132,7 @@ def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name, m
     for kind in (nn.Linear, nn.Embedding):
         layer = next(m for m in model.modules() if isinstance(m, kind))
         assert 0.015 < float(layer.weight.detach().std()) < 0.025  # its configuration says 0.02
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_weight_that_several_layers_share_is_drawn_once(name, monkeypatch):
-    drawn: list[int] = []
-    normal_ = Tensor.normal_
-
-    def counted(tensor: Tensor, *arguments: float, **options: object) -> Tensor:
-        drawn.extend([tensor.data_ptr()] if tensor.numel() else [])
-        return normal_(tensor, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Tensor, "normal_", counted)
-    model = tasks.get(name).build_model()
-    matrices = [weight.data_ptr() for weight in model.parameters() if weight.ndim == 2]
-    assert sorted(drawn) == sorted(matrices)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
-    # The head's weight is the embedding's.
-    assert len({layer.weight.data_ptr() for layer in layers}) < len(layers)
-    embeddings = [layer for layer in layers if isinstance(layer, nn.Embedding)]
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     gaps = [one.weight[one.padding_idx] for one in embeddings if one.padding_idx is not None]
     assert gaps and not any(row.detach().any() for row in gaps)
 
@@ -170,11 +151,9 @@ def test_layers_draw_their_weights_again_when_building_a_model_failed():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_is_one_graph_and_without_dropout_the_same_twice(name, text_dir):
     task = tasks.get(name)
-    torch.manual_seed(0)
-    model = task.build_model()
+    model = task.build_model().train()
     data = splits(name, text_dir, 8)
     batch = default_collate([data.train[0], data.train[1]])
-    model.train()
     assert float(task.loss(model, batch).detach()) != float(task.loss(model, batch).detach())
     without_dropout(model)
     expected = task.loss(model, batch)
@@ -185,36 +164,29 @@ def test_a_model_is_one_graph_and_without_dropout_the_same_twice(name, text_dir)
     torch.testing.assert_close(task.loss(model, batch), expected.detach())
 
 
-def test_torchs_loss_is_used_for_few_logits_and_ours_for_a_large_vocabulary(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "LARGE", 1024 * 64)
-    monkeypatch.setenv(COMPILER_VARIABLE, "1")
-    labels = torch.arange(64)
-    for rows, expected in ((63, set()), (64, {"cross_entropy_rows"})):
-        logits, before = torch.randn(rows, 1024), operators.counts()
-        with on_cpu_too():
-            loss = cross_entropy.cross_entropy(logits, labels[:rows])
-        torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, labels[:rows]))
-        assert {operator for operator, _ in operators.counts() - before} == expected
-
-
 @pytest.mark.skipif(not own.available(), reason="needs a C++ compiler with OpenMP")
-def test_ours_is_used_on_a_cpu_for_many_classes_where_kernels_are_on(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "LARGE", 64)
-    rows, used = ("cross_entropy_rows", operators.KERNEL), {}
-    for classes, dtype, backend in (
-        (1024, torch.bfloat16, "1"),
-        (1024, torch.float64, "1"),
-        (255, torch.float32, "1"),
-        (1024, torch.float32, "0"),
-    ):
-        monkeypatch.setenv(COMPILER_VARIABLE, backend)
-        logits, labels = torch.randn(8, classes).to(dtype), torch.arange(8)
-        before = operators.counts()
-        loss = cross_entropy.cross_entropy(logits, labels)
-        exact = nn.functional.cross_entropy(logits.double(), labels)
-        torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
-        used[classes, dtype, backend] = (operators.counts() - before)[rows]
-    assert list(used.values()) == [1, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("rows", "classes", "dtype", "backend", "is_ours"),
+    [
+        (8, 1024, torch.bfloat16, "1", True),
+        (7, 1024, torch.bfloat16, "1", False),
+        (8, 1024, torch.float64, "1", False),
+        (64, 255, torch.float32, "1", False),
+        (8, 1024, torch.float32, "0", False),
+    ],
+)
+def test_ours_is_used_on_a_cpu_for_many_logits_of_many_classes_where_kernels_are_on(
+    rows, classes, dtype, backend, is_ours, monkeypatch
+):
+    monkeypatch.setattr(cross_entropy, "LARGE", 8 * 1024)
+    monkeypatch.setenv(COMPILER_VARIABLE, backend)
+    logits, labels = torch.randn(rows, classes).to(dtype), torch.arange(rows)
+    before = operators.counts()
+    loss = cross_entropy.cross_entropy(logits, labels)
+    exact = nn.functional.cross_entropy(logits.double(), labels)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+    used = operators.counts() - before
+    assert used["cross_entropy_rows", operators.KERNEL] == is_ours
 
 
 @pytest.mark.parametrize("label", [-1, 1024, 2**40])

@@ -55,10 +55,9 @@ def test_what_is_in_the_padding_changes_nothing():
     longer = torch.cat((features, torch.zeros(3, 6, SMALL.features, dtype=torch.float64)), dim=1)
     for i, length in enumerate(lengths.tolist()):
         longer[i, length:] = 100.0
-    assert torch.allclose(model(longer, lengths, tokens), expected, rtol=0, atol=1e-12)
-    for i, length in enumerate(lengths.tolist()):
         alone = model(features[i : i + 1, :length], lengths[i : i + 1], tokens[i : i + 1])
         assert torch.allclose(alone[0], expected[i], rtol=0, atol=1e-12)
+    assert torch.allclose(model(longer, lengths, tokens), expected, rtol=0, atol=1e-12)
 
 
 def test_a_target_changes_no_logits_before_it_and_those_behind_it():
@@ -72,10 +71,8 @@ def test_a_target_changes_no_logits_before_it_and_those_behind_it():
 
 
 def test_float64_stays_float64_and_float32_is_near_it():
-    exact = small()(*batch())
-    assert exact.dtype is torch.float64
-    rounded = small(torch.float32)(*batch(dtype=torch.float32))
-    assert rounded.dtype is torch.float32
+    exact, rounded = small()(*batch()), small(torch.float32)(*batch(dtype=torch.float32))
+    assert (exact.dtype, rounded.dtype) == (torch.float64, torch.float32)
     assert float(((rounded - exact).norm() / exact.norm()).detach()) < 1e-6
 
 
@@ -151,11 +148,9 @@ def test_the_error_rate_counts_errors_over_spoken_characters_and_the_accuracy_le
     assert (int(errors), characters) == (1 + 2, 4)  # 6 left out; 9 and 10 put in
     right, counted = found["character_accuracy"]
     assert (int(right), counted) == (2, 4)
-
-
-def test_an_unknown_character_is_never_right():
-    logits = one_hot([[UNKNOWN, END]])
-    found = domain.metrics(Scripted([[UNKNOWN, END]], logits), labelled([[UNKNOWN, END]]))
+    # An unknown character is never right.
+    unknown = [[UNKNOWN, END]]
+    found = domain.metrics(Scripted(unknown, one_hot(unknown)), labelled(unknown))
     assert int(found["character_error_rate"][0]) == 1 and int(found["character_accuracy"][0]) == 0
 
 

@@ -16,8 +16,6 @@ from gallery_lib.train.pretrained import Fit
 from gallery_lib.train.results import read_results
 from gallery_lib.train.session import Observer, Session
 
-State = dict[str, Tensor]
-
 
 class Net(nn.Module):
     def __init__(self, seed: int, classes: int = 3) -> None:
@@ -27,11 +25,11 @@ class Net(nn.Module):
         self.head = nn.Linear(4, classes)
 
 
-def trained(classes: int = 3) -> State:
-    net = Net(1, classes)
-    net.trunk[1].running_mean.fill_(0.5)  # type: ignore[union-attr, operator]
-    net.trunk[1].num_batches_tracked.fill_(7)  # type: ignore[union-attr, operator]
-    return net.state_dict()
+def trained(classes: int = 3) -> dict[str, Tensor]:
+    state = Net(1, classes).state_dict()
+    state["trunk.1.running_mean"].fill_(0.5)
+    state["trunk.1.num_batches_tracked"].fill_(7)
+    return state
 
 
 def from_file(model: nn.Module, content: Any, path: Path) -> Fit:

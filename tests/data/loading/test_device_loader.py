@@ -78,18 +78,16 @@ LOADERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def passes(loader: Any) -> tuple[list[Any], list[float]]:
-    """Return two passes, with random numbers drawn before, during and after."""
+def passes(loader: Any) -> list[Any]:
+    """Return the batches of two passes, with random numbers drawn before and during each."""
     torch.manual_seed(3)
     random.seed(3)
-    drawn, batches = [], []
+    seen: list[Any] = []
     for _ in range(2):
         iterator = iter(loader)
-        drawn.append(torch.rand(1).item())
-        for batch in itertools.islice(iterator, 30):
-            drawn.append(torch.rand(1).item())
-            batches.append(batch.tolist())
-    return batches, drawn
+        seen.append(torch.rand(1).item())
+        seen += [(b.tolist(), torch.rand(1).item()) for b in itertools.islice(iterator, 30)]
+    return seen
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -320,8 +318,7 @@ def test_a_packed_sequence_is_moved_by_its_own_method() -> None:
 
 
 @pytest.mark.parametrize(
-    "batch",
-    [None, 3, "text", b"bytes", np.ones(2), [], {}, (), object(), Plain, torch.Size([2])],
+    "batch", [None, 3, "text", b"bytes", np.ones(2), [], {}, (), object(), Plain, torch.Size([2])]
 )
 def test_what_has_no_tensors_stays(batch: Any) -> None:
     assert to_device(batch, META) is batch

@@ -92,9 +92,7 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.several_cores
-def test_schedule_and_given_weights_are_those_of_both_and_of_the_reference(
-    tmp_path: Path,
-) -> None:
+def test_schedule_and_given_weights_are_those_of_both_and_of_the_reference(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     torch.save(tiny_task.build_model().state_dict(), weights)
     schedule = {"lr_schedule": "cosine", "lr_warmup_steps": 2, "log_interval": 1}
@@ -129,10 +127,12 @@ def test_a_variant_that_fails_ends_the_comparison_with_the_line_of_code_that_fai
     assert not (tmp_path / "comparison.json").exists()
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     hosts = LaunchConfig(nnodes=2, master_addr="192.0.2.1")
     with refused("nnodes", "nnodes=2", "one host"):
         compare({"a": config(), "b": config()}, hosts, progress=False)
+    with refused("resume", "undisturbed"):
+        compare({"a": config(), "b": config(resume=str(tmp_path))}, progress=False)
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:

@@ -235,9 +235,7 @@ def test_a_variant_that_diverged_is_named_with_its_step() -> None:
     assert judge(SAME_LOSSES, (probe(EXACT),) * 3, "O0", diverged=dict.fromkeys(at)).passed
 
 
-def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong_direction() -> (
-    None
-):
+def test_half_precision_against_fp32_may_have_its_noise_and_no_wrong_direction() -> None:
     for noise, same_precision, passed in (
         (0.2, True, False),
         (0.2, False, True),
@@ -312,39 +310,35 @@ def curve(*parts: tuple[int, float]) -> list[float]:
     ]
 
 
-def no_run(move: int) -> list[float]:
-    raise AssertionError("no second run is needed")
+NONE: list[list[float]] = []
+WRONG, ROUNDING = curve((12, 1.01)), curve((5, 1.001), (20, 1.004))
+NEAR, FAR, APART = curve((5, 1.001)), curve((5, 1.01), (20, 0.99)), curve((5, 1.02), (20, 0.98))
+# name: candidate, level, further plain runs, the candidate's, whether it passes, where
+CURVES: dict[str, tuple[list[float], str, list[list[float]], list[list[float]], bool, str]] = {
+    "near in fp32": (curve((12, 1.0004)), "O0", NONE, NONE, True, ""),
+    "near in half precision": (curve((12, 1.002)), "O1", NONE, NONE, True, ""),
+    "as far as rounding": (curve((5, 1.002), (20, 1.01)), "O0", [ROUNDING] * 4, NONE, True, ""),
+    "further than rounding": (WRONG, "O0", [ROUNDING] * 4, [WRONG] * 4, False, "step 12"),
+    "further in one of two runs": (
+        *(WRONG, "O0", [curve()] * 4, [curve()] * 4, True),
+        "in one of two runs from step 12 on, by chance",
+    ),
+    "as far as the fourth plain run": (APART, "O0", [NEAR] * 3 + [FAR], [APART] * 4, True, ""),
+    "further than four plain runs": (APART, "O0", [NEAR] * 4, [APART] * 4, False, "step "),
+}
 
 
-@pytest.mark.parametrize(("level", "factor"), [("O0", 1.0004), ("O1", 1.002)])
-def test_curves_that_lie_together_need_no_second_run(level: str, factor: float) -> None:
-    assert check_curves(curve(), curve((12, factor)), level, no_run, no_run).passed
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_may_part_as_far_as_rounding_explains_and_no_run_is_asked_in_vain(name: str) -> None:
+    candidate, level, plain, again, passed, where = CURVES[name]
+    runs = plain.__getitem__, again.__getitem__  # of what is not there, an error
+    check = check_curves(curve(), candidate, level, *runs)
+    assert check.passed == passed and where in check.where
 
 
-def test_curves_part_at_the_step_at_which_they_leave_what_rounding_explains() -> None:
-    rounding, wrong = curve((5, 1.001), (20, 1.004)), curve((12, 1.01))
-    check = check_curves(curve(), wrong, "O0", lambda move: rounding, lambda move: wrong)
-    assert (check.passed, check.where) == (False, "step 12")
+def test_a_curve_that_parts_has_the_distance_of_the_plain_run_beside_its_own() -> None:
+    check = check_curves(curve(), WRONG, "O0", lambda move: ROUNDING, lambda move: WRONG)
     assert check.baselines == pytest.approx(0.001 * curve()[4])
-    as_far = curve((5, 1.002), (20, 1.01))
-    assert check_curves(curve(), as_far, "O0", lambda move: rounding, no_run).passed
-
-
-def test_a_curve_that_parts_in_one_of_two_runs_parts_by_chance() -> None:
-    again = [lambda move: curve()] * 2
-    check = check_curves(curve(), curve((12, 1.01)), "O0", *again)
-    assert check.passed and "in one of two runs from step 12 on, by chance" in check.where
-
-
-def test_more_plain_runs_are_asked_before_a_candidate_is_called_another_training() -> None:
-    near, far = curve((5, 1.001)), curve((5, 1.01), (20, 0.99))
-
-    def plain(move: int) -> list[float]:
-        return far if move == 3 else near
-
-    apart = curve((5, 1.02), (20, 0.98))
-    assert check_curves(curve(), apart, "O0", plain, lambda move: apart).passed
-    assert not check_curves(curve(), apart, "O0", lambda move: near, lambda move: apart).passed
 
 
 def test_a_resnet50_whose_plain_runs_part_as_far_is_the_same_training() -> None:
@@ -367,7 +361,7 @@ def test_across_precisions_the_candidates_own_rounding_counts() -> None:
     half, wrong = curve((5, 1.01)), curve((5, 1.01), (20, 1.3))
     for candidate, again, passed in ((half, curve((5, 0.99)), True), (wrong, wrong, False)):
         check = check_curves(
-            *(curve(), candidate, "O1", no_run, lambda move, curve=again: curve),
+            *(curve(), candidate, "O1", NONE.__getitem__, lambda move, curve=again: curve),
             same_precision=False,
         )
         assert check.passed == passed

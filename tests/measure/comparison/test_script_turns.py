@@ -7,13 +7,13 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from refusal import refused
+from worker_processes import wait_until
 
 from gallery_lib.errors import Interrupted, RunFailed
 from gallery_lib.measure.comparison import script_turns
@@ -180,7 +180,4 @@ def test_paused_scripts_end_with_a_killed_kernel(script, tmp_path: Path, checkou
         next(line for line in owner.stdout or () if line.startswith("round 2 "))
         assert len(processes_of(tmp_path)) >= 4
         owner.kill()
-    deadline = time.monotonic() + 20
-    while processes_of(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_of(tmp_path) == []
+    wait_until(lambda: processes_of(tmp_path) == [])

@@ -132,9 +132,8 @@ def test_each_rank_of_a_run_waits_for_the_runs_turn() -> None:
 
 def test_the_socket_of_turns_lies_in_a_folder_of_ours_alone_and_goes() -> None:
     server = TurnServer()
-    folder = Path(server.address).parent
+    folder, client = Path(server.address).parent, TurnClient(server.address, "a")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    client = TurnClient(server.address, "a")
     server.wait_idle("", 0, lambda: None)
     server.close()
     assert not folder.exists()
@@ -164,9 +163,7 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
     memory.reason_not_applied() is not None,
     reason="needs glibc 2.35 or newer, without another allocator preloaded",
 )
-def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> (
-    None
-):
+def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_another_has() -> None:
     def faults(environment: dict[str, str]) -> int:
         words, variables = [sys.executable, "-c", GIVES_BACK], {**os.environ, **environment}
         return int(subprocess.run(words, env=variables, capture_output=True, check=True).stdout)
