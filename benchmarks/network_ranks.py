@@ -2,8 +2,7 @@
 
 `train` trains a task with real batches, `replay` replays a recorded timeline (measure/replay.py):
 communication uses the network between the processes, computation is waiting. A step takes as long
-as on the slowest rank. Rates without a word are of one device, as in
-`440/s`; that of all devices together is named.
+as on the slowest rank. Rates without a word are of one device; that of all devices is named.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def figures(ways: Mapping[str, Comm], times: Mapping[str, Blocks]) -> dict[str, 
 
 
 def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str) -> str:
-    """Return figures as text: `8 GPUs -- 1M/8G: p50: 0.073s 440/s …` below each strategy.
+    """Return figures as text: `8 GPUs -- 1M/8G: p50: 0.073s 440 samples/s …` below each strategy.
 
     `batch_size` is that of a device; `hosts` has the number of processes on each.
     """
