@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from acceleration.small_model import model
+from small_models import image_model
 from torch import Tensor, nn
 
 from gallery_lib import Config, accelerate
@@ -18,7 +18,7 @@ def test_a_compiled_model_loses_its_wrapper_and_so_its_prefixes():
 
 
 def test_a_copy_is_a_plain_model_that_may_be_accelerated_itself():
-    once, _ = accelerate(model(), None, Config.plain())
+    once, _ = accelerate(image_model(), None, Config.plain())
     twice, _ = accelerate(copy.deepcopy(once), None, Config.plain())
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(once(x), twice(x))

@@ -61,7 +61,12 @@ def what_a_user_sees(model: Net) -> dict[str, Tensor]:
     model.features[0].weight.register_hook(lambda grad: seen.update(hook=grad.view(-1)))
     with torch.inference_mode():
         model(images())
-    steps(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scores, features = model(images())
+        (scores.square().mean() + features.mean()).backward()
+        optimizer.step()
     x = (noise := torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))) + 0
     x.requires_grad_()
     scores, seen["images"] = model(x * 1)
@@ -83,15 +88,6 @@ def what_a_user_sees(model: Net) -> dict[str, Tensor]:
 def _strides(tensor: Tensor) -> list[int]:
     """Return the strides of dimensions with more than one element: others mean nothing."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def steps(model: Net) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(2):
-        optimizer.zero_grad()
-        scores, features = model(images())
-        (scores.square().mean() + features.mean()).backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from acceleration.small_model import model
 from refusal import refused
+from small_models import image_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,16 +17,11 @@ from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
 
 
-def loader() -> DataLoader:
-    return DataLoader(
-        TensorDataset(torch.randn(20, 3, 8, 8), torch.arange(20)), batch_size=4, shuffle=True
-    )
-
-
 def test_the_model_has_a_device_and_plain_keys_and_the_loader_yields_batches_there():
-    plain = model()
+    plain = image_model()
     keys = list(plain.state_dict())
-    accelerated, batches = accelerate(plain, loader())
+    data = TensorDataset(torch.randn(20, 3, 8, 8), torch.arange(20))
+    accelerated, batches = accelerate(plain, DataLoader(data, batch_size=4, shuffle=True))
     assert accelerated.device == torch.device("cpu")
     assert list(accelerated.state_dict()) == keys
     assert len(batches) == 5
@@ -96,7 +91,7 @@ def test_a_model_that_is_distributed_already_or_has_no_values_is_refused(other, 
 def test_a_second_call_on_the_same_model_is_refused(build):
     config = build()
     config.compiler.enabled = False
-    once, _ = accelerate(model(), None, config)
+    once, _ = accelerate(image_model(), None, config)
     assert once.device == torch.device("cpu") and not torch.distributed.is_initialized()
     assert (techniques(once) == {}) is (build == Config.plain)
     with once.no_sync():  # docs/guides/own_code.md: with one process, too
@@ -115,7 +110,7 @@ def test_float16_on_a_cpu_is_said_to_be_fp32():
     config = Config.plain()
     config.compute.fp16 = True
     with pytest.warns(UserWarning, match="float16 was asked for, and this run is on the CPU"):
-        changed, _ = accelerate(model(), None, config)
+        changed, _ = accelerate(image_model(), None, config)
     assert techniques(changed)["precision"].startswith("fp32")
 
 
@@ -124,7 +119,7 @@ def test_one_line_says_what_was_done_and_no_schedule_is_too_long_on_one_process(
     class Own(torch.optim.SGD):
         pass
 
-    plain, config = model(), Config()
+    plain, config = image_model(), Config()
     optimizer = Own(plain.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8)
     config.compiler.enabled = False
@@ -137,7 +132,7 @@ def test_one_line_says_what_was_done_and_no_schedule_is_too_long_on_one_process(
 
 def test_an_unknown_compiler_backend_is_named():
     with pytest.raises(torch._dynamo.exc.InvalidBackend, match="inducter"):
-        compile_model(model(), Compiler(backend="inducter"), torch.device("cpu"))
+        compile_model(image_model(), Compiler(backend="inducter"), torch.device("cpu"))
 
 
 def test_importing_the_package_does_not_import_torch():

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from acceleration.small_model import model
 from refusal import refused
+from small_models import image_model
 from torch import nn
 
 from gallery_lib import Config, accelerate
@@ -27,7 +27,7 @@ def step(changed: nn.Module, **autocast: Any) -> torch.Tensor:
 
 
 def test_bf16_without_autocast_is_said_to_be_fp32_once():
-    changed, _ = accelerate(model(), None, declared())
+    changed, _ = accelerate(image_model(), None, declared())
     with pytest.warns(UserWarning, match=r"is called in fp32.*torch\.autocast\(\"cpu\"") as said:
         changed(IMAGES).sum().backward()
         changed(IMAGES).sum().backward()
@@ -39,7 +39,7 @@ def test_bf16_without_autocast_is_said_to_be_fp32_once():
 def test_another_precision_than_declared_is_named(kind):
     config = Config() if kind == "compiled" else Config.plain()
     config.compute.bf16, config.compiler.backend = True, "aot_eager"
-    made = model().double() if kind == "float64" else model()
+    made = image_model().double() if kind == "float64" else image_model()
     changed, _ = accelerate(made, None, config)
     with pytest.warns(UserWarning, match=f"is called in {'fp32' if kind == 'compiled' else kind}"):
         if kind == "float16 autocast":
@@ -51,7 +51,7 @@ def test_another_precision_than_declared_is_named(kind):
 class Inside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = model()
+        self.body = image_model()
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -59,14 +59,14 @@ class Inside(nn.Module):
 
 
 AS_DECLARED = {
-    "autocast": (model, lambda changed: step(changed, dtype=torch.bfloat16)),
+    "autocast": (image_model, lambda changed: step(changed, dtype=torch.bfloat16)),
     "autocast inside": (Inside, lambda changed: changed(IMAGES)["scores"].sum()),
     "bfloat16 model": (
-        lambda: model().bfloat16(),
+        lambda: image_model().bfloat16(),
         lambda changed: changed(IMAGES.bfloat16()).sum(),
     ),
-    "without gradients": (model, torch.no_grad()(lambda changed: changed(IMAGES))),
-    "evaluation": (model, lambda changed: changed.eval()(IMAGES)),
+    "without gradients": (image_model, torch.no_grad()(lambda changed: changed(IMAGES))),
+    "evaluation": (image_model, lambda changed: changed.eval()(IMAGES)),
 }
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_said_where_the_training_is_as_declared(kind):
 
 
 def test_two_precisions_are_refused_before_anything_is_changed():
-    config, plain = declared(), model()
+    config, plain = declared(), image_model()
     config.compute.fp16 = True
     with refused("compute.bf16", "both set"):
         accelerate(plain, None, config)

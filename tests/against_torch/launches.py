@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing as mp
 import os
 import resource
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
@@ -94,12 +94,6 @@ def make_group(when: str, name: str, side: str, rank: int, meeting: Path) -> Non
     dist.init_process_group("gloo", **options)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def _in_child(command: str, rank: int, case: tuple[str, str, str], variables: Any) -> None:
     """Become one rank, or the launcher of all, in a process that the server has forked."""
     from .rank import main
@@ -117,7 +111,7 @@ def _in_child(command: str, rank: int, case: tuple[str, str, str], variables: An
     os.environ |= variables
     if command == "torchrun":
         words = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
-        words += [f"--rdzv-endpoint=localhost:{_free_port()}", "-m", f"{__package__}.rank"]
+        words += [f"--rdzv-endpoint=localhost:{get_free_port()}", "-m", f"{__package__}.rank"]
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, *words, *case])
     elif command == "spawn":
@@ -150,7 +144,7 @@ class Server:
         """
         kind = LAUNCHES[launch]
         command = kind.command if side == "product" else ""
-        port, case = str(_free_port()), (text, side, str(folder))
+        port, case = str(get_free_port()), (text, side, str(folder))
         processes: list[Any] = []
         for rank in range(1 if command else kind.world):
             variables = {"PYTHONPATH": _PATHS} if command else kind.variables_of(rank, port)

@@ -95,12 +95,12 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     The first five are as the case's way of calling has them. The objections name what accelerate()
     should have kept.
     """
-    if case.launch in WITHOUT_CALL:
-        return _compiled(case, model, loader, validation)
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
-    if by_user(case):
+    if case.launch in WITHOUT_CALL:
+        _compile(case, model)
+    elif by_user(case):
         model = _in_ddp(case, model)
     else:
         model, loader = accelerate(model, loader, config=config_of(case))
@@ -111,13 +111,11 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
 
-def _compiled(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
-    """Return the parts of a script that compiles its model itself."""
+def _compile(case: Case, model: nn.Module) -> None:
+    """Compile the model as a script does that knows nothing of accelerate()."""
     if case.launch == "plug":
         importlib.import_module("gallery_lib.plug")
     model.compile(backend="inductor" if case.launch == "plug" else "gallery")
-    optimizer = optimizer_of(case.optimizer, model)
-    return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
 
 def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:

@@ -59,7 +59,7 @@ def refusal(case: Case) -> str:
 
 def seconds(case: Case) -> float:
     """Return how many seconds one side of a case may take."""
-    return 120.0 if case.config == "inductor" or LAUNCHES[case.launch].command else 60.0
+    return 240.0 if case.config == "inductor" or LAUNCHES[case.launch].command else 60.0
 
 
 def run(case: Case, server: Server) -> Verdict:

@@ -18,12 +18,6 @@ from against_torch.run import FAILED, SAME, run
 SEED = 7
 
 
-@pytest.fixture(scope="module")
-def server() -> Server:
-    """Return the server that forks the processes of cases; it ends with this process."""
-    return Server()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lost_sample"])
 def test_a_planted_fault_is_found(name):
@@ -41,9 +35,9 @@ def test_a_planted_fault_is_found(name):
     ],
     ids=lambda value: value if isinstance(value, str) else value.model,
 )
-def test_a_fault_makes_a_case_fail_that_passes_without_it(server, fault, case):
-    assert run(case, server).lines == []
-    assert run(dataclasses.replace(case, planted=fault), server).outcome == FAILED
+def test_a_fault_makes_a_case_fail_that_passes_without_it(fault, case):
+    assert run(case, Server()).lines == []
+    assert run(dataclasses.replace(case, planted=fault), Server()).outcome == FAILED
 
 
 @pytest.mark.slow
@@ -55,8 +49,8 @@ def test_a_fault_makes_a_case_fail_that_passes_without_it(server, fault, case):
     ],
     ids=lambda case: case.loop,
 )
-def test_a_case_that_once_failed(server, case):
-    assert run(case, server).outcome != FAILED
+def test_a_case_that_once_failed(case):
+    assert run(case, Server()).outcome != FAILED
 
 
 @pytest.mark.parametrize(
@@ -86,12 +80,12 @@ def test_a_case_comes_back_from_json():
     assert Case.of(case.json()) == case
 
 
-def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server, tmp_path):
-    assert run(Case(launch="two"), server).outcome == SAME
+def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(tmp_path):
+    assert run(Case(launch="two"), Server()).outcome == SAME
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     case = Case(launch="two", call="parts", planted="never_ends")
     assert (
-        server.run(case.json(), "product", case.launch, tmp_path, seconds=2.0)
+        Server().run(case.json(), "product", case.launch, tmp_path, seconds=2.0)
         == "no end after 2 s (product)"
     )
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before

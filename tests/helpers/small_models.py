@@ -1,4 +1,4 @@
-"""Small models for the ranks of a test, and batches that differ by rank and step."""
+"""Small models, always with the same weights, and batches that differ by rank and step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from torch import Tensor, nn
 DDP = nn.parallel.DistributedDataParallel
 
 
+def image_model() -> nn.Module:
+    """Return a convolution, batch norm and a linear layer, for images [N, 3, 8, 8]."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
+
+
 def stack(widths: list[int]) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -20,7 +28,7 @@ def stack(widths: list[int]) -> nn.Module:
 
 
 def small(**arguments: Any) -> DDP:
-    """Return a small model in DistributedDataParallel, always with the same weights."""
+    """Return a small model in DistributedDataParallel."""
     return DDP(stack([6, 9, 4]), **arguments)
 
 

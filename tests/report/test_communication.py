@@ -2,21 +2,36 @@
 
 import dataclasses
 
-import made_effects
 import pytest
-from made_effects import effect
 
+from gallery_lib.config import Comm
 from gallery_lib.measure.communication.convergence import FP32, Scores
-from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report.communication import learned_rows, parity_rows, step_times
-from gallery_lib.stats import Ratio
+from gallery_lib.stats import Ratio, ratio_of_medians
 
 SAME, TWICE = Ratio(1.0, 0.95, 1.05), Ratio(2.0, 1.9, 2.1)
+BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
+
+
+def effect(wire: str, seconds: float, error: float | None, same: bool = True) -> Effect:
+    """Return the effect of a technique whose steps take `seconds`, in four rounds."""
+    rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
+    ratio = ratio_of_medians(BASELINE, rounds)
+    return Effect(dataclasses.asdict(Comm(wire=wire)), rounds, ratio, 4.2 * 2**20, error, same)
 
 
 @pytest.fixture
 def effects() -> Effects:
-    return made_effects.effects()
+    """Return effects of DDP, bf16, int8 with wrong gradients, and no communication."""
+    plain = dataclasses.replace(effect("exact", 0.4, 3e-8), ratio=None, rounds=BASELINE)
+    ways = {
+        PLAIN: plain,
+        "bf16": effect("bf16", 0.2, 0.002),
+        "int8": effect("int8", 0.1, 0.5),
+        ALONE: effect("exact", 0.05, None),
+    }
+    return Effects("2 hosts × 1 processes", 1_000_000, ways)
 
 
 def measured(effects: Effects, ratios: dict[str, Ratio]) -> Effects:
