@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 import bucket_task
-from worker_processes import workers_of
+from worker_processes import wait_until, workers_of
 
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import RunFailed
@@ -40,7 +41,6 @@ class Outcome:
 
     undisturbed: Results
     killed: Results
-    kills: int
     in_a_write: int
     """Kills that left a checkpoint unfinished."""
 
@@ -63,22 +63,18 @@ def _run(run_dir: Path, processes: int, values: dict[str, Any]) -> Job:
     return started(bucket_task.config("SLOW", run_dir=str(run_dir), **values), processes)
 
 
-def _kill_later(job: Job, seconds: float, draw: random.Random) -> bool:
-    """Kill one rank that long after the first step of this life; return whether it was alive."""
+def _kill_later(job: Job, seconds: float, draw: random.Random) -> None:
+    """Kill one rank that long after the first step of this life, and wait for the end."""
     before = last_step(job.run_dir)
-    while job.running() and last_step(job.run_dir) == before:
-        time.sleep(0.01)
+    wait_until(lambda: not job.running() or last_step(job.run_dir) != before, 120)
     time.sleep(seconds)
     workers = workers_of(psutil.Process())
-    if not job.running() or not workers:
-        return False
+    assert job.running() and workers, "the run came to its end before it was killed"
     with contextlib.suppress(psutil.NoSuchProcess):
         draw.choice(workers).kill()
-    with contextlib.suppress(RunFailed):
+    with pytest.raises(RunFailed):
         job.result()
-        return False
     job.stop()
-    return True
 
 
 def kill_and_go_on(folder: Path, moments: int, processes: int, seed: int, **values: Any) -> Outcome:
@@ -86,17 +82,13 @@ def kill_and_go_on(folder: Path, moments: int, processes: int, seed: int, **valu
     draw = random.Random(seed)
     values = {"max_steps": 60 + 25 * moments, **values}
     undisturbed = results_of(_run(folder / "undisturbed", processes, values))
-    kills = in_a_write = 0
-    run_dir = folder / "killed"
-    saving = {"checkpoint_every": str(draw.choice([1, 2, 3])), "resume": "auto"}
-    while True:
-        job = _run(run_dir, processes, {**values, **saving})
-        if kills == moments:
-            return Outcome(undisturbed, results_of(job), kills, in_a_write)
-        if not _kill_later(job, draw.uniform(0.0, LONGEST_LIFE_SECONDS), draw):
-            raise AssertionError(f"the run came to its end before kill {kills + 1}")
-        kills += 1
+    run_dir, in_a_write = folder / "killed", 0
+    values |= {"checkpoint_every": str(draw.choice([1, 2, 3])), "resume": "auto"}
+    for _ in range(moments):
+        job = _run(run_dir, processes, values)
+        _kill_later(job, draw.uniform(0.0, LONGEST_LIFE_SECONDS), draw)
         in_a_write += bool(list((run_dir / "checkpoints").glob(".*.tmp")))
+    return Outcome(undisturbed, results_of(_run(run_dir, processes, values)), in_a_write)
 
 
 def main() -> int:
@@ -113,7 +105,7 @@ def main() -> int:
         same = outcome.killed.loss == outcome.undisturbed.loss
         wrong = wrong or not same
         print(
-            f"seed {options.seed}, {processes} process(es): {outcome.kills} kills, "
+            f"seed {options.seed}, {processes} process(es): {options.moments} kills, "
             f"{outcome.in_a_write} in a write: "
             f"{'the same losses, bit for bit' if same else f'OTHER LOSSES, see {folder}'}",
             flush=True,

@@ -4,8 +4,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,11 @@ import pytest
 import tiny_task
 from checkpoint.kills import kill_and_go_on, results_of, started
 from refusal import refused
-from worker_processes import workers_of
+from worker_processes import wait_until, workers_of
 
 from gallery_lib.checkpoint import folders
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import start
-from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.train import checkpoints
 from gallery_lib.train.resolved import resolve
 from gallery_lib.train.results import Results, last_step, read_results, read_steps
@@ -58,22 +54,17 @@ def test_another_number_of_processes_takes_every_sample_of_the_pass_once(
     """96 samples are in a pass, 4 in a batch."""
     before, steps = 3 - after, 8
     first = bucket_task.config(max_steps=steps, run_dir=str(tmp_path / "a"), checkpoint_every="8")
-    samples: list[int] = []
     remaining = (96 - steps * 4 * before) // (4 * after)
     second = bucket_task.config(
         max_steps=steps + remaining, run_dir=str(tmp_path / "b"), resume=str(tmp_path / "a")
     )
-    for number, (config, processes) in enumerate(((first, before), (second, after))):
-        folder = tmp_path / f"samples-{number}"
-        folder.mkdir()
-        monkeypatch.setenv("RECORD_SAMPLES", str(folder))
-        results = _finished(config, processes)
-        files = list(folder.iterdir())
-        assert len(files) == processes
-        for file in files:
-            # What follows are the held-out samples.
-            lines = file.read_text().splitlines()
-            samples += [int(word) for line in lines for word in line.split()]
+    monkeypatch.setenv("RECORD_SAMPLES", str(tmp_path / "samples"))
+    (tmp_path / "samples").mkdir()
+    _finished(first, before)
+    results = _finished(second, after)
+    files = list((tmp_path / "samples").iterdir())
+    assert len(files) == before + after
+    samples = [int(word) for file in files for word in file.read_text().split()]
     assert sorted(samples) == list(range(96))
     assert results.steps == steps + remaining
     assert results.interruptions[0]["processes_before"] == before
@@ -90,31 +81,11 @@ def test_a_compiled_run_with_batches_of_several_shapes_goes_on_bit_for_bit(
     values: dict[str, Any] = {"compiler_opt": True, "max_steps": 24}
     saved = {"run_dir": str(tmp_path / "whole"), "checkpoint_every": "1", "keep": 24}
     expected = _finished(bucket_task.config(**values, **saved), processes)
-    # With one graph made before, and with all.
-    for step in (1, 13):
-        checkpoint = folders.of_step(tmp_path / "whole" / "checkpoints", step)
-        config = bucket_task.config(
-            **values, run_dir=str(tmp_path / str(step)), resume=str(checkpoint)
-        )
-        assert _finished(config, processes).loss == expected.loss, f"resumed at step {step}"
-
-
-def _command(checkout: Path, run_dir: Path, *words: str) -> list[str]:
-    model = f"--model={Path(bucket_task.__file__)}:SLOW"
-    options = ["--amp_level=O0", "--workers=1", "--threads=1", "--log_interval=1"]
-    options.append(f"--run_dir={run_dir}")
-    return [sys.executable, str(checkout / "launch_single_task.py"), model, *options, *words]
-
-
-def _wait_for_step(run_dir: Path, step: int) -> None:
-    _wait_until(lambda: last_step(run_dir) >= step)
-
-
-def _wait_until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not ready():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
+    for step in (1, 13):  # with one graph made before, and with all
+        checkpoint = str(folders.of_step(tmp_path / "whole" / "checkpoints", step))
+        values |= {"run_dir": str(tmp_path / str(step)), "resume": checkpoint}
+        again = _finished(bucket_task.config(**values), processes)
+        assert again.loss == expected.loss, f"resumed at step {step}"
 
 
 @pytest.mark.slow
@@ -124,14 +95,13 @@ def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
     checkout: Path, tmp_path: Path, to_rank: bool
 ) -> None:
     run_dir = tmp_path / "run"
-    words = ["--max_steps=200", "--checkpoint_every=1000", "--nproc_per_node=2"]
+    command = [sys.executable, str(checkout / "launch_single_task.py"), f"--run_dir={run_dir}"]
+    command += [f"--model={bucket_task.__file__}:SLOW", "--amp_level=O0", "--workers=1"]
+    command += ["--threads=1", "--log_interval=1", "--checkpoint_every=1000", "--nproc_per_node=2"]
     process = subprocess.Popen(
-        _command(checkout, run_dir, *words),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [*command, "--max_steps=200"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    _wait_for_step(run_dir, 3)
+    wait_until(lambda: last_step(run_dir) >= 3, 120)
     if to_rank:
         workers_of(psutil.Process(process.pid))[1].send_signal(signal.SIGTERM)
     else:
@@ -145,8 +115,8 @@ def test_a_run_that_is_told_to_end_saves_and_says_how_it_goes_on(
     assert "has ended with a checkpoint. Go on with: python3 " in message
     assert "--nproc_per_node=2" in message and "--resume=auto" in message
     assert "error" not in message and not list(run_dir.glob("error-rank*"))
-    goes_on = _command(checkout, run_dir, f"--max_steps={step + 5}", *words[1:], "--resume=auto")
-    subprocess.run(goes_on, check=True, capture_output=True, timeout=120)
+    command += [f"--max_steps={step + 5}", "--resume=auto"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert read_results(run_dir).interruptions[0]["step"] == step
 
 
@@ -158,10 +128,10 @@ def test_a_killed_rank_leads_to_a_restart_from_the_last_checkpoint(tmp_path: Pat
     )
     job = start(config, LaunchConfig(nproc_per_node=2, max_restarts=1))
     try:
-        _wait_for_step(job.run_dir, 35)
+        wait_until(lambda: last_step(job.run_dir) >= 35, 120)
         # It is written beside the steps, of which five may be quicker.
         whole = job.run_dir / "checkpoints" / "step-00000030.pt"
-        _wait_until(lambda: whole.exists() or last_step(job.run_dir) >= 50)
+        wait_until(lambda: whole.exists() or last_step(job.run_dir) >= 50, 120)
         workers_of(psutil.Process())[1].kill()
         results = job.result()
     finally:
@@ -195,11 +165,9 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(tmp_path: Path) -> N
     (run_dir / "results.json").unlink()
     with refused("run_dir", "--resume=auto"):
         start(bucket_task.config(**values))
-    for options, name in (({"lr": 0.5}, "lr"), ({"model": "tts_angular"}, "model")):
-        with refused(name, "step-00000004"):
-            _finished(bucket_task.config(**{**values, "resume": "auto", **options}))
-    others = {"batch_size": 3, "seed": 1, "lr_schedule": "cosine", "amp_level": "O1"}
-    for name, value in {**others, "weight_decay": 0.5, "max_grad_norm": 2.0}.items():
+    others = {"lr": 0.5, "model": "tts_angular", "batch_size": 3, "seed": 1}
+    others |= {"lr_schedule": "cosine", "amp_level": "O1", "weight_decay": 0.5}
+    for name, value in {**others, "max_grad_norm": 2.0}.items():
         other = bucket_task.config(**{**values, "resume": "auto", name: value})
         with refused(name, "step-00000004"):
             checkpoints.choose(resolve(other, local_processes=1, run_dir=str(run_dir)))
@@ -258,9 +226,3 @@ def test_options_that_say_nothing_are_refused_before_a_start(
     with refused(name):
         start(bucket_task.config(**options), LaunchConfig(**launch_options))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_comparison_refuses_what_was_resumed(tmp_path: Path) -> None:
-    config = bucket_task.config(resume=str(tmp_path))
-    with pytest.raises(InputError, match="undisturbed"):
-        compare({"a": config, "b": config})

@@ -76,11 +76,7 @@ class Training:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"workers": 2, "generator": True},
-        {"backend": True, "generator": True},
-    ],
+    [{}, {"workers": 2, "generator": True}, {"backend": True, "generator": True}],
     ids=str,
 )
 @pytest.mark.parametrize("at", [4, 6, 9])
@@ -208,15 +204,17 @@ def test_what_error_feedback_has_kept_is_saved_and_gone_on_with(
     assert load.call_args.args[1]["kept"].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    wrong: list[tuple[str, Any, object]] = [
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
         *(("every", every, every) for every in ("soon", "0", "-3", "1.5")),
         ("loader", [torch.ones(4)], "list"),
         ("keep", 0, 0),
-    ]
-    for name, value, word in wrong:
-        with refused(name, word):
-            Checkpoint(tmp_path, **{**Training().parts(), "every": 1, name: value})
+    ],
+)
+def test_wrong_arguments_are_refused(name: str, value: Any, word: object, tmp_path: Path) -> None:
+    with refused(name, word):
+        Checkpoint(tmp_path, **{**Training().parts(), "every": 1, name: value})
 
 
 SCRIPT = """

@@ -138,12 +138,13 @@ _SIGNALS = (
         for name in ("compare", "run a notebook", "make images", "train on two processes")
     ),
     Row(
-        *("signals", "SIGKILL in training", train()),
+        *("signals", "SIGKILL in training", train("SLOW", *TWO, steps=400)),
         send(signal.SIGKILL),
         at_step=3,
         codes=(-signal.SIGKILL,),
-        seconds=15,
+        seconds=10,
         lines=99,
+        quick=True,
     ),
     Row(
         *("signals", "a script on two processes is interrupted"),
@@ -162,16 +163,22 @@ def _to_papermill(command: Command) -> None:
     min(found, key=lambda process: process.create_time()).kill()
 
 
-def _failed(name: str, cause: Cause, says: str, *more: str, seconds: float = 10) -> Row:
-    words = train("SLOW", *more, steps=400)
+def _failed(
+    name: str, cause: Cause, says: str, *more: str, seconds: float = 10, quick: bool = False
+) -> Row:
     return Row(
-        *("who failed", name, words, cause), at_step=3, codes=(1,), says=says, seconds=seconds
+        *("who failed", name, train("SLOW", *more, steps=400), cause),
+        at_step=3,
+        codes=(1,),
+        says=says,
+        seconds=seconds,
+        quick=quick,
     )
 
 
 _WHO_FAILED = (
     _failed("rank 0 is killed", to_rank(0, signal.SIGKILL), "rank 0 (process", *TWO),
-    _failed("rank 1 is killed", to_rank(1, signal.SIGKILL), "rank 1 (process", *TWO),
+    _failed("rank 1 is killed", to_rank(1, signal.SIGKILL), "rank 1 (process", *TWO, quick=True),
     _failed("a process that loads data is killed", _kill_loader, "DataLoader", seconds=15),
     _failed(
         *("a rank is stopped", to_rank(1, signal.SIGSTOP), "rank 1 gives no sign of life"),
