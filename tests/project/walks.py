@@ -23,11 +23,11 @@ PACKAGE = str(CHECKOUT / "gallery_lib") + os.sep
 FOLDER_VARIABLE, LAST_VARIABLE = "WALKS_FOLDER", "WALKS_LAST"
 BATCH_SIZE = 7
 """Value of the option that is followed: no other one has it."""
-TRAINING = ["--model=resnet18", f"--batch_size={BATCH_SIZE}", "--image_size=32"]
+TRAINING = ["--model=resnet18", f"--batch_size={BATCH_SIZE}", "--image_size=32", "--no-evaluate"]
 WALKS = {
     "train": (
         "launch_single_task.py, to the first batch",
-        ["launch_single_task.py", *TRAINING, "--max_steps=1", "--no-evaluate"],
+        ["launch_single_task.py", *TRAINING, "--max_steps=1"],
         "device_loader.py:__iter__ job.py:wait",
         15,
     ),
