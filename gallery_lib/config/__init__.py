@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gallery_lib.config.options import option
@@ -26,8 +26,7 @@ class TrainConfig:
     compiler_opt: bool = False
     """Switch the accelerated backend on. Training starts later, and its steps are faster."""
     kernels: bool = True
-    """Use own kernels in the accelerated backend. Switch them off to compare, or where one fails.
-    """
+    """Use own kernels in the accelerated backend. Switch them off to compare, or if one fails."""
     tune: bool = False
     """In the accelerated backend, choose layout and compiler by measurement, once."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
@@ -131,8 +130,7 @@ class Compiler:
     """Compiler behind the accelerated backend."""
 
     enabled: bool = True
-    """Compile the model. The first step waits for the compiler; a short run never earns that back.
-    """
+    """Compile the model. The first step waits for the compiler; a short run never earns it back."""
     backend: str = "inductor"
     """Backend of torch.compile; inductor alone has what the other options switch."""
     cuda_graphs: bool = True
@@ -214,7 +212,7 @@ class Config:
         raise AttributeError(_meant(name, type(self)))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _subjects(type(self)) and not hasattr(type(self), name):
+        if name not in self.__dataclass_fields__ and not hasattr(type(self), name):
             raise AttributeError(_meant(name, type(self)))
         object.__setattr__(self, name, value)
 
@@ -234,7 +232,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def initialize(self: Config, *values: Any, **named: Any) -> None:
-        if unknown := named.keys() - _subjects(Config):
+        if unknown := named.keys() - Config.__dataclass_fields__:
             raise TypeError(_meant(min(unknown), Config))
         init(self, *values, **named)
 
@@ -244,20 +242,13 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 Config.__init__ = _checked(Config.__init__)  # type: ignore[method-assign]
 
 
-def _subjects(config: type[Config]) -> dict[str, tuple[str, ...]]:
-    """Return the options of each subject of a Config class, none for an option of its own."""
-    kinds = {one.name: one.default_factory for one in fields(config)}
-    return {
-        name: tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
-        for name, kind in kinds.items()
-    }
-
-
 def _meant(name: str, config: type[Config]) -> str:
     """Return the message on a name that a Config class lacks, with the option that is meant."""
-    subjects = _subjects(config)
-    meant = [f"config.{subject}.{name}" for subject, names in subjects.items() if name in names]
-    hint = f" It is {meant[0]}." if meant else did_you_mean(name, subjects)
+    subjects = {one.name: one.default_factory for one in fields(config)}
+    hint = did_you_mean(name, subjects)
+    for subject, options in subjects.items():
+        if name in getattr(options, "__dataclass_fields__", ()):
+            hint = f" It is config.{subject}.{name}."
     return f"{config.__name__} has no option `{name}`.{hint}"
 
 
@@ -315,8 +306,7 @@ class BenchConfig:
     sequence_length: int | None = option(None, minimum=8)
     """Tokens or frames per sample. Default: the profile's."""
     workers: int | None = option(None, minimum=0)
-    """Data-loading processes per training process. Default: 1; on a GPU one per core, at most 16.
-    """
+    """Data-loading processes per training process. Default: 1; on a GPU one per core, up to 16."""
     threads: int | None = None
     """CPU threads per process. Default: all cores."""
     rounds: int | None = option(None, minimum=4)

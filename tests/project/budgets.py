@@ -37,7 +37,7 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_630,
+    "commands": 3_620,
     "kernels": 2_700,
     "optim": 1_070,
     "comm": 2_510,
