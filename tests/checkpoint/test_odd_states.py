@@ -121,4 +121,3 @@ def test_what_cannot_be_read_back_is_said_by_its_kind_and_leaves_no_file(
         said = capsys.readouterr().err
         assert f"step {checkpoint.steps} could not be saved, and the training goes on: " in said
         assert word in said and list(tmp_path.iterdir()) == []
-    checkpoint.close()
