@@ -26,6 +26,7 @@ from gallery_lib.config import (
     LaunchConfig,
     RooflineConfig,
     TrainConfig,
+    TryConfig,
 )
 from gallery_lib.config.options import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of, importing
@@ -181,6 +182,24 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
     print(text(result))
     print(f"results: {folder}/bench.json, tables: bench.md, picture: bench.png")
     return 0 if complete(result) else 1
+
+
+@_command("try", TryConfig, script="SCRIPT.py … | -- COMMAND …")
+def try_(words: Words, config: TryConfig, command: Words) -> int:
+    """Try a training script of yours, unmodified: plain and accelerated, in turns, with a verdict.
+
+    Exit code 1: the script fails; 3, with --fail-if=slower: it is surely slower.
+    """
+    with Progress() as progress:
+        with progress.importing():
+            from gallery_lib.report import trial as report
+            from gallery_lib.system.files import write_json
+            from gallery_lib.trial.trial import run
+        trial = run(command, config, progress)
+    if config.json:
+        write_json(Path(config.json), dataclasses.asdict(trial))
+    print(report.text(trial))
+    return 3 if config.fail_if == trial.verdict else 0
 
 
 @_command("lab up", LabConfig)

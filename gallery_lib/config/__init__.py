@@ -277,6 +277,29 @@ class RooflineConfig:
 
 
 @dataclass(frozen=True)
+class TryConfig:
+    """Options of `gallery try`; they stand before the script, whose own follow it."""
+
+    nproc: int = 1
+    """Processes, started by torchrun. A command that starts its own needs none."""
+    rounds: int = option(12, minimum=4)
+    """Turns of each form. More narrow the interval, and take longer."""
+    json: str | None = None
+    """File for the result."""
+    fail_if: Literal["slower"] | None = None
+    """Exit code 3 where the accelerated form is surely slower."""
+    scratch: bool = True
+    """Run in a copy of the working folder, so that no output is written over."""
+    threads: int | None = None
+    """CPU threads per process, where OMP_NUM_THREADS is not set. Default: all cores."""
+    without: str | None = None
+    """Parts of the acceleration to leave out, with commas between: compile, optimizer, graph passes
+    by name, or all, which compares the plain form with itself."""
+    patience: float = option(300.0, minimum=1.0)
+    """Longest wait for a step, in seconds; compilation is part of one."""
+
+
+@dataclass(frozen=True)
 class CompareConfig:
     """Options of comparing two variants (see measure/comparison/compare.py)."""
 

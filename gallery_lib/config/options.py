@@ -198,7 +198,8 @@ class CommandLine:
     `operands` are arguments that are no option of a class (names of files, say), with what
     argparse's `add_argument` takes. `without` has options of the classes that the command does not
     offer; they have their defaults. `behind_dashes` names the words behind `--`, which are taken as
-    they are.
+    they are. `script` names a script behind the options with all that follows it, or the words
+    behind `--`.
     """
 
     prog: str
@@ -207,12 +208,15 @@ class CommandLine:
     operands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     without: Collection[str] = ()
     behind_dashes: str = ""
+    script: str = ""
 
     def parser(self) -> argparse.ArgumentParser:
         """Return the parser, with a group for each class, named by its docstring's first line."""
         parser = _Parser(
             self.prog,
-            f"{self.prog} [options] -- {self.behind_dashes}" if self.behind_dashes else None,
+            f"{self.prog} [options] {self.script or '-- ' + self.behind_dashes}"
+            if self.script or self.behind_dashes
+            else None,
             self.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -243,7 +247,13 @@ class CommandLine:
         code 0. Anything wrong is an InputError.
         """
         words = list(arguments)
-        end = words.index("--") if self.behind_dashes and "--" in words else len(words)
+        behind = self.behind_dashes or self.script
+        end = words.index("--") if behind and "--" in words else len(words)
+        start = end + 1
+        if self.script:
+            scripts = [i for i, word in enumerate(words) if word.endswith((".py", ".ipynb"))]
+            if scripts and scripts[0] < end:
+                end = start = scripts[0]
         namespace = self.parser().parse_intermixed_args(
             [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), one) for one in words[:end]]
         )
@@ -253,7 +263,7 @@ class CommandLine:
             for cls in self.classes
         ]
         instances += [namespace] if self.operands else []
-        return [*instances, words[end + 1 :]] if self.behind_dashes else instances
+        return [*instances, words[start:]] if behind else instances
 
 
 def words_of(*configs: Any) -> list[str]:

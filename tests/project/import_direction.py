@@ -50,6 +50,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"train": "one training run: loop, session, checkpoints and results"},
     {"launcher": "start, watch and end the processes of a run"},
     {"measure": "comparisons, benches, the variants in them, communication, replay"},
+    {"trial": "a script of the reader's, unmodified, in both forms: `gallery try`"},
     {"report": "the verdict, tables and plots"},
     {"notebooks": "calls of notebook cells, batches, archives, JupyterLab"},
     {"cli": "the `gallery` command, `launch_single_task.py`, and what `prepare.sh` does"},

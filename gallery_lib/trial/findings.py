@@ -1,0 +1,73 @@
+"""What holds a script back: sentences made of what was measured, the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gallery_lib.system import hardware
+from gallery_lib.trial.result import FAULT_SECONDS, Form, Trial
+from gallery_lib.trial.run import Reports
+
+_MUCH = 0.25  # of a cycle: what takes so much of it is named
+_SOME = 0.12
+
+
+def of(trial: Trial, look: Reports) -> list[str]:
+    """Return what stands out in the plain form of a trial; empty where nothing does."""
+    if trial.plain is None or not trial.plain.cycle_seconds:
+        return []
+    found = sorted(_weighted(trial, trial.plain, look), reverse=True)
+    return [sentence for _, sentence in found]
+
+
+def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float, str]]:
+    part = {share.name: share.seconds / plain.cycle_seconds for share in plain.shares}
+    if (waiting := part.get("waiting for data", 0.0)) > _MUCH:
+        yield (
+            waiting,
+            f"Waiting for data takes {waiting:.0%} of a step: more num_workers, "
+            "persistent_workers=True, or cheaper transforms help; a faster model does not.",
+        )
+    stepping = part.get("optimizer", 0.0)
+    unfused = [one["name"] for one in trial.optimizers if one["torchs"] and not one["fused"]]
+    if stepping > _SOME and unfused:
+        yield (
+            stepping,
+            f"{unfused[0]}'s steps take {stepping:.0%} of a step: fused=True, or gallery_lib's, "
+            "goes over memory once.",
+        )
+    faults = plain.page_faults * FAULT_SECONDS / plain.cycle_seconds
+    if faults > _SOME:
+        yield (
+            faults,
+            f"About {plain.page_faults:,.0f} page faults in a step, roughly {faults:.0%} of it: "
+            "the allocator gives memory back and takes it again. gallery_lib keeps it.",
+        )
+    between = part.get("between them", 0.0)
+    items = look.newest["work"].get("items", 0.0)
+    if items and between + part.get("forward pass", 0.0) > _MUCH and items >= 2 * trial.cycle:
+        yield (
+            between,
+            f"{items:.0f} tensors are read as Python numbers in a step (.item(), float(), if): "
+            "each waits for the device, and cuts a compiled graph inside forward(). Sum them up as "
+            "tensors, and read them now and then.",
+        )
+    elif between > _MUCH:
+        yield (
+            between,
+            f"{between:.0%} of a step is neither data, model nor optimizer: Python between them, "
+            "logging, metrics, or data that no DataLoader brings.",
+        )
+    bf16 = look.newest["work"].get("flops bfloat16", 0.0)
+    on_cpu = all(model["device"] == "cpu" for model in trial.models)
+    if bf16 and on_cpu and not hardware.computes_in_bf16("cpu"):
+        yield (
+            1.0,
+            "bfloat16 is emulated on this CPU, which has no instructions for it: fp32 is faster.",
+        )
+    if on_cpu and look.newest["threads"] < hardware.cores() and look.newest.get("world", 1) == 1:
+        yield (
+            0.1,
+            f"PyTorch uses {look.newest['threads']} threads where {hardware.cores()} cores are "
+            "there (OMP_NUM_THREADS, torch.set_num_threads).",
+        )

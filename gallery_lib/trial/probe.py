@@ -1,0 +1,495 @@
+"""What runs inside a reader's script: it finds the script's steps, measures them, waits for turns.
+
+`attach()` is called once, when the script has imported torch. It sets seeds, and hooks
+
+- `register_optimizer_step_post_hook`: a cycle ends after so many steps of optimizers as the orders
+  say. A GAN with two optimizers has a cycle of two. The script waits there for its turn;
+- `torch.autograd.backward`: the scalars that the script differentiates are its losses;
+- `DataLoader`: waiting for a batch, and the beginning of a pass;
+- the first calls of modules, up to the end of the first cycle: those from outside any module are
+  the script's models. In the accelerated form they are compiled in place from then on.
+
+A process that takes no step of an optimizer (a loader's, torchrun's) does nothing of this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, dataloader
+
+from gallery_lib.trial.attach import ORDERS_VARIABLE
+
+PLAIN, ACCELERATED = "plain", "accelerated"
+OPTIMIZER, COMPILE, ALL = PARTS = ("optimizer", "compile", "all")
+"""Parts of the acceleration that can be left out; without all, both forms are the plain one."""
+_SAMPLE = 256  # elements that are kept of a parameter, and of its gradient
+_ROUNDING = {torch.float32: 2**-21, torch.float64: 2**-50}
+_ROUNDING_OF_HALF = 2**-10
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a run of the script is for, as JSON in an environment variable."""
+
+    address: str
+    form: str = PLAIN
+    cycle: int = 1
+    """Steps of optimizers that make a cycle."""
+    checked: int = 8
+    """First cycles whose gradients and weights are compared with those of another run."""
+    looks: bool = False
+    """Whether to describe the models, and to count a cycle's operators."""
+    moved: bool = False
+    """Whether weights are moved by a rounding after the first cycle."""
+    torchs_numbers: bool = False
+    """Whether compiled code draws the random numbers that eager code draws, for a comparison."""
+    without: tuple[str, ...] = ()
+    """Parts of the acceleration, and graph passes, that are left out."""
+
+    def variable(self) -> dict[str, str]:
+        """Return the variable that carries these orders."""
+        return {ORDERS_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+@dataclass
+class Cycle:
+    """What was seen from the end of one cycle to the end of the next; times in seconds."""
+
+    seconds: float = 0.0
+    loading: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    page_faults: int = 0
+    losses: list[float] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    """What else happened: an evaluation, a checkpoint, the beginning of a pass, compilation."""
+
+
+EVALUATION, CHECKPOINT, NEW_PASS, COMPILATION = (
+    "evaluation",
+    "checkpoint",
+    "beginning of a pass over the data",
+    "compilation",
+)
+_probe: Probe | None = None
+
+
+def attach() -> None:
+    """Set up what the orders in the environment say, if there are any."""
+    global _probe
+    if _probe is None and (text := os.environ.get(ORDERS_VARIABLE)):
+        values = json.loads(text)
+        _probe = Probe(Orders(**{**values, "without": tuple(values["without"])}))
+
+
+class Probe:
+    """The hooks of this process, and what they have seen."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders, self._pid = orders, os.getpid()
+        self._thread: int | None = None  # that takes the steps
+        self._connection: Any = None
+        self._budget = 0  # cycles until the next pause
+        self._cycles: list[Cycle] = []  # since the last message
+        self._now = Cycle()
+        self._began = time.perf_counter()
+        self._faults = 0
+        self._done = self._steps = 0
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._order: list[int] = []
+        self._step_began = self._step_backward = 0.0
+        self._losses: list[Tensor] = []
+        self._hidden = False
+        self._checks: list[dict[str, Any]] = []
+        self._roots: dict[int, nn.Module] = {}
+        self._depth = threading.local()
+        self._hooks: list[Any] = []
+        self._compiled = self._graphs = 0
+        self._drew = False
+        self._counts: Any = None
+        self._work: dict[str, float] = {}
+        self._items_before = self._items_of_steps = 0
+        self._said: list[str] = []
+        _seed()
+        self._hook()
+
+    # ---- hooks
+
+    def _hook(self) -> None:
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        self._hooks = [
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        torch.autograd.backward = self._timed_backward(torch.autograd.backward)
+        iterator = dataloader._BaseDataLoaderIter
+        iterator.__next__ = self._timed_next(iterator.__next__)  # type: ignore[method-assign]
+        DataLoader.__iter__ = self._marking(DataLoader.__iter__, NEW_PASS)  # type: ignore[method-assign]
+        torch.save = self._marking(torch.save, CHECKPOINT)
+        train = nn.Module.train
+
+        @functools.wraps(train)
+        def switched(module: nn.Module, mode: bool = True) -> nn.Module:
+            if not mode and id(module) in self._roots:
+                self._mark(EVALUATION)
+            return train(module, mode)
+
+        nn.Module.train = switched  # type: ignore[method-assign, assignment]
+
+    def _mark(self, what: str) -> None:
+        if self._is_mine() and what not in self._now.marks:
+            self._now.marks.append(what)
+
+    def _is_mine(self) -> bool:
+        """Return whether this is the thread that trains, in the process that attached."""
+        return threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def _marking(self, function: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def marking(*args: Any, **kwargs: Any) -> Any:
+            self._mark(what)
+            return function(*args, **kwargs)
+
+        return marking
+
+    def _timed_next(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(iterator: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(iterator)
+            finally:
+                if self._is_mine():
+                    self._now.loading += time.perf_counter() - began
+
+        return timed
+
+    def _timed_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            if all(tensor.numel() == 1 for tensor in given):
+                self._losses += [tensor.detach() for tensor in given]
+            else:
+                self._hidden = True
+            began = time.perf_counter()
+            function(tensors, *args, **kwargs)
+            if self._is_mine():
+                self._now.backward += time.perf_counter() - began
+
+        backward._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return backward
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        depth = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        if depth:
+            return
+        self._depth.began = time.perf_counter()
+        self._depth.numbers = torch.get_rng_state()
+        if module.training and torch.is_grad_enabled() and _has_weights(module):
+            if not self._roots and self._accelerates():
+                self._switch_on()
+            self._roots[id(module)] = module
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth.value = depth = getattr(self._depth, "value", 1) - 1
+        if not depth and id(module) in self._roots:
+            self._now.forward += time.perf_counter() - self._depth.began
+            self._drew |= not torch.equal(self._depth.numbers, torch.get_rng_state())
+
+    # ---- steps
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self._connection is None:
+            self._meet()
+        self._step_began, self._step_backward = time.perf_counter(), self._now.backward
+        if self._done < self.orders.checked:
+            self._note_gradients(optimizer)
+            self._step_began = time.perf_counter()
+        self._items_before = self._items()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_mine():
+            return
+        # A closure has its backward passes inside the step.
+        inside = self._now.backward - self._step_backward
+        self._now.optimizer += time.perf_counter() - self._step_began - inside
+        self._items_of_steps += self._items() - self._items_before
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = optimizer
+        self._order.append(list(self._optimizers).index(id(optimizer)))
+        self._steps += 1
+        if self._steps % self.orders.cycle == 0:
+            self._end_cycle()
+
+    def _meet(self) -> None:
+        """Say who this is, and wait for the first turn."""
+        self._thread = threading.get_ident()
+        self._connection = Client(self.orders.address, family="AF_UNIX")
+        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._send({"rank": rank, "world": world})
+        self._budget = self._receive()["cycles"]
+
+    def _end_cycle(self) -> None:
+        at, faults = time.perf_counter(), _page_faults()
+        now, self._now = self._now, Cycle()
+        now.seconds, now.page_faults = at - self._began, faults - self._faults
+        if (graphs := _compiled_graphs()) != self._graphs:
+            self._graphs = graphs
+            now.marks.append(COMPILATION)
+        self._cycles.append(now)
+        self._done += 1
+        self._kept_losses()
+        if self._done <= self.orders.checked:
+            self._note_weights()
+        if self._done == 1:
+            self._end_first_cycle()
+        if self.orders.looks:
+            self._count()
+        self._budget -= 1
+        if self._budget <= 0:
+            self._pause()
+        self._began, self._faults = time.perf_counter(), _page_faults()
+
+    def _kept_losses(self) -> None:
+        """Keep the losses as tensors: to read one would wait for a GPU."""
+        self._cycles[-1].losses = self._losses  # type: ignore[assignment]
+        self._losses = []
+
+    def _pause(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            began = time.perf_counter()
+            torch.cuda.synchronize()
+            self._cycles[-1].seconds += time.perf_counter() - began
+        for cycle in self._cycles:
+            cycle.losses = [float(loss) for loss in cycle.losses]
+        message: dict[str, Any] = {"cycles": [dataclasses.asdict(one) for one in self._cycles]}
+        if self._checks:
+            message["checks"], self._checks = self._checks, []
+        message |= {"said": self._said, "hidden": self._hidden, "drew": self._drew}
+        message["threads"] = torch.get_num_threads()
+        if self.orders.looks:
+            message |= {"order": self._order, "work": self._work, "look": self._look()}
+        self._send(message)
+        self._cycles, self._said = [], []
+        self._budget = self._receive()["cycles"]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.send_bytes(json.dumps(message).encode())
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            order: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)  # the trial is over
+        return order
+
+    # ---- parity
+
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        if len(self._checks) <= self._done:
+            self._checks.append({"gradients": {}, "weights": {}, "half": False})
+        check = self._checks[-1]
+        number = len(check["gradients"])
+        for place, weight in enumerate(_weights(optimizer)):
+            if weight.grad is not None:
+                check["gradients"][f"{number}.{place}"] = _sample(weight.grad)
+        check["half"] |= torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+    def _note_weights(self) -> None:
+        for number, optimizer in enumerate(self._optimizers.values()):
+            for place, weight in enumerate(_weights(optimizer)):
+                self._checks[-1]["weights"][f"{number}.{place}"] = _sample(weight)
+
+    def _move(self) -> None:
+        """Move weights by a rounding, to see how far the script carries one."""
+        generator = torch.Generator().manual_seed(1)
+        for optimizer in self._optimizers.values():
+            for weight in _weights(optimizer):
+                if weight.is_floating_point():
+                    size = _ROUNDING.get(weight.dtype, _ROUNDING_OF_HALF)
+                    if self._checks[-1]["half"]:
+                        size = _ROUNDING_OF_HALF
+                    noise = torch.randn(weight.shape, generator=generator)
+                    with torch.no_grad():
+                        weight.mul_((1.0 + size * noise).to(weight.device, weight.dtype))
+
+    # ---- the accelerated form, and the look
+
+    def _accelerates(self) -> bool:
+        return self.orders.form == ACCELERATED and ALL not in self.orders.without
+
+    def _switch_on(self) -> None:
+        """Do what `import gallery_lib.plug` does, without its line."""
+        import gallery_lib.system.processes as processes
+
+        told, processes.tell = processes.tell, lambda line: self._said.append(str(line))
+        try:
+            from gallery_lib import plug
+        finally:
+            processes.tell = told
+        if OPTIMIZER in self.orders.without:
+            plug._hook.remove()
+        if self.orders.torchs_numbers:
+            import torch._inductor.config as inductor
+
+            inductor.fallback_random = True
+
+    def _end_first_cycle(self) -> None:
+        """Compile the models in place, or only go on with cheaper hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self.orders.moved:
+            self._move()
+        if self._accelerates():
+            if COMPILE not in self.orders.without:
+                self._compile()
+        else:
+            for root in self._roots.values():
+                root.register_forward_pre_hook(self._enter)
+                root.register_forward_hook(self._leave, always_call=True)
+
+    def _compile(self) -> None:
+        from gallery_lib.adapters import in_place
+        from gallery_lib.compiler.backend import compile_model
+        from gallery_lib.compiler.calls import compiled_call
+        from gallery_lib.config import Compiler
+
+        passes = tuple(name for name in self.orders.without if name not in PARTS)
+        for root in map(_inside, self._roots.values()):
+            if _compiles_itself(root) or compiled_call(root) is not None:
+                self._said.append(f"{type(root).__name__} is compiled by the script")
+                continue
+            device = next(root.parameters()).device
+            options = Compiler(without=passes)
+            self._said.append(f"{type(root).__name__}: {compile_model(root, options, device)}")
+        in_place.recompiles.watch(self._said.append)
+
+    def _look(self) -> dict[str, Any]:
+        roots = list(self._roots.values())
+        return {
+            "models": [
+                {
+                    "name": type(_inside(root)).__name__,
+                    "weights": sum(p.numel() for p in root.parameters()),
+                    "compiled": _compiles_itself(root),
+                    "device": str(next(root.parameters()).device),
+                }
+                for root in roots
+            ],
+            "optimizers": [_described(one) for one in self._optimizers.values()],
+        }
+
+    def _count(self) -> None:
+        """Count the operators of the third cycle of this run; it is not timed."""
+        from gallery_lib.measure.operator_counts import Counts
+
+        if self._done == 2:
+            self._items_of_steps = 0
+            self._counts = Counts()
+            self._counts.__enter__()
+        elif self._counts is not None:
+            self._counts.__exit__(None, None, None)
+            for work in self._counts.work.values():
+                if work.flops and work.dtype:
+                    name = f"flops {work.dtype}"
+                    self._work[name] = self._work.get(name, 0.0) + work.flops
+            self._work["items"] = self._items() - self._items_of_steps
+            self._counts = None
+
+    def _items(self) -> int:
+        """Return how often a tensor was read as a Python number, in the cycle that is counted."""
+        if self._counts is None:
+            return 0
+        work = self._counts.work.items()
+        return sum(one.calls for name, one in work if "_local_scalar_dense" in name.name)
+
+
+def _seed() -> None:
+    """Set the seeds that a script may set itself afterwards."""
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(SEED)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in module.parameters())
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _sample(tensor: Tensor) -> list[float]:
+    """Return the norm of a tensor, and some elements, always the same ones."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    flat = tensor.detach().reshape(-1)
+    norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    if flat.numel() > _SAMPLE:
+        generator = torch.Generator().manual_seed(flat.numel())
+        places = torch.randint(flat.numel(), (_SAMPLE,), generator=generator)
+        flat = flat[places.to(flat.device)]
+    return [norm, *flat.double().cpu().tolist()]
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _compiled_graphs() -> int:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else sum(utils.counters["stats"].values())
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    """Return the model inside what others have put around it."""
+    for name in ("_forward_module", "module"):
+        inner = module._modules.get(name)
+        wraps = type(module).__module__.startswith(("torch.nn.parallel", "lightning"))
+        if wraps and inner is not None:
+            return _inside(inner)
+    return module
+
+
+def _compiles_itself(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None
+
+
+def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    group = optimizer.param_groups[0]
+    return {
+        "name": type(optimizer).__name__,
+        "torchs": type(optimizer).__module__.startswith("torch.optim"),
+        "fused": bool(group.get("fused")),
+        "foreach": group.get("foreach"),
+        "tensors": sum(len(group["params"]) for group in optimizer.param_groups),
+    }

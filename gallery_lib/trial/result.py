@@ -1,0 +1,83 @@
+"""Result of a trial, as `gallery try --json` writes it (schema 1). Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.stats import Ratio
+from gallery_lib.system.files import read_json
+
+SCHEMA = 1
+FAULT_SECONDS = 2.5e-6
+"""Rough cost of a page fault (measure/comparison/pair.py)."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Verdict on two runs: whether they are the same training, and the phrase that says why."""
+
+    passed: bool
+    why: str
+    worst: float | None = 0.0
+    """Largest difference met, relative to its value; None where it is not finite."""
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a plain cycle, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Form:
+    """What was measured of one form of the script; times in seconds."""
+
+    cycle_seconds: float
+    """Median over all cycles that count."""
+    rounds: list[list[float]]
+    """Seconds of each cycle that counts, by round."""
+    shares: list[Share]
+    page_faults: float
+    said: list[str]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of `gallery try`; `--json` writes it (schema 1)."""
+
+    command: str
+    script: str
+    """Name of the script, as the verdict has it."""
+    environment: dict[str, Any]
+    models: list[dict[str, Any]]
+    optimizers: list[dict[str, Any]]
+    cycle: int
+    """Steps of optimizers that make a cycle."""
+    parity: Parity
+    ratio: Ratio | None
+    """Plain over accelerated seconds; None without parity."""
+    plain: Form | None
+    accelerated: Form | None
+    left_out: dict[str, int]
+    """Cycles of the plain form that do not count, by what else happened in them."""
+    findings: list[str]
+    """What holds the script back."""
+    notes: list[str]
+    seconds: float
+    """Duration of the trial."""
+    schema: int = SCHEMA
+
+    @property
+    def verdict(self) -> str:
+        """Return `faster`, `slower`, `no measurable difference`, or `no ratio`."""
+        return self.ratio.verdict if self.ratio else "no ratio"
+
+
+def read(path: Path) -> Trial:
+    """Return the trial that `--json` has written."""
+    return read_json(path, Trial, again="Repeat the trial with --json.", schema=SCHEMA)

@@ -1,0 +1,244 @@
+"""`gallery try`: what it says of scripts, from a terminal, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from helpers.refusal import check_refused_command, refused
+
+from gallery_lib.config import TryConfig
+from gallery_lib.trial import scratch, trial
+from gallery_lib.trial.probe import CHECKPOINT, EVALUATION, Cycle
+
+SCRIPTS = Path(__file__).with_name("scripts")
+TRAINING = """
+    import sys
+    import torch
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    {before}
+    for step in range(100_000):
+        x = torch.randn(32, 64)
+        loss = torch.nn.functional.mse_loss(model(x), x[:, :8])
+        optimizer.zero_grad()
+        {backward}
+        optimizer.step()
+        {after}
+"""
+
+
+def _script(
+    folder: Path, before: str = "", backward: str = "loss.backward()", after: str = ""
+) -> Path:
+    path = folder / "train.py"
+    text = textwrap.dedent(TRAINING).format(before=before, backward=backward, after=after)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _try(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gallery_lib", "try", "--rounds=4", *words],
+        **{"cwd": folder, "capture_output": True, "text": True, "timeout": 600, "check": False},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Any:
+    """Return a function that tries a script and returns what `--json` has."""
+
+    def tried(*words: str, folder: Path = tmp_path) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        done = _try(folder, f"--json={out}", *words)
+        assert done.returncode == 0, done.stderr[-3000:]
+        read: dict[str, Any] = json.loads(out.read_text())
+        assert trial_verdict(read) in done.stdout.splitlines()[0]
+        return read
+
+    return tried
+
+
+def trial_verdict(read: dict[str, Any]) -> str:
+    return str(read["parity"]["why"])
+
+
+# --------------------------------------------------------------------------------------------------
+# In this process
+
+
+@pytest.mark.parametrize(
+    ("order", "length"),
+    [([0] * 30, 1), ([0, 1] * 20, 2), ([0, 0, 0, 1] * 10, 4), ([0, 1, 1, 0, 1, 1, 0], 3)],
+)
+def test_a_cycle_is_what_repeats_itself(order: list[int], length: int) -> None:
+    assert trial.cycle_of(order) == length
+
+
+def test_optimizers_without_an_order_are_refused() -> None:
+    with refused("command", "2 optimizers"):
+        trial.cycle_of([0, 1, 1, 0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1])
+
+
+def test_what_is_rare_does_not_count_and_what_is_usual_does() -> None:
+    usual = [Cycle(1.0, marks=[EVALUATION]) for _ in range(7)]
+    rare = Cycle(9.0, marks=[EVALUATION, CHECKPOINT])
+    assert trial.unusual([*usual, rare]) == {CHECKPOINT: 1}
+    first, second = trial.counted([usual[:4], [*usual[4:], rare]])
+    assert [one.seconds for one in first + second] == [1.0] * 5
+
+
+def test_options_end_where_the_script_begins() -> None:
+    from gallery_lib.cli.main import COMMANDS
+
+    line = COMMANDS["try"].line
+    config, command = line.parse(["--rounds", "6", "train.py", "--lr", "0.1", "--", "x.py"])
+    assert (config, command) == (TryConfig(rounds=6), ["train.py", "--lr", "0.1", "--", "x.py"])
+    config, command = line.parse(["--nproc=2", "--", "python", "-m", "train", "--rounds=3"])
+    assert (config.nproc, command) == (2, ["python", "-m", "train", "--rounds=3"])
+
+
+def test_the_copy_of_a_folder_shares_only_what_is_large(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "package" / "inner").mkdir(parents=True)
+    (source / "train.py").write_text("pass")
+    (source / "package" / "inner" / "part.py").write_text("pass")
+    (source / "model.pt").write_bytes(bytes(2**21))
+    (source / "data.csv").write_bytes(bytes(2**21))
+    (source / "images").mkdir()
+    for number in range(1_001):
+        (source / "images" / f"{number}.png").touch()
+    copy = scratch.copy_of(source, tmp_path / "copy")
+    linked = {str(p.relative_to(copy)) for p in copy.rglob("*") if p.is_symlink()}
+    assert linked == {"data.csv", "images"}
+    (copy / "model.pt").write_text("new")
+    assert (source / "model.pt").stat().st_size == 2**21
+    assert (copy / "package" / "inner" / "part.py").read_text() == "pass"
+
+
+# --------------------------------------------------------------------------------------------------
+# From a terminal
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ((), ("takes a script",)),
+        (("trian.py",), ("trian.py does not exist", "train.py")),
+        (("--", "nothing-like-it", "train.py"), ("nothing-like-it",)),
+        (("book.ipynb",), ("does not exist",)),
+        (("--rounds=2", "train.py"), ("rounds", "4")),
+        (("--nproc=2", "--", "torchrun", "train.py"), ("nproc", "torchrun")),
+    ],
+)
+def test_a_wrong_command_is_refused(tmp_path: Path, words: tuple[str, ...], values: Any) -> None:
+    _script(tmp_path)
+    done = _try(tmp_path, *words)
+    check_refused_command(done.returncode, done.stderr, *values)
+
+
+@pytest.mark.slow
+@pytest.mark.several_cores
+@pytest.mark.parametrize(
+    ("name", "words", "cycle", "models"),
+    [
+        ("mnist_loop", ("--epochs", "900"), 1, ["Net"]),
+        ("gan", (), 2, ["Sequential", "Sequential"]),
+        ("accumulation", (), 1, ["Sequential"]),
+        ("lbfgs", (), 1, ["Sequential"]),
+        ("ddp_spawn", (), 1, ["Sequential"]),
+    ],
+)
+def test_a_script_is_the_same_training(
+    result: Any, name: str, words: tuple[str, ...], cycle: int, models: list[str]
+) -> None:
+    before = sorted(SCRIPTS.iterdir())
+    seen = result(f"{name}.py", *words, folder=SCRIPTS)
+    assert seen["parity"]["passed"], seen["parity"]
+    assert seen["ratio"]["low"] <= seen["ratio"]["ratio"] <= seen["ratio"]["high"]
+    assert seen["cycle"] == cycle
+    assert [model["name"] for model in seen["models"]] == models
+    assert sorted(SCRIPTS.iterdir()) == before, "it has written into the script's folder"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (  # a gradient that is wrong by 1 % in the accelerated form
+            {
+                "before": "model[0].weight.register_hook(lambda g: g * "
+                '(1.01 if step and "gallery_lib.plug" in sys.modules else 1.0))'
+            },
+            "not the same training: the norm of gradient",
+        ),
+        (  # a step that is taken twice there
+            {"after": 'step and "gallery_lib.plug" in sys.modules and optimizer.step()'},
+            "not the same training",
+        ),
+        ({"before": "torch.seed()"}, "not reproducible"),
+        ({"backward": "loss.expand(2).backward(torch.ones(2) / 2)"}, "losses are hidden"),
+    ],
+    ids=["wrong gradient", "doubled step", "not reproducible", "hidden losses"],
+)
+def test_without_parity_there_is_no_ratio(
+    tmp_path: Path, result: Any, change: dict[str, str], why: str
+) -> None:
+    _script(tmp_path, **change)
+    seen = result("train.py")
+    assert why in seen["parity"]["why"]
+    assert (seen["parity"]["passed"], seen["ratio"]) == (False, None)
+
+
+@pytest.mark.slow
+def test_what_holds_a_script_back_is_named(tmp_path: Path, result: Any) -> None:
+    import_time = "import time"
+    _script(tmp_path, before=import_time, after="time.sleep(0.02)")
+    seen = result("--without=all", "train.py")
+    assert any("neither data, model nor optimizer" in one for one in seen["findings"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "code", "values"),
+    [
+        ("raise ValueError('no such file')", 1, ("exit code 1", "ValueError: no such file")),
+        ("import torch", 2, ("too short",)),
+        ("import torch, time; time.sleep(60)", 2, ("no training with torch",)),
+    ],
+    ids=["fails", "trains nothing", "never trains"],
+)
+def test_a_script_that_cannot_be_tried_says_why(
+    tmp_path: Path, text: str, code: int, values: Any
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = _try(tmp_path, "--patience=8", "train.py")
+    assert done.returncode == code
+    for value in values:
+        assert value in done.stderr
+    assert "gallery_lib" not in done.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    path = _script(tmp_path)
+    command = [sys.executable, "-m", "gallery_lib", "try", str(path)]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    below: set[psutil.Process] = set()
+    while not any("train.py" in " ".join(p.cmdline()) for p in below if p.is_running()):
+        below |= set(psutil.Process(process.pid).children(recursive=True))
+    process.send_signal(2)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped before its end" in said
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
