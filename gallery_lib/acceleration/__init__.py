@@ -158,8 +158,12 @@ def _join_run(model: nn.Module) -> torch.device:
     Raises:
         InputError: for a model that several processes on such devices cannot train.
     """
-    # torchrun also starts groups of one process. On a CPU SyncBatchNorm works only outside a group.
-    if process_group.world_size() > 1 or not arguments.has_synchronized_norm(model):
+    # torchrun also starts groups of one process. On a CPU SyncBatchNorm works only outside a group:
+    # this model's, or that of another one of the process (a GAN's).
+    alone = process_group.world_size() == 1
+    if alone and any(map(arguments.has_synchronized_norm, (model, *_records))):
+        process_group.leave()
+    else:
         process_group.ensure_initialized()
     device = process_group.device()
     if process_group.world_size() > 1:

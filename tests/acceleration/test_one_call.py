@@ -15,6 +15,7 @@ from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
+from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
 
 def test_the_model_has_a_device_and_plain_keys_and_the_loader_yields_batches_there():
@@ -70,6 +71,21 @@ def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
     torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("first", ["synchronized", "plain"])
+def test_synchronized_batch_norm_works_beside_another_model_of_torchruns_one_process(
+    first, monkeypatch, tmp_path
+):
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(RENDEZVOUS_VARIABLE, str(tmp_path / "meeting"))
+    models = {"plain": nn.Linear(4, 8), "synchronized": nn.SyncBatchNorm(8)}
+    for name in sorted(models, key=first.__ne__):
+        accelerate(models[name], Config.plain())
+    out = models["synchronized"](models["plain"](torch.randn(6, 4)))
+    assert out.mean(0).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,7 @@ def with_more(items: Sequence[Any]) -> Any:
     return {**as_dict(items), "words": words, "nothing": None, "more": more}
 
 
-BATCHES: dict[str, Callable[[Sequence[Any]], Any] | None] = {
-    "list": None,
+_KINDS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "tuple": lambda items: tuple(default_collate(list(items))),
     "dict": as_dict,
     "ordered": lambda items: OrderedDict(as_dict(items)),
@@ -101,6 +100,19 @@ BATCHES: dict[str, Callable[[Sequence[Any]], Any] | None] = {
     "list_subclass": lambda items: Rows(as_dict(items).values()),
     "with_more": with_more,
 }
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Function that makes a kind of batch; loading processes that are spawned get it by name."""
+
+    kind: str
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        return _KINDS[self.kind](items)
+
+
+BATCHES = {"list": None, **{kind: Collate(kind) for kind in _KINDS}}
 
 
 def unpack(batch: Any) -> tuple[list[int], Tensor, Tensor]:
