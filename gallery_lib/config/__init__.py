@@ -291,7 +291,7 @@ class TryConfig:
     scratch: bool = True
     """Run in a copy of the working folder, so that no output is written over."""
     threads: int | None = None
-    """CPU threads per process, where OMP_NUM_THREADS is not set. Default: all cores."""
+    """CPU threads per process (OMP_NUM_THREADS). Default: as the script has them."""
     without: str | None = None
     """Parts of the acceleration to leave out, with commas between: compile, optimizer, graph passes
     by name, or all, which compares the plain form with itself."""

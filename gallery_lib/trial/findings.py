@@ -65,7 +65,7 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
             1.0,
             "bfloat16 is emulated on this CPU, which has no instructions for it: fp32 is faster.",
         )
-    if on_cpu and look.newest["threads"] < hardware.cores() and look.newest.get("world", 1) == 1:
+    if on_cpu and look.newest["threads"] < hardware.cores() and look.newest["world"] == 1:
         yield (
             0.1,
             f"PyTorch uses {look.newest['threads']} threads where {hardware.cores()} cores are "

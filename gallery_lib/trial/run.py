@@ -62,7 +62,8 @@ class Command:
 
     words: Sequence[str]
     folder: Path
-    threads: int
+    threads: int | None
+    """OMP_NUM_THREADS of each process; None: as the reader has it."""
     script: str
 
     @property
@@ -91,7 +92,7 @@ class Reports:
         self.cycles += turn
         self.checks += first.pop("checks", [])
         self.said += first["said"]
-        self.newest = first
+        self.newest = {**first, "world": len(messages)}
         return turn
 
 
@@ -124,7 +125,7 @@ class ScriptRun:
             "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
-        if "OMP_NUM_THREADS" not in os.environ:
+        if command.threads is not None:
             environment["OMP_NUM_THREADS"] = str(command.threads)
         self._supervisor = start_supervised(
             command.words, environment, cwd=command.folder, stderr=subprocess.STDOUT, **OUTPUT

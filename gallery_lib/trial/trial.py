@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gallery_lib.compiler.torch_backend import inductor_options
 from gallery_lib.config import TryConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import InputError
@@ -22,7 +23,7 @@ from gallery_lib.stats import ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.processes import interruptible
 from gallery_lib.trial import findings, parity, scratch
-from gallery_lib.trial.probe import ACCELERATED, COMPILATION, PLAIN, Cycle, Orders
+from gallery_lib.trial.probe import ACCELERATED, COMPILATION, PARTS, PLAIN, Cycle, Orders
 from gallery_lib.trial.result import FAULT_SECONDS, Form, Parity, Share, Trial
 from gallery_lib.trial.run import Command, Reports, ScriptRun, TooShort
 
@@ -47,12 +48,11 @@ def run(words: Sequence[str], config: TryConfig, progress: Progress) -> Trial:
         Interrupted: the trial is stopped.
     """
     began = time.monotonic()
-    cores = config.threads or max(1, hardware.cores() // config.nproc)
     with TemporaryDirectory(prefix="gallery-try-") as name:
         folder = Path(name)
         where = scratch.copy_of(Path.cwd(), folder / "work") if config.scratch else Path.cwd()
         command = Command(
-            scratch.started(words, config.nproc), where, cores, scratch.name_of(words)
+            scratch.started(words, config.nproc), where, config.threads, scratch.name_of(words)
         )
         trial = _Trial(command, config, progress, folder).take()
     return dataclasses.replace(trial, seconds=time.monotonic() - began)
@@ -64,6 +64,7 @@ class _Trial:
     ) -> None:
         self.command, self.config, self.progress, self.folder = command, config, progress, folder
         self.without = tuple(filter(None, (config.without or "").split(",")))
+        inductor_options("cpu", tuple(name for name in self.without if name not in PARTS))
         self.cycle = 1
         self.watch = machine_load.Watch()
 

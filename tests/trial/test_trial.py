@@ -137,6 +137,7 @@ def test_the_copy_of_a_folder_shares_only_what_is_large(tmp_path: Path) -> None:
         (("--", "nothing-like-it", "train.py"), ("nothing-like-it",)),
         (("book.ipynb",), ("does not exist",)),
         (("--rounds=2", "train.py"), ("rounds", "4")),
+        (("--without=vector_mask", "train.py"), ("vector_mask", "vector_masks")),
         (("--nproc=2", "--", "torchrun", "train.py"), ("nproc", "torchrun")),
     ],
 )
