@@ -293,8 +293,10 @@ class TryConfig:
     threads: int | None = None
     """CPU threads per process (OMP_NUM_THREADS). Default: as the script has them."""
     without: str | None = None
-    """Parts of the acceleration to leave out, with commas between: compile, optimizer, graph passes
-    by name, or all, which compares the plain form with itself."""
+    """Parts of the acceleration to leave out, with commas between: compile, optimizer, allocator,
+    graph passes by name, or all, which compares the plain form with itself."""
+    techniques: bool = False
+    """Also measure what each part gives, by leaving it out."""
     patience: float = option(300.0, minimum=1.0)
     """Longest wait for a step, in seconds; compilation is part of one."""
 

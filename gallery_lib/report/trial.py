@@ -39,6 +39,8 @@ def text(trial: Trial) -> str:
     parts = [verdict(trial)]
     if trial.plain and trial.accelerated and trial.plain.shares:
         parts.append(text_table(_rows(trial.plain, trial.accelerated)))
+    for part, ratio in trial.techniques.items():
+        parts.append(f"{part}: {_ratio(ratio)} as without it")
     if trial.plain and not trial.findings:
         parts.append("Nothing stands out that holds the script back.")
     parts += trial.findings

@@ -37,8 +37,9 @@ from torch.utils.data import DataLoader, dataloader
 from gallery_lib.trial.attach import ORDERS_VARIABLE
 
 PLAIN, ACCELERATED = "plain", "accelerated"
-OPTIMIZER, COMPILE, ALL = PARTS = ("optimizer", "compile", "all")
+OPTIMIZER, ALLOCATOR, COMPILE, ALL = PARTS = ("optimizer", "allocator", "compile", "all")
 """Parts of the acceleration that can be left out; without all, both forms are the plain one."""
+TECHNIQUES = PARTS[:-1]
 _SAMPLE = 256  # elements that are kept of a parameter, and of its gradient
 _ROUNDING = {torch.float32: 2**-21, torch.float64: 2**-50}
 _ROUNDING_OF_HALF = 2**-10
@@ -346,8 +347,11 @@ class Probe:
 
     def _switch_on(self) -> None:
         """Do what `import gallery_lib.plug` does, without its line."""
-        import gallery_lib.system.processes as processes
+        from gallery_lib import memory
+        from gallery_lib.system import processes
 
+        if ALLOCATOR in self.orders.without:
+            memory.keep_large_blocks = lambda: "left out"
         told, processes.tell = processes.tell, lambda line: self._said.append(str(line))
         try:
             from gallery_lib import plug

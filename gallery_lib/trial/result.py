@@ -61,6 +61,8 @@ class Trial:
     parity: Parity
     ratio: Ratio | None
     """Plain over accelerated seconds; None without parity."""
+    techniques: dict[str, Ratio]
+    """How many times as fast the accelerated form is as without a part; with `--techniques`."""
     plain: Form | None
     accelerated: Form | None
     left_out: dict[str, int]

@@ -14,16 +14,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gallery_lib.compiler import passes
 from gallery_lib.compiler.torch_backend import inductor_options
 from gallery_lib.config import TryConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison import pair
-from gallery_lib.stats import ratio_of_medians, turn_order
+from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.processes import interruptible
 from gallery_lib.trial import findings, parity, scratch
-from gallery_lib.trial.probe import ACCELERATED, COMPILATION, PARTS, PLAIN, Cycle, Orders
+from gallery_lib.trial.probe import (
+    ACCELERATED,
+    COMPILATION,
+    COMPILE,
+    PARTS,
+    PLAIN,
+    TECHNIQUES,
+    Cycle,
+    Orders,
+)
 from gallery_lib.trial.result import FAULT_SECONDS, Form, Parity, Share, Trial
 from gallery_lib.trial.run import Command, Reports, ScriptRun, TooShort
 
@@ -79,23 +89,63 @@ class _Trial:
             if found.passed:
                 self._turn(fast, CHECKED, "accelerated")
                 found = self._parity(look, plain.reports, fast.reports)
+                if not found.passed:
+                    fast.end()  # others run in its place
+                    why = self._culprit(look, plain.reports)
+                    found = dataclasses.replace(found, why=f"{found.why}; {why}")
             if not found.passed:
-                return self._result(look, plain, fast, found, [])
-            rounds = self._rounds(plain, fast)
-            return self._result(look, plain, fast, found, rounds)
+                return self._result(look, {PLAIN: plain, ACCELERATED: fast}, found, [])
+            runs = {PLAIN: plain, ACCELERATED: fast}
+            with contextlib.ExitStack() as others:
+                for part in TECHNIQUES if self.config.techniques else ():
+                    run = others.enter_context(self._run(ACCELERATED, part))
+                    self._turn(run, CHECKED, f"without {part}")
+                    runs[part] = run
+                rounds = self._rounds(runs)
+                return self._result(look, runs, found, rounds)
 
     def _parity(self, look: Reports, plain: Reports, fast: Reports) -> Parity:
         if look.newest["drew"]:
             # Compiled code draws other random numbers for dropout, unless told otherwise.
-            with self._run(ACCELERATED, torchs_numbers=True) as checked:
-                self._turn(checked, CHECKED, "accelerated, with torch's random numbers")
-                fast = checked.reports
+            return self._checked(look, plain)
         return parity.compare(plain, look, fast, self._moved)
 
+    def _checked(self, look: Reports, plain: Reports, *without: str) -> Parity:
+        """Return the parity of a run of its own, whose random numbers are torch's."""
+        what = f"accelerated, without {', '.join(without)}" if without else "accelerated, checked"
+        with self._run(ACCELERATED, *without, torchs_numbers=True) as run:
+            self._turn(run, CHECKED, what)
+            return parity.compare(plain, look, run.reports, self._moved)
+
+    @functools.cache  # noqa: B019  it lives as long as the trial
     def _moved(self) -> Reports:
         with self._run(PLAIN, moved=True) as run:
             self._turn(run, CHECKED, "plain, moved by a rounding")
             return run.reports
+
+    def _culprit(self, look: Reports, plain: Reports) -> str:
+        """Return what to leave out, so that the training is the same; found by halving."""
+
+        def right(*without: str) -> bool:
+            return self._checked(look, plain, *without).passed
+
+        for part in TECHNIQUES:
+            if part != COMPILE and right(part):
+                return f"--without={part} is the same training"
+        if not right(COMPILE):
+            return "no part alone explains it"
+        suspects = [one.option for one in passes.ORDER if one.option]
+        if not right(*suspects):
+            return (
+                f"--without={COMPILE} is the same training; no graph pass of ours explains it"
+            )
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            suspects = half if right(*half) else suspects[len(half) :]
+        name = suspects[0]
+        if right(name):
+            return f"--without={name} is the same training: the fault is in that graph pass"
+        return f"--without={COMPILE} is the same training; several graph passes are at fault"
 
     def _look(self) -> Reports:
         with self._run(PLAIN, looks=True) as run:
@@ -113,8 +163,9 @@ class _Trial:
             return run.reports
 
     @contextlib.contextmanager
-    def _run(self, form: str, **orders: Any) -> Iterator[ScriptRun]:
-        given = Orders("", form, self.cycle, CHECKED, without=self.without, **orders)
+    def _run(self, form: str, *without: str, **orders: Any) -> Iterator[ScriptRun]:
+        left_out = (*self.without, *without)
+        given = Orders("", form, self.cycle, CHECKED, without=left_out, **orders)
         run = ScriptRun(self.command, given, patience=self.config.patience, scratch=self.folder)
         try:
             yield run
@@ -135,18 +186,17 @@ class _Trial:
     def _shown(self, what: str) -> Callable[[], None]:
         return functools.partial(self.progress.show, what)
 
-    def _rounds(self, plain: ScriptRun, fast: ScriptRun) -> list[dict[str, list[Cycle]]]:
-        """Warm both up, and let them take turns."""
-        runs = {PLAIN: plain, ACCELERATED: fast}
-        settled = 0
-        for _ in range(_WARM_UP):
-            cycles = self._turn(fast, 1, "warm-up")
-            settled = 0 if COMPILATION in cycles[0].marks else settled + 1
-            if settled == _SETTLED:
-                break
-        first = statistics.median(c.seconds for c in plain.reports.cycles[2:])
-        size = max(3, min(200, math.ceil(_TURN_SECONDS / max(first, 1e-4))))
-        self._turn(plain, _SETTLED, "warm-up")
+    def _rounds(self, runs: Mapping[str, ScriptRun]) -> list[dict[str, list[Cycle]]]:
+        """Warm all up, and let them take turns."""
+        for name, run in runs.items():
+            settled = 0
+            for _ in range(_WARM_UP):
+                cycles = self._turn(run, 1, f"warm-up, {name}")
+                settled = 0 if COMPILATION in cycles[0].marks else settled + 1
+                if settled == _SETTLED:
+                    break
+        warm = statistics.median(c.seconds for c in runs[PLAIN].reports.cycles[-_SETTLED:])
+        size = max(3, min(200, math.ceil(_TURN_SECONDS / max(warm, 1e-4))))
         self.watch.at_pause()
         rounds: list[dict[str, list[Cycle]]] = []
         with contextlib.suppress(TooShort):
@@ -162,25 +212,25 @@ class _Trial:
     def _result(
         self,
         look: Reports,
-        plain: ScriptRun,
-        fast: ScriptRun,
+        runs: Mapping[str, ScriptRun],
         found: Parity,
         rounds: Sequence[Mapping[str, Sequence[Cycle]]],
     ) -> Trial:
         forms: dict[str, Form] = {}
-        ratio, notes = None, []
+        ratio, techniques, notes = None, {}, []
         left_out = unusual(cycle for turns in rounds for cycle in turns[PLAIN])
         if rounds:
-            kept = {name: counted([t[name] for t in rounds]) for name in (PLAIN, ACCELERATED)}
-            both = [i for i in range(len(rounds)) if kept[PLAIN][i] and kept[ACCELERATED][i]]
-            for name, run in ((PLAIN, plain), (ACCELERATED, fast)):
-                forms[name] = _form([kept[name][i] for i in both], run.reports.said)
-            if len(both) >= _FEWEST_ROUNDS:
-                ratio = ratio_of_medians(
-                    forms[PLAIN].rounds,
-                    forms[ACCELERATED].rounds,
-                    process_spread=_spread(forms[PLAIN]),
-                )
+            kept = {name: counted([t[name] for t in rounds]) for name in runs}
+            whole = [i for i in range(len(rounds)) if all(turns[i] for turns in kept.values())]
+            for name, run in runs.items():
+                forms[name] = _form([kept[name][i] for i in whole], run.reports.said)
+            if len(whole) >= _FEWEST_ROUNDS:
+                ratio = _ratio(forms[PLAIN], forms[ACCELERATED])
+                techniques = {
+                    part: _ratio(form, forms[ACCELERATED])
+                    for part, form in forms.items()
+                    if part in TECHNIQUES
+                }
             if sentence := self.watch.seen().sentence():
                 notes.append(sentence)
         if found.passed and ratio is None:
@@ -198,6 +248,7 @@ class _Trial:
             cycle=self.cycle,
             parity=found,
             ratio=ratio,
+            techniques=techniques,
             plain=forms.get(PLAIN),
             accelerated=forms.get(ACCELERATED),
             left_out=dict(left_out),
@@ -267,6 +318,10 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str]) -> Form:
         middle("page_faults"),
         list(said),
     )
+
+
+def _ratio(slower: Form, faster: Form) -> Ratio:
+    return ratio_of_medians(slower.rounds, faster.rounds, process_spread=_spread(slower))
 
 
 def _spread(plain: Form) -> float:

@@ -186,10 +186,18 @@ def test_a_script_is_the_same_training(
             {"after": 'step and "gallery_lib.plug" in sys.modules and optimizer.step()'},
             "not the same training",
         ),
+        (  # a fast step that is wrong by 1 %
+            {
+                "before": "from gallery_lib.optim import fused_cpu as f; own = f.AdamW.step; "
+                "f.AdamW.step = lambda self: ([g.__setitem__('lr', g['lr'] * 1.01) for g in "
+                "self.param_groups], own(self))"
+            },
+            "--without=optimizer is the same training",
+        ),
         ({"before": "torch.seed()"}, "not reproducible"),
         ({"backward": "loss.expand(2).backward(torch.ones(2) / 2)"}, "losses are hidden"),
     ],
-    ids=["wrong gradient", "doubled step", "not reproducible", "hidden losses"],
+    ids=["wrong gradient", "doubled step", "wrong fast step", "not reproducible", "hidden losses"],
 )
 def test_without_parity_there_is_no_ratio(
     tmp_path: Path, result: Any, change: dict[str, str], why: str
