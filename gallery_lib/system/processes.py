@@ -241,6 +241,20 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
     return process.returncode, lines
 
 
+def send_below(pid: int, number: signal.Signals) -> None:
+    """Send a signal to every process below `pid`, and to those that they start meanwhile."""
+    import psutil
+
+    told: set[psutil.Process] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        above = psutil.Process(pid)
+        while new := [process for process in above.children(recursive=True) if process not in told]:
+            for process in new:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            told.update(new)
+
+
 def end_descendants(grace_seconds: float = 3.0) -> None:
     """Send SIGTERM to every descendant of this process, then SIGKILL after the grace period.
 

@@ -24,8 +24,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system.files import PrivateFolder
 from gallery_lib.system.processes import (
@@ -33,6 +31,7 @@ from gallery_lib.system.processes import (
     Relay,
     end_supervised,
     search_path,
+    send_below,
     start_supervised,
 )
 from gallery_lib.trial import attach
@@ -162,7 +161,7 @@ class ScriptRun:
             look()
             self._check(deadline)
         turn = self.reports.add(messages)
-        self._send_all(signal.SIGSTOP)
+        send_below(self._supervisor.pid, signal.SIGSTOP)
         return turn
 
     def _accept(self, cycles: int) -> None:
@@ -174,7 +173,7 @@ class ScriptRun:
             connection.send_bytes(json.dumps({"cycles": cycles}).encode())
 
     def _go_on(self, cycles: int) -> None:
-        self._send_all(signal.SIGCONT)
+        send_below(self._supervisor.pid, signal.SIGCONT)
         for connection in self._ranks.values():
             with contextlib.suppress(OSError):
                 connection.send_bytes(json.dumps({"cycles": cycles}).encode())
@@ -197,17 +196,6 @@ class ScriptRun:
     def _last(self) -> str:
         lines = "\n".join(self._output.last)
         return f"Its last lines:\n{lines}" if lines else "It has printed nothing."
-
-    def _send_all(self, number: signal.Signals) -> None:
-        """Send a signal to every process below the supervisor, and to those that they start."""
-        told: set[psutil.Process] = set()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            supervisor = psutil.Process(self._supervisor.pid)
-            while new := [p for p in supervisor.children(recursive=True) if p not in told]:
-                for process in new:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.send_signal(number)
-                told.update(new)
 
     def end(self) -> None:
         """End all processes of the script."""

@@ -136,9 +136,7 @@ class _Trial:
             return "no part alone explains it"
         suspects = [one.option for one in passes.ORDER if one.option]
         if not right(*suspects):
-            return (
-                f"--without={COMPILE} is the same training; no graph pass of ours explains it"
-            )
+            return f"--without={COMPILE} is the same training; no graph pass of ours explains it"
         while len(suspects) > 1:
             half = suspects[: len(suspects) // 2]
             suspects = half if right(*half) else suspects[len(half) :]

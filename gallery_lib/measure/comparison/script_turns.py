@@ -21,7 +21,6 @@ and the first one of an epoch, which contains the start of the loader's processe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import re
@@ -35,8 +34,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from gallery_lib.console.text import rate
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.launcher.job import script_command, shown_script_command
@@ -49,6 +46,7 @@ from gallery_lib.system.processes import (
     Relay,
     end_supervised,
     interruptible,
+    send_below,
     start_supervised,
 )
 
@@ -222,21 +220,20 @@ class _PausedScript:
     def warm_up(self, lines: int) -> LoggedLine:
         """Pause the script when it has logged so many lines, and return the first of them."""
         first, *_ = [self._next_line() for _ in range(lines)]
-        self._pause()
+        send_below(self._supervisor.pid, signal.SIGSTOP)
         return first
 
     def turn(self, lines: int) -> list[LoggedLine]:
         """Let the script go on until it has logged so many lines that count; return these."""
-        processes = self._below()
         self._resumed_at = time.monotonic()
-        _send(signal.SIGCONT, processes)
+        send_below(self._supervisor.pid, signal.SIGCONT)
         line = self._next_line()
         counted: list[LoggedLine] = []
         while len(counted) < lines:
             before, line = line, self._next_line()
             if line.epoch == before.epoch:
                 counted.append(line)
-        self._pause()
+        send_below(self._supervisor.pid, signal.SIGSTOP)
         return counted
 
     def _next_line(self) -> LoggedLine:
@@ -264,26 +261,7 @@ class _PausedScript:
             return
         raise RunFailed(f"{self._name} {what}. Its last lines:\n" + "\n".join(self._output.last))
 
-    def _below(self) -> list[psutil.Process]:
-        """Return the processes below the supervisor, parents before their children."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self._supervisor.pid).children(recursive=True)
-        return []
-
-    def _pause(self) -> None:
-        stopped: set[psutil.Process] = set()
-        # A process may start another before it is stopped itself.
-        while running := [process for process in self._below() if process not in stopped]:
-            _send(signal.SIGSTOP, running)
-            stopped.update(running)
-
     def end(self) -> None:
         """End all processes of the script, stopped ones as well."""
         end_supervised(self._supervisor)
         self._output.close()
-
-
-def _send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
