@@ -9,9 +9,11 @@ Importing the package changes no global state. It imports torch only when someth
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` imports for ten milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
     from gallery_lib.acceleration import accelerate
     from gallery_lib.config import Config, LaunchConfig, TrainConfig
     from gallery_lib.launcher.job import launch

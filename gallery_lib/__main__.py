@@ -7,7 +7,11 @@ A Python that cannot run the gallery is replaced by that of the environment of p
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself imports for milliseconds, in which Ctrl-C may come
 import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends it at once
 
 
 def main() -> int:

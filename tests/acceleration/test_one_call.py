@@ -155,3 +155,13 @@ def test_importing_the_package_does_not_import_torch():
     modules = "gallery_lib.config, gallery_lib.cli.main, gallery_lib.report.communication"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_ctrl_c_is_left_to_the_system_before_anything_that_takes_time_is_imported():
+    code = (
+        "import signal, sys; before = set(sys.modules); import gallery_lib.__main__; "
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"typing", "re", "contextlib", "argparse"} & set(done.stdout.split())
