@@ -50,7 +50,7 @@ def measure(config: TrainConfig, rounds: int, block_steps: int) -> dict[str, Any
             optimizer=session.optimizer,
             scheduler=session.updates.schedule,
             loader=session.loader,
-            every=10**9,
+            every=10**6,
         )
         batches = _batches(session)
         copies: list[float] = []
