@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -217,12 +217,19 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
     step = len(trained.curve)
     while step < total_steps:
         session.loader.set_epoch(session.loader.passes)
-        for batch in session.loader:
+        for batch in _in_time(session, session.loader):
             yield step, batch
             step += 1
             if step == total_steps:
                 return
         trained.epoch += 1
+
+
+def _in_time(session: Session, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches; where one is late, the run ends with an error."""
+    config = session.config
+    late = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
+    return workers.watched(batches, config.rank_timeout, late)
 
 
 def _log(session: Session, trained: Trained, steps: int) -> None:
@@ -306,7 +313,6 @@ def evaluate(session: Session) -> dict[str, float]:
         sampler=range(process_group.rank(), len(data), process_group.world_size()),
         num_workers=session.config.workers,
         collate_fn=getattr(data, "collate", None),
-        timeout=session.config.rank_timeout if session.config.workers else 0,
         worker_init_fn=workers.begin,
     )
     device, memory_format = session.loader.device, session.loader.memory_format
@@ -318,7 +324,7 @@ def evaluate(session: Session) -> dict[str, float]:
         torch.compiler.set_stance("force_eager"),
         precision.autocast(session.autocast_dtype, device.type),
     ):
-        for batch in batches:
+        for batch in _in_time(session, batches):
             for name, (total, count) in session.task.metrics(model, batch).items():
                 counted = torch.tensor(float(count), device=device, dtype=torch.float64)
                 before = sums.get(name, (0.0, 0.0))

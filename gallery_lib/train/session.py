@@ -271,7 +271,6 @@ def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         collate_fn=getattr(splits.train, "collate", None),
-        timeout=config.rank_timeout if config.workers else 0,
         pin_memory=torch.cuda.is_available(),
         generator=generator,
         worker_init_fn=workers.begin,

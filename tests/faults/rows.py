@@ -40,8 +40,12 @@ def to_rank(rank: int, number: int) -> Cause:
     return lambda command: os.kill(workers(command)[rank].pid, number)
 
 
-def _kill_loader(command: Command) -> None:
-    next(one for one in command.everything() if one.name() == "pt_data_worker").kill()
+def _to_loader(number: int) -> Cause:
+    def cause(command: Command) -> None:
+        loaders = (one for one in command.everything() if one.name() == "pt_data_worker")
+        next(loaders).send_signal(number)
+
+    return cause
 
 
 def results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
@@ -179,7 +183,16 @@ def _failed(
 _WHO_FAILED = (
     _failed("rank 0 is killed", to_rank(0, signal.SIGKILL), "rank 0 (process", *TWO),
     _failed("rank 1 is killed", to_rank(1, signal.SIGKILL), "rank 1 (process", *TWO, quick=True),
-    _failed("a process that loads data is killed", _kill_loader, "DataLoader", seconds=15),
+    _failed(
+        *("a process that loads data is killed", _to_loader(signal.SIGKILL), "DataLoader"),
+        seconds=15,
+    ),
+    _failed(
+        *("a process that loads data is stopped", _to_loader(signal.SIGSTOP), "no batch has come"),
+        *("--rank_timeout", "8"),
+        seconds=25,
+        quick=True,
+    ),
     _failed(
         *("a rank is stopped", to_rank(1, signal.SIGSTOP), "rank 1 gives no sign of life"),
         *(*TWO, "--rank_timeout", "8"),

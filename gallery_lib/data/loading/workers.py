@@ -7,13 +7,19 @@ for the next batch. Where other programs keep the cores busy, that may be no sha
 
 **Lost batches.** Multiprocessing prints why a process could not hand a batch over, and goes on.
 `begin` has the error sent in its place.
+
+**Late batches.** DataLoader's own `timeout` waits for a batch in the queue. Its tensors are fetched
+from the loading process afterwards, without a limit: one that is stopped has the training wait for
+ever. `watched` has a limit for all of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -38,6 +44,44 @@ def shorten_paths() -> None:
             util.Finalize(None, own.close, exitpriority=-100)  # when loading processes have ended
             folder = str(own.path)
         config["tempdir"] = folder
+
+
+_LOOKS = 8  # within the limit
+_STOPPED_SECONDS = 3.0
+
+
+def watched(batches: Iterable[Any], seconds: float, late: Callable[[str], None]) -> Iterator[Any]:
+    """Yield the batches; where one takes longer than `seconds`, call `late` in a thread.
+
+    Time in which this process itself was stopped does not count.
+    """
+    waits_since: list[float] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        interval, looked = min(1.0, seconds / _LOOKS), time.monotonic()
+        while not ended.wait(interval):
+            now = time.monotonic()
+            was_stopped, looked = now - looked > interval + _STOPPED_SECONDS, now
+            for since in waits_since[-1:]:
+                if was_stopped:
+                    waits_since[:] = [now]
+                elif now - since > seconds:
+                    late(
+                        f"no batch has come for {seconds:g} s (rank_timeout): a process that loads "
+                        "data stands still, or the disk that it reads from"
+                    )
+                    return
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        waits_since[:] = [time.monotonic()]
+        for batch in batches:
+            waits_since.clear()
+            yield batch
+            waits_since[:] = [time.monotonic()]
+    finally:
+        ended.set()
 
 
 def give_way(iterator: Iterator[Any], niceness: int) -> None:

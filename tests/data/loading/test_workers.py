@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import process
 from pathlib import Path
@@ -261,3 +262,19 @@ def test_a_forked_process_does_not_give_blocks_back() -> None:
     for _ in range(20):
         next(iterator)
     assert batch[0][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_late_batch_is_told_of_once_and_others_are_not():
+    told = []
+
+    def batches():
+        for number in range(3):
+            time.sleep(0.6 if number == 1 else 0.0)
+            yield number
+
+    passing = workers.watched(batches(), 0.2, told.append)
+    assert next(passing) == 0
+    time.sleep(0.4)  # the training takes its time
+    assert not told
+    assert list(passing) == [1, 2]
+    assert len(told) == 1 and "no batch has come for 0.2 s" in told[0]
