@@ -100,6 +100,8 @@ class Option:
         number = self.type(value)
         if not (is_text or number == value) or not self.minimum <= number <= self.maximum:
             raise ValueError
+        if not number and is_text and re.match("[-+.0]*[1-9]", value):  # it is too small: 1e-400
+            raise ValueError
         return number
 
     def _checked(self, value: Any) -> Any:

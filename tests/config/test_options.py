@@ -47,6 +47,7 @@ def test_the_seed_commands_parse_verbatim() -> None:
         (("--batch_size", "8\n"), "batch_size", (r"'8\n'", "whole number")),
         (("--rank_timeout", "１0"), "rank_timeout", ("'１0'", "number")),
         (("--batch_size", "1" * 5000), "batch_size", ("1111… (5,0",)),
+        (("--lr", "1e-400"), "lr", ("'1e-400'", "a number")),
         (("--lr", "nan"), "lr", ("'nan'", "number between 0 and")),
         (("--amp_level=O2",), "amp_level", ("'O2'", "O0 or O1")),
         (("--run_dir", " "), "run_dir", ("' '", "text")),

@@ -152,11 +152,16 @@ def test_a_wrong_command_is_refused(tmp_path: Path, words: tuple[str, ...], valu
 @pytest.mark.parametrize(
     ("name", "words", "cycle", "models"),
     [
-        ("mnist_loop", ("--epochs", "900"), 1, ["Net"]),
         ("gan", (), 2, ["Sequential", "Sequential"]),
-        ("accumulation", (), 1, ["Sequential"]),
-        ("lbfgs", (), 1, ["Sequential"]),
-        ("ddp_spawn", (), 1, ["Sequential"]),
+        *(
+            pytest.param(name, words, 1, models, marks=pytest.mark.thorough)
+            for name, words, models in (
+                ("mnist_loop", ("--epochs", "900"), ["Net"]),
+                ("accumulation", (), ["Sequential"]),
+                ("lbfgs", (), ["Sequential"]),
+                ("ddp_spawn", (), ["Sequential"]),
+            )
+        ),
     ],
 )
 def test_a_script_is_the_same_training(
@@ -182,9 +187,10 @@ def test_a_script_is_the_same_training(
             },
             "not the same training: the norm of gradient",
         ),
-        (  # a step that is taken twice there
+        pytest.param(  # a step that is taken twice there
             {"after": 'step and "gallery_lib.plug" in sys.modules and optimizer.step()'},
             "not the same training",
+            marks=pytest.mark.thorough,
         ),
         (  # a fast step that is wrong by 1 %
             {
@@ -195,7 +201,11 @@ def test_a_script_is_the_same_training(
             "--without=optimizer is the same training",
         ),
         ({"before": "torch.seed()"}, "not reproducible"),
-        ({"backward": "loss.expand(2).backward(torch.ones(2) / 2)"}, "losses are hidden"),
+        pytest.param(
+            {"backward": "loss.expand(2).backward(torch.ones(2) / 2)"},
+            "losses are hidden",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["wrong gradient", "doubled step", "wrong fast step", "not reproducible", "hidden losses"],
 )
