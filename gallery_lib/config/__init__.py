@@ -290,8 +290,6 @@ class TryConfig:
     """Exit code 3 where the accelerated form is surely slower."""
     scratch: bool = True
     """Run in a copy of the working folder, so that no output is written over."""
-    threads: int | None = None
-    """CPU threads per process (OMP_NUM_THREADS). Default: as the script has them."""
     without: str | None = None
     """Parts of the acceleration to leave out, with commas between: compile, optimizer, allocator,
     graph passes by name, or all, which compares the plain form with itself."""

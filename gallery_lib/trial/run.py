@@ -61,8 +61,6 @@ class Command:
 
     words: Sequence[str]
     folder: Path
-    threads: int | None
-    """OMP_NUM_THREADS of each process; None: as the reader has it."""
     script: str
 
     @property
@@ -124,8 +122,6 @@ class ScriptRun:
             "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
-        if command.threads is not None:
-            environment["OMP_NUM_THREADS"] = str(command.threads)
         self._supervisor = start_supervised(
             command.words, environment, cwd=command.folder, stderr=subprocess.STDOUT, **OUTPUT
         )

@@ -61,9 +61,7 @@ def run(words: Sequence[str], config: TryConfig, progress: Progress) -> Trial:
     with TemporaryDirectory(prefix="gallery-try-") as name:
         folder = Path(name)
         where = scratch.copy_of(Path.cwd(), folder / "work") if config.scratch else Path.cwd()
-        command = Command(
-            scratch.started(words, config.nproc), where, config.threads, scratch.name_of(words)
-        )
+        command = Command(scratch.started(words, config.nproc), where, scratch.name_of(words))
         trial = _Trial(command, config, progress, folder).take()
     return dataclasses.replace(trial, seconds=time.monotonic() - began)
 
