@@ -186,10 +186,7 @@ def bench(words: Words, config: BenchConfig, operands: Operands) -> int:
 
 @_command("try", TryConfig, script="SCRIPT.py … | -- COMMAND …")
 def try_(words: Words, config: TryConfig, command: Words) -> int:
-    """Try a training script of yours, unmodified: plain and accelerated, in turns, with a verdict.
-
-    Exit code 1: the script fails; 3, with --fail-if=slower: it is surely slower.
-    """
+    """Try an unmodified training script, plain and accelerated, in turns, with a verdict."""
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.report import trial as report
