@@ -74,12 +74,13 @@ def add_numbers(arguments: argparse.ArgumentParser, **options: tuple[Any, ...]) 
     The least value is 1 where none is given.
     """
     for name, (default, text, *least) in options.items():
-        number = partial(_whole_number, least=least[0] if least else 1)
+        number = partial(whole_number, least=least[0] if least else 1)
         text = f"{text} (default: {default})"
         arguments.add_argument(f"--{name}", type=number, default=default, help=text)
 
 
-def _whole_number(text: str, least: int) -> int:
+def whole_number(text: str, least: int = 1) -> int:
+    """Return the number: the type of an argument."""
     if not (text.isdecimal() and int(text) >= least):
         raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
     return int(text)

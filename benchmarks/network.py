@@ -114,7 +114,8 @@ def main() -> int:
     made = {"--out": {**file, "help": "JSON file for the timeline or figures", "required": True}}
     timeline = {"timeline": {"type": Path, "metavar": "TIMELINE.json", "help": "of `record`"}}
     text = "processes of each host; several can average hierarchically (default: 1)"
-    lab = {**timeline, **figures, "--ranks": {"type": int, "default": 1, "help": text}}
+    number = figures_file.whole_number
+    lab = {**timeline, **figures, "--ranks": {"type": number, "default": 1, "help": text}}
     actions: dict[str, tuple[tuple[type, ...], Any, Callable[..., int]]] = {
         "train": ((ranks.NetworkConfig, Comm), figures, ranks.train_in_turns),
         "record": ((TrainConfig,), made, _record),

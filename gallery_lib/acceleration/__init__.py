@@ -160,8 +160,8 @@ def _join_run(model: nn.Module) -> torch.device:
     """
     # torchrun also starts groups of one process. On a CPU SyncBatchNorm works only outside a group:
     # this model's, or that of another one of the process (a GAN's).
-    alone = process_group.world_size() == 1
-    if alone and any(map(arguments.has_synchronized_norm, (model, *_records))):
+    alone_on_cpu = process_group.world_size() == 1 and not torch.cuda.is_available()
+    if alone_on_cpu and any(map(arguments.has_synchronized_norm, (model, *_records))):
         process_group.leave()
     else:
         process_group.ensure_initialized()

@@ -192,10 +192,12 @@ def try_(words: Words, config: TryConfig, command: Words) -> int:
             from gallery_lib.report import trial as report
             from gallery_lib.system.files import write_json
             from gallery_lib.trial.trial import run
+        if config.json and not Path(config.json).absolute().parent.is_dir():
+            raise InputError(f"json={config.json}: its folder does not exist.", parameter="json")
         trial = run(command, config, progress)
+    print(report.text(trial))
     if config.json:
         write_json(Path(config.json), dataclasses.asdict(trial))
-    print(report.text(trial))
     return 3 if config.fail_if == trial.verdict else 0
 
 
@@ -366,7 +368,7 @@ def cache_load(words: Words, operands: Operands) -> None:
 
 _NOTES = """\
 Exit codes: 0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started;
-130 interrupted. NO_COLOR=1 switches colours off.
+3 --fail-if; 130 interrupted. NO_COLOR=1 switches colours off.
 
 `gallery COMMAND --help` has the options of each; `gallery --version` names the versions.
 Training one task: python3 launch_single_task.py --help"""

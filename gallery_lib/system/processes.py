@@ -242,7 +242,7 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
 
 
 def send_below(pid: int, number: signal.Signals) -> None:
-    """Send a signal to every process below `pid`, and to those that they start meanwhile."""
+    """Send a signal to every process below `pid`; SIGSTOP also to those that start meanwhile."""
     import psutil
 
     told: set[psutil.Process] = set()
@@ -253,6 +253,8 @@ def send_below(pid: int, number: signal.Signals) -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
             told.update(new)
+            if number != signal.SIGSTOP:
+                break
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:

@@ -34,7 +34,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import backend, recompiles
-from gallery_lib.config import TrainConfig, switches
+from gallery_lib.config import Loader, TrainConfig, switches
 from gallery_lib.console.exit_code import refusal
 from gallery_lib.console.progress import ENDING, EVALUATION, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.data.loading import workers
@@ -226,10 +226,17 @@ def _batches(session: Session, trained: Trained, total_steps: int) -> Iterator[t
 
 
 def _in_time(session: Session, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches; where one is late, the run ends with an error."""
-    config = session.config
-    late = functools.partial(end_of_run, Path(config.run_dir), process_group.rank())
-    return workers.watched(batches, config.rank_timeout, late)
+    """Return the batches; where one of loading processes is late, this process ends at once."""
+    config, rank = session.config, process_group.rank()
+    if not config.workers:
+        return iter(batches)
+
+    def late(text: str) -> None:
+        end_of_run(Path(config.run_dir), rank, f"rank {rank}: {text}")
+
+    # On CUDA a pass begins with as many batches as are copied ahead, and one more.
+    at_once = 1 + Loader().prefetch if session.loader.device.type == "cuda" else 1
+    return workers.watched(batches, config.rank_timeout * at_once, late)
 
 
 def _log(session: Session, trained: Trained, steps: int) -> None:

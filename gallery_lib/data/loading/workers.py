@@ -59,19 +59,19 @@ def watched(batches: Iterable[Any], seconds: float, late: Callable[[str], None])
     ended = threading.Event()
 
     def look() -> None:
-        interval, looked = min(1.0, seconds / _LOOKS), time.monotonic()
+        interval = min(1.0, seconds / _LOOKS)
+        looked = resumed = time.monotonic()
         while not ended.wait(interval):
             now = time.monotonic()
-            was_stopped, looked = now - looked > interval + _STOPPED_SECONDS, now
-            for since in waits_since[-1:]:
-                if was_stopped:
-                    waits_since[:] = [now]
-                elif now - since > seconds:
-                    late(
-                        f"no batch has come for {seconds:g} s (rank_timeout): a process that loads "
-                        "data stands still, or the disk that it reads from"
-                    )
-                    return
+            if now - looked > interval + _STOPPED_SECONDS:
+                resumed = now
+            looked = now
+            if any(now - max(since, resumed) > seconds for since in waits_since[:]):
+                late(
+                    f"no batch has come for {seconds:g} s (rank_timeout): a process that loads "
+                    "data stands still, or the disk that it reads from"
+                )
+                return
 
     threading.Thread(target=look, daemon=True).start()
     try:
