@@ -45,9 +45,12 @@ def text(trial: Trial) -> str:
         parts.append("Nothing stands out that holds the script back.")
     parts += trial.findings
     parts += trial.notes
-    if trial.left_out:
-        named = ", ".join(f"{count} with {what}" for what, count in trial.left_out.items())
-        parts.append(f"Steps that do not count: {named}.")
+    for form, marks in trial.left_out.items():
+        if marks:
+            named = ", ".join(f"{count} with {what}" for what, count in marks.items())
+            parts.append(f"Steps that do not count, {form}: {named}.")
+    if not trial.models:
+        parts.append("No model was found that the script calls: none was compiled.")
     if trial.ratio and trial.ratio.verdict == "faster":
         itself = all(model["compiled"] for model in trial.models)
         parts.append(_COMPILED if itself else _LINES)

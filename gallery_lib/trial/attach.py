@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -18,6 +19,8 @@ from types import ModuleType
 
 ORDERS_VARIABLE = "GALLERY_TRY"
 """Variable with what a script's processes are to do, as JSON (`probe.Orders`)."""
+SCRATCH_VARIABLE = "GALLERY_TRY_SCRATCH"
+"""Variable with the folder below which links become files of the run's own (`scratch`)."""
 
 _START = """\
 import sys
@@ -42,28 +45,33 @@ def write_start(folder: Path) -> None:
 
 
 def wait_for_torch() -> None:
-    """Call `probe.attach()` when this process has imported torch."""
+    """Call `probe.attach()` when this process has imported torch, and protect linked files."""
+    from gallery_lib.trial import scratch
+
+    if (root := os.environ.get(SCRATCH_VARIABLE)) is not None:
+        scratch.protect(root)
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finder that gives torch a loader of ours; a library may look for torch and not import it."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
     """torch's loader, and the probe behind it."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
@@ -72,6 +80,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

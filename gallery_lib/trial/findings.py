@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psutil
+
 from gallery_lib.system import hardware
 from gallery_lib.trial.result import FAULT_SECONDS, Form, Trial
 from gallery_lib.trial.run import Reports
 
 _MUCH = 0.25  # of a cycle: what takes so much of it is named
 _SOME = 0.12
+_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim, with an option `fused`
+_ONE_PASS = ("RMSprop", "RAdam")  # others that gallery_lib.optim has
 
 
 def of(trial: Trial, look: Reports) -> list[str]:
@@ -31,11 +35,12 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
     stepping = part.get("optimizer", 0.0)
     unfused = [one["name"] for one in trial.optimizers if one["torchs"] and not one["fused"]]
     if stepping > _SOME and unfused:
-        yield (
-            stepping,
-            f"{unfused[0]}'s steps take {stepping:.0%} of a step: fused=True, or gallery_lib's, "
-            "goes over memory once.",
-        )
+        remedy = "it has no faster form"
+        if unfused[0] in _FUSED:
+            remedy = "fused=True, or gallery_lib's, goes over memory once"
+        elif unfused[0] in _ONE_PASS:
+            remedy = "gallery_lib's goes over memory once"
+        yield stepping, f"{unfused[0]}'s steps take {stepping:.0%} of a step: {remedy}."
     faults = plain.page_faults * FAULT_SECONDS / plain.cycle_seconds
     if faults > _SOME:
         yield (
@@ -45,12 +50,13 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
         )
     between = part.get("between them", 0.0)
     items = look.newest["work"].get("items", 0.0)
-    if items and between + part.get("forward pass", 0.0) > _MUCH and items >= 2 * trial.cycle:
+    on_cpu = all(model["device"] == "cpu" for model in trial.models)
+    if items >= 2 * trial.cycle and (not on_cpu or between > _MUCH):
         yield (
             between,
             f"{items:.0f} tensors are read as Python numbers in a step (.item(), float(), if): "
-            "each waits for the device, and cuts a compiled graph inside forward(). Sum them up as "
-            "tensors, and read them now and then.",
+            "Python's time here, a wait on a GPU. Sum them up as tensors, and read them now and "
+            "then.",
         )
     elif between > _MUCH:
         yield (
@@ -59,15 +65,15 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
             "logging, metrics, or data that no DataLoader brings.",
         )
     bf16 = look.newest["work"].get("flops bfloat16", 0.0)
-    on_cpu = all(model["device"] == "cpu" for model in trial.models)
     if bf16 and on_cpu and not hardware.computes_in_bf16("cpu"):
         yield (
             1.0,
             "bfloat16 is emulated on this CPU, which has no instructions for it: fp32 is faster.",
         )
-    if on_cpu and look.newest["threads"] < hardware.cores() and look.newest["world"] == 1:
+    cores = min(hardware.cores(), psutil.cpu_count(logical=False) or 1)
+    if on_cpu and look.newest["threads"] < cores and look.newest["world"] == 1:
         yield (
             0.1,
-            f"PyTorch uses {look.newest['threads']} threads where {hardware.cores()} cores are "
-            "there (OMP_NUM_THREADS, torch.set_num_threads).",
+            f"PyTorch uses {look.newest['threads']} threads where {cores} cores are there "
+            "(OMP_NUM_THREADS, torch.set_num_threads).",
         )

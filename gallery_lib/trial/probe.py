@@ -7,13 +7,15 @@
 - `torch.autograd.backward`: the scalars that the script differentiates are its losses;
 - `DataLoader`: waiting for a batch, and the beginning of a pass;
 - the first calls of modules, up to the end of the first cycle: those from outside any module are
-  the script's models. In the accelerated form they are compiled in place from then on.
+  the script's models. In the accelerated form they are compiled in place from then on. A first look
+  keeps these hooks: it tells how long a forward pass takes.
 
 A process that takes no step of an optimizer (a loader's, torchrun's) does nothing of this.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -34,7 +36,8 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
-from gallery_lib.trial.attach import ORDERS_VARIABLE
+from gallery_lib.trial import scratch
+from gallery_lib.trial.attach import ORDERS_VARIABLE, SCRATCH_VARIABLE
 
 PLAIN, ACCELERATED = "plain", "accelerated"
 OPTIMIZER, ALLOCATOR, COMPILE, ALL = PARTS = ("optimizer", "allocator", "compile", "all")
@@ -56,6 +59,8 @@ class Orders:
     """Steps of optimizers that make a cycle."""
     checked: int = 8
     """First cycles whose gradients and weights are compared with those of another run."""
+    number: int = 0
+    """Of this run in its trial: runs that are alive together meet at ports of their own."""
     looks: bool = False
     """Whether to describe the models, and to count a cycle's operators."""
     moved: bool = False
@@ -112,20 +117,22 @@ class Probe:
         self._budget = 0  # cycles until the next pause
         self._cycles: list[Cycle] = []  # since the last message
         self._now = Cycle()
-        self._began = time.perf_counter()
+        self._began = self._resumed = time.perf_counter()
         self._faults = 0
         self._done = self._steps = 0
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._order: list[int] = []
-        self._step_began = self._step_backward = 0.0
+        self._step_began = 0.0
+        self._backward_depth = 0
         self._losses: list[Tensor] = []
         self._hidden = False
         self._checks: list[dict[str, Any]] = []
         self._roots: dict[int, nn.Module] = {}
         self._depth = threading.local()
         self._hooks: list[Any] = []
-        self._compiled = self._graphs = 0
-        self._drew = False
+        self._is_on = False
+        self._graphs = 0
+        self._drew = self._half = False
         self._counts: Any = None
         self._work: dict[str, float] = {}
         self._items_before = self._items_of_steps = 0
@@ -143,10 +150,13 @@ class Probe:
             modules.register_module_forward_hook(self._leave, always_call=True),
         ]
         torch.autograd.backward = self._timed_backward(torch.autograd.backward)
+        rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+        if hasattr(rendezvous, "_create_c10d_store"):
+            rendezvous._create_c10d_store = self._at_own_port(rendezvous._create_c10d_store)
         iterator = dataloader._BaseDataLoaderIter
         iterator.__next__ = self._timed_next(iterator.__next__)  # type: ignore[method-assign]
         DataLoader.__iter__ = self._marking(DataLoader.__iter__, NEW_PASS)  # type: ignore[method-assign]
-        torch.save = self._marking(torch.save, CHECKPOINT)
+        torch.save = self._marking(_saving(torch.save), CHECKPOINT)
         train = nn.Module.train
 
         @functools.wraps(train)
@@ -188,36 +198,64 @@ class Probe:
     def _timed_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._backward_depth:  # of a checkpoint, inside the script's own
+                function(tensors, *args, **kwargs)
+                return
             given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             if all(tensor.numel() == 1 for tensor in given):
                 self._losses += [tensor.detach() for tensor in given]
             else:
                 self._hidden = True
             began = time.perf_counter()
-            function(tensors, *args, **kwargs)
-            if self._is_mine():
-                self._now.backward += time.perf_counter() - began
+            self._backward_depth += 1
+            try:
+                function(tensors, *args, **kwargs)
+            finally:
+                self._backward_depth -= 1
+            ended = time.perf_counter()
+            self._now.backward += ended - began
+            # The step of an optimizer with a closure begins behind the closure.
+            self._step_began, self._items_before = ended, self._items()
 
         backward._torchdynamo_disable = True  # type: ignore[attr-defined]
         return backward
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # the script compiles it
+            return
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
+        self._half |= torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         if depth:
             return
         self._depth.began = time.perf_counter()
-        self._depth.numbers = torch.get_rng_state()
-        if module.training and torch.is_grad_enabled() and _has_weights(module):
-            if not self._roots and self._accelerates():
+        if self._done == 0:
+            self._depth.numbers = _random_states()
+            if torch.is_grad_enabled() and _has_weights(module):
                 self._switch_on()
-            self._roots[id(module)] = module
+                self._roots[id(module)] = module
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._depth.value = depth = getattr(self._depth, "value", 1) - 1
-        if not depth and id(module) in self._roots:
-            self._now.forward += time.perf_counter() - self._depth.began
-            self._drew |= not torch.equal(self._depth.numbers, torch.get_rng_state())
+        if depth or id(module) not in self._roots:
+            return
+        self._now.forward += time.perf_counter() - self._depth.began
+        if self._done == 0:
+            pairs = zip(self._depth.numbers, _random_states(), strict=False)
+            self._drew |= not all(one.equal(other) for one, other in pairs)
+
+    def _at_own_port(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Move the port at which ranks meet, unless torchrun has chosen it: runs would collide."""
+
+        @functools.wraps(function)
+        def made(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+            own = port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            moved = port + 7 * self.orders.number if own else port
+            return function(hostname, moved if moved < 2**16 else port, *args, **kwargs)
+
+        return made
 
     # ---- steps
 
@@ -226,22 +264,20 @@ class Probe:
             return
         if self._connection is None:
             self._meet()
-        self._step_began, self._step_backward = time.perf_counter(), self._now.backward
-        if self._done < self.orders.checked:
-            self._note_gradients(optimizer)
-            self._step_began = time.perf_counter()
+        self._switch_on()  # where no model was found
         self._items_before = self._items()
+        self._step_began = time.perf_counter()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_mine():
             return
-        # A closure has its backward passes inside the step.
-        inside = self._now.backward - self._step_backward
-        self._now.optimizer += time.perf_counter() - self._step_began - inside
+        self._now.optimizer += time.perf_counter() - self._step_began
         self._items_of_steps += self._items() - self._items_before
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
         self._order.append(list(self._optimizers).index(id(optimizer)))
+        if self._done < self.orders.checked:
+            self._note_gradients(optimizer)
         self._steps += 1
         if self._steps % self.orders.cycle == 0:
             self._end_cycle()
@@ -284,9 +320,11 @@ class Probe:
 
     def _pause(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            began = time.perf_counter()
+            # The host runs ahead of the device: only a whole turn has a time.
             torch.cuda.synchronize()
-            self._cycles[-1].seconds += time.perf_counter() - began
+            mean = (time.perf_counter() - self._resumed) / len(self._cycles)
+            for cycle in self._cycles:
+                cycle.seconds = mean
         for cycle in self._cycles:
             cycle.losses = [float(loss) for loss in cycle.losses]
         message: dict[str, Any] = {"cycles": [dataclasses.asdict(one) for one in self._cycles]}
@@ -299,6 +337,7 @@ class Probe:
         self._send(message)
         self._cycles, self._said = [], []
         self._budget = self._receive()["cycles"]
+        self._resumed = time.perf_counter()
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.send_bytes(json.dumps(message).encode())
@@ -314,18 +353,23 @@ class Probe:
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         if len(self._checks) <= self._done:
-            self._checks.append({"gradients": {}, "weights": {}, "half": False})
+            self._checks.append({"gradients": {}, "weights": {}, "buffers": {}, "half": False})
         check = self._checks[-1]
         number = len(check["gradients"])
         for place, weight in enumerate(_weights(optimizer)):
             if weight.grad is not None:
                 check["gradients"][f"{number}.{place}"] = _sample(weight.grad)
-        check["half"] |= torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+                self._half |= weight.dtype in (torch.bfloat16, torch.float16)
+        check["half"] = self._half
 
     def _note_weights(self) -> None:
         for number, optimizer in enumerate(self._optimizers.values()):
             for place, weight in enumerate(_weights(optimizer)):
                 self._checks[-1]["weights"][f"{number}.{place}"] = _sample(weight)
+        for number, root in enumerate(self._roots.values()):
+            for name, buffer in root.named_buffers():
+                if buffer.is_floating_point() and buffer.numel():
+                    self._checks[-1]["buffers"][f"{number}.{_plain(name)}"] = _sample(buffer)
 
     def _move(self) -> None:
         """Move weights by a rounding, to see how far the script carries one."""
@@ -346,7 +390,10 @@ class Probe:
         return self.orders.form == ACCELERATED and ALL not in self.orders.without
 
     def _switch_on(self) -> None:
-        """Do what `import gallery_lib.plug` does, without its line."""
+        """Do what `import gallery_lib.plug` does, without its line, once."""
+        if self._is_on or not self._accelerates():
+            return
+        self._is_on = True
         from gallery_lib import memory
         from gallery_lib.system import processes
 
@@ -365,19 +412,13 @@ class Probe:
             inductor.fallback_random = True
 
     def _end_first_cycle(self) -> None:
-        """Compile the models in place, or only go on with cheaper hooks."""
-        for hook in self._hooks:
+        """Take the hooks of modules away; in the accelerated form, compile the models in place."""
+        for hook in () if self.orders.looks else self._hooks:
             hook.remove()
-        self._hooks = []
         if self.orders.moved:
             self._move()
-        if self._accelerates():
-            if COMPILE not in self.orders.without:
-                self._compile()
-        else:
-            for root in self._roots.values():
-                root.register_forward_pre_hook(self._enter)
-                root.register_forward_hook(self._leave, always_call=True)
+        if self._accelerates() and COMPILE not in self.orders.without:
+            self._compile()
 
     def _compile(self) -> None:
         from gallery_lib.adapters import in_place
@@ -441,6 +482,29 @@ def _seed() -> None:
     torch.manual_seed(SEED)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(SEED)
+
+
+def _saving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.save, which writes in C++, with a file of the run's own in place of a link."""
+    root = os.environ.get(SCRATCH_VARIABLE)
+
+    @functools.wraps(function)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if root is not None and isinstance(f, str | os.PathLike):
+            with contextlib.suppress(OSError):
+                scratch.make_own(os.fspath(f), root, whole=True)
+        return function(obj, f, *args, **kwargs)
+
+    return save
+
+
+def _random_states() -> list[Tensor]:
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -65,8 +65,8 @@ class Trial:
     """How many times as fast the accelerated form is as without a part; with `--techniques`."""
     plain: Form | None
     accelerated: Form | None
-    left_out: dict[str, int]
-    """Cycles of the plain form that do not count, by what else happened in them."""
+    left_out: dict[str, dict[str, int]]
+    """Cycles of each form that do not count, by what else happened in them."""
     findings: list[str]
     """What holds the script back."""
     notes: list[str]

@@ -36,6 +36,7 @@ from gallery_lib.system.processes import (
 )
 from gallery_lib.trial import attach
 from gallery_lib.trial.probe import Cycle, Orders
+from gallery_lib.trial.scratch import copy_of
 
 _CHECK_SECONDS = 0.2
 _LAST_LINES = 20
@@ -57,10 +58,9 @@ class TooShort(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """What the reader types, and the folder in which it runs."""
+    """What the reader types, and the name that the verdict has."""
 
     words: Sequence[str]
-    folder: Path
     script: str
 
     @property
@@ -102,7 +102,13 @@ def _of_all(ranks: Sequence[Cycle]) -> Cycle:
 class ScriptRun:
     """A run of the script that is paused but for its turns."""
 
-    def __init__(self, command: Command, orders: Orders, *, patience: float, scratch: Path) -> None:
+    def __init__(
+        self, command: Command, orders: Orders, *, patience: float, folder: Path, scratch: bool
+    ) -> None:
+        start = folder / "start"
+        start.mkdir(parents=True)
+        attach.write_start(start)
+        where = copy_of(Path.cwd(), folder / "work") if scratch else Path.cwd()
         self._folder = PrivateFolder()
         self._socket = socket.socket(socket.AF_UNIX)
         self._ranks: dict[int, Connection] = {}
@@ -111,10 +117,9 @@ class ScriptRun:
         address = str(self._folder.path / "turns")
         self._socket.bind(address)
         self._socket.listen(64)
-        start = scratch / "start"
-        start.mkdir(exist_ok=True)
-        attach.write_start(start)
         environment = {
+            "PWD": str(where),
+            **({attach.SCRATCH_VARIABLE: str(folder / "work")} if scratch else {}),
             **_TRACKERS_OFF,
             **dataclasses.replace(orders, address=address).variable(),
             "PYTHONPATH": os.pathsep.join([str(start), search_path()]),
@@ -123,7 +128,7 @@ class ScriptRun:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         self._supervisor = start_supervised(
-            command.words, environment, cwd=command.folder, stderr=subprocess.STDOUT, **OUTPUT
+            command.words, environment, cwd=where, stderr=subprocess.STDOUT, **OUTPUT
         )
         assert self._supervisor.stdout is not None
         self._output = Relay(self._supervisor.stdout, None, keep=_LAST_LINES)
@@ -142,7 +147,7 @@ class ScriptRun:
         """
         self._go_on(cycles)
         messages: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._patience * (cycles if self._ranks else 1)
         while len(messages) < self._world or len(self._ranks) < self._world:
             waiting = [c for rank, c in self._ranks.items() if rank not in messages]
             for ready in wait([self._socket, *waiting], _CHECK_SECONDS):
@@ -187,7 +192,7 @@ class ScriptRun:
                     "torch has taken a step. --patience=SECONDS waits longer. " + self._last(),
                     parameter="command",
                 )
-            raise RunFailed(f"the script did no step for {self._patience:g} s. {self._last()}")
+            raise RunFailed(f"the script's steps take {self._patience:g} s or more. {self._last()}")
 
     def _last(self) -> str:
         lines = "\n".join(self._output.last)

@@ -1,59 +1,75 @@
 """The folder in which a script is tried, and the command that is started there.
 
-A script that is run three times for a few steps would write over what it has left before. So it
-runs in a copy of the working folder: small files, and files of weights, are copied; folders with
-many files and large files are linked, as data to be read. Paths outside the folder are the
-reader's own: `--no-scratch` is for a script that needs its own folder.
+A script that is run some times for a few steps would write over what it has left before. So each
+run has a copy of the working folder. Small files are copied; large ones, folders with many files
+and what lies beside the folder are links, to be read. `protect`, in the script's processes, puts a
+file of the run's own in the place of a link before Python writes to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gallery_lib.errors import InputError, did_you_mean
 
 _LARGE = 2**20
-_LARGE_WEIGHTS = 2**30
 _MANY = 1_000
 _MOST = 20_000
-_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
+_LEVELS = 3
+"""Folders above the working folder whose entries the script finds beside its copy."""
+_NATIVE = (".safetensors", ".h5", ".hdf5", ".onnx", ".db", ".sqlite", ".sqlite3", ".lmdb")
+"""Files that other code than Python writes to: they are copied, whatever their size."""
+_LARGEST_COPY = 2**32
 _LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".cache")
+_OPENED = {"open": (0,), "sqlite3.connect": (0,), "os.truncate": (0,)}
+_CHANGED = {"os.remove": (0,), "os.rename": (0, 1), "os.mkdir": (0,), "os.rmdir": (0,)}
+"""Events of `sys.addaudithook` that change a file, or an entry of a folder, and their paths."""
 
 
 def copy_of(folder: Path, into: Path) -> Path:
-    """Copy a folder as the module says, and return the copy."""
-    into.mkdir(parents=True)
-    for entries, (path, target) in enumerate(_below(folder, into), 1):
-        if entries > _MOST:
-            raise InputError(
-                f"{folder} has more than {_MOST} files and folders, too many to copy. Run the "
-                "command in the script's own folder, or with --no-scratch where it may write.",
-                parameter="scratch",
-            )
+    """Make a copy of `folder` below `into`, with links to what lies beside it; return the copy."""
+    above = folder.parents[: min(_LEVELS, len(folder.parents) - 1)]
+    copy = into.joinpath(*folder.parts[len(folder.parts) - len(above) - 1 :])
+    copy.mkdir(parents=True)
+    size = 0
+    for entries, (path, target) in enumerate(_below(folder, copy), 1):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             target.symlink_to(path.resolve())
         elif path.is_dir():
             target.mkdir()
-        elif path.stat().st_size <= (_LARGE_WEIGHTS if path.suffix in _WEIGHTS else _LARGE):
+        elif (length := path.stat().st_size) <= _LARGE or path.suffix in _NATIVE:
             shutil.copy2(path, target)
+            size += length
         else:
             target.symlink_to(path)
-    return into
+        if entries > _MOST or size > _LARGEST_COPY:
+            raise InputError(
+                f"{folder} is too large to copy: more than {_MOST} files and folders, or 4 GiB. "
+                "Run the command in the script's folder, or with --no-scratch where it may write.",
+                parameter="scratch",
+            )
+    original, beside = folder, copy
+    for parent in above:
+        for entry in itertools.islice(parent.iterdir(), _MANY):
+            if entry != original and not (link := beside.parent / entry.name).exists():
+                link.symlink_to(entry)
+        original, beside = parent, beside.parent
+    return copy
 
 
 def _below(folder: Path, into: Path) -> Iterator[tuple[Path, Path]]:
     """Yield what is to be copied and where to, folders before what is in them."""
     for path in sorted(folder.iterdir()):
-        if path.name in _LEFT_OUT:
-            (into / path.name).symlink_to(path)
-            continue
         target = into / path.name
-        if path.is_dir() and not path.is_symlink() and _has_many(path):
+        linked = path.name in _LEFT_OUT or (path.is_dir() and _has_many(path))
+        if linked and not path.is_symlink():
             target.symlink_to(path)
             continue
         yield path, target
@@ -62,8 +78,58 @@ def _below(folder: Path, into: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _has_many(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return sum(1 for _ in zip(range(_MANY + 1), entries, strict=False)) > _MANY
+    try:
+        with os.scandir(folder) as entries:
+            return sum(1 for _ in zip(range(_MANY + 1), entries, strict=False)) > _MANY
+    except OSError:
+        return True  # what cannot be read is not copied
+
+
+def protect(root: str) -> None:
+    """Have this process write to files of its own, where those below `root` are links."""
+
+    def before(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and not _writes(arguments):
+            return
+        for place in (*_OPENED.get(event, ()), *_CHANGED.get(event, ())):
+            if isinstance(arguments[place], str | bytes | os.PathLike):
+                with contextlib.suppress(OSError):
+                    make_own(os.fsdecode(arguments[place]), root, whole=event in _OPENED)
+
+    sys.addaudithook(before)
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    mode, flags = arguments[1:3]
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def make_own(path: str, root: str, *, whole: bool) -> None:
+    """Put folders and, with `whole`, a copy of the file in the place of links on the way to it."""
+    full = os.path.abspath(path)  # noqa: PTH100  links stay as they are
+    if not full.startswith(root + os.sep):
+        return
+    place, names = root, full[len(root) + 1 :].split(os.sep)  # noqa: PTH206
+    for number, name in enumerate(names):
+        place = f"{place}{os.sep}{name}"
+        is_last = number == len(names) - 1
+        if not os.path.islink(place) or (is_last and not whole):  # noqa: PTH114
+            continue
+        target = os.path.realpath(place)
+        new = f"{place}.own"
+        if os.path.isdir(target):  # noqa: PTH112
+            os.mkdir(new)  # noqa: PTH102
+            for entry in os.listdir(target):  # noqa: PTH208
+                os.symlink(f"{target}{os.sep}{entry}", f"{new}{os.sep}{entry}")  # noqa: PTH211
+            os.unlink(place)  # noqa: PTH108
+        elif os.path.exists(target):  # noqa: PTH110
+            shutil.copy2(target, new)
+        else:
+            os.unlink(place)  # noqa: PTH108
+            continue
+        os.replace(new, place)  # noqa: PTH105
 
 
 def started(words: Sequence[str], processes: int) -> list[str]:
@@ -79,23 +145,27 @@ def started(words: Sequence[str], processes: int) -> list[str]:
     if not first.endswith((".py", ".ipynb")):
         if shutil.which(first, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"):
             return _of_other_command(list(words), processes)
-        scripts = [path.name for path in Path.cwd().glob("*.py")]
         raise InputError(
-            f"there is no command {first}.{did_you_mean(first, scripts)} "
+            f"there is no command {first}.{did_you_mean(first, _scripts())} "
             "A script ends in .py; a command stands behind --.",
             parameter="command",
         )
     if not Path(first).is_file():
-        scripts = [path.name for path in Path.cwd().glob("*.py")]
         raise InputError(
-            f"{first} does not exist.{did_you_mean(first, scripts)}", parameter="command"
+            f"{first} does not exist.{did_you_mean(first, _scripts())}", parameter="command"
         )
     if first.endswith(".ipynb"):
         raise InputError(
             f"{first} is a notebook. `jupyter nbconvert --to script {first}` makes a script of it.",
             parameter="command",
         )
-    return _python(processes) + list(words)
+    if Path(first).is_relative_to(Path.cwd()):  # an absolute path: the copy is meant
+        first = str(Path(first).relative_to(Path.cwd()))
+    return [*_python(processes), first, *words[1:]]
+
+
+def _scripts() -> list[str]:
+    return [path.name for path in Path.cwd().glob("*.py")]
 
 
 def name_of(words: Sequence[str]) -> str:
@@ -113,15 +183,11 @@ def _of_other_command(words: list[str], processes: int) -> list[str]:
             "Leave --nproc away.",
             parameter="nproc",
         )
-    if processes > 1:
-        return [*_torchrun(processes), *words[1:]]
-    return words
+    return [*_python(processes), *words[1:]] if processes > 1 else words
 
 
 def _python(processes: int) -> list[str]:
-    return [sys.executable] if processes == 1 else _torchrun(processes)
-
-
-def _torchrun(processes: int) -> list[str]:
+    if processes == 1:
+        return [sys.executable]
     run = [sys.executable, "-m", "torch.distributed.run"]
     return [*run, "--standalone", f"--nproc-per-node={processes}"]

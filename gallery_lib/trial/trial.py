@@ -18,7 +18,7 @@ from gallery_lib.compiler import passes
 from gallery_lib.compiler.torch_backend import inductor_options
 from gallery_lib.config import TryConfig
 from gallery_lib.console.progress import Progress
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
@@ -60,8 +60,7 @@ def run(words: Sequence[str], config: TryConfig, progress: Progress) -> Trial:
     began = time.monotonic()
     with TemporaryDirectory(prefix="gallery-try-") as name:
         folder = Path(name)
-        where = scratch.copy_of(Path.cwd(), folder / "work") if config.scratch else Path.cwd()
-        command = Command(scratch.started(words, config.nproc), where, scratch.name_of(words))
+        command = Command(scratch.started(words, config.nproc), scratch.name_of(words))
         trial = _Trial(command, config, progress, folder).take()
     return dataclasses.replace(trial, seconds=time.monotonic() - began)
 
@@ -73,7 +72,7 @@ class _Trial:
         self.command, self.config, self.progress, self.folder = command, config, progress, folder
         self.without = tuple(filter(None, (config.without or "").split(",")))
         inductor_options("cpu", tuple(name for name in self.without if name not in PARTS))
-        self.cycle = 1
+        self.cycle, self.runs = 1, 0
         self.watch = machine_load.Watch()
 
     def take(self) -> Trial:
@@ -162,7 +161,14 @@ class _Trial:
     def _run(self, form: str, *without: str, **orders: Any) -> Iterator[ScriptRun]:
         left_out = (*self.without, *without)
         given = Orders("", form, self.cycle, CHECKED, without=left_out, **orders)
-        run = ScriptRun(self.command, given, patience=self.config.patience, scratch=self.folder)
+        self.runs += 1
+        run = ScriptRun(
+            self.command,
+            dataclasses.replace(given, number=self.runs),
+            patience=self.config.patience,
+            folder=self.folder / f"run-{self.runs}",
+            scratch=self.config.scratch,
+        )
         try:
             yield run
         finally:
@@ -192,17 +198,21 @@ class _Trial:
                 if settled == _SETTLED:
                     break
         warm = statistics.median(c.seconds for c in runs[PLAIN].reports.cycles[-_SETTLED:])
-        size = max(3, min(200, math.ceil(_TURN_SECONDS / max(warm, 1e-4))))
+        size = max(3, min(100, math.ceil(_TURN_SECONDS / max(warm, 1e-4))))
         self.watch.at_pause()
         rounds: list[dict[str, list[Cycle]]] = []
-        with contextlib.suppress(TooShort):
-            for number in range(self.config.rounds):
-                turns = {}
-                for name in turn_order(runs, number):
-                    label = f"turns: round {number + 1} of {self.config.rounds}"
-                    turns[name] = runs[name].turn(size, self._shown(label))
-                rounds.append(turns)
-                self.watch.at_pause()
+        for number in range(self.config.rounds):
+            try:
+                label = self._shown(f"turns: round {number + 1} of {self.config.rounds}")
+                order = turn_order(runs, number)
+                rounds.append({name: runs[name].turn(size, label) for name in order})
+            except TooShort:
+                break
+            except RunFailed:
+                if len(rounds) < _FEWEST_ROUNDS:
+                    raise
+                break  # behind its training; what was measured is enough
+            self.watch.at_pause()
         return rounds
 
     def _result(
@@ -214,12 +224,21 @@ class _Trial:
     ) -> Trial:
         forms: dict[str, Form] = {}
         ratio, techniques, notes = None, {}, []
-        left_out = unusual(cycle for turns in rounds for cycle in turns[PLAIN])
+        left_out = {
+            name: dict(unusual(cycle for turns in rounds for cycle in turns[name]))
+            for name in (PLAIN, ACCELERATED)
+        }
         if rounds:
             kept = {name: counted([t[name] for t in rounds]) for name in runs}
             whole = [i for i in range(len(rounds)) if all(turns[i] for turns in kept.values())]
             for name, run in runs.items():
-                forms[name] = _form([kept[name][i] for i in whole], run.reports.said)
+                # Timed runs have no hooks at models: the look tells what a forward pass takes.
+                forward = statistics.median(cycle.forward for cycle in look.cycles[2:])
+                forms[name] = _form(
+                    [kept[name][i] for i in whole],
+                    run.reports.said,
+                    forward if name == PLAIN else None,
+                )
             if len(whole) >= _FEWEST_ROUNDS:
                 ratio = _ratio(forms[PLAIN], forms[ACCELERATED])
                 techniques = {
@@ -247,7 +266,7 @@ class _Trial:
             techniques=techniques,
             plain=forms.get(PLAIN),
             accelerated=forms.get(ACCELERATED),
-            left_out=dict(left_out),
+            left_out=left_out,
             findings=[],
             notes=notes,
             seconds=0.0,
@@ -287,7 +306,7 @@ def counted(turns: Sequence[Sequence[Cycle]]) -> list[list[Cycle]]:
     return [[c for c in turn[1:] if not rare.keys() & set(c.marks)] for turn in turns]
 
 
-def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str]) -> Form:
+def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float | None) -> Form:
     cycles = [cycle for turn in rounds for cycle in turn]
     if not cycles:
         return Form(0.0, [], [], 0.0, list(said))
@@ -298,15 +317,17 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str]) -> Form:
     whole = middle("seconds")
     names = {
         "loading": "waiting for data",
-        "forward": "forward pass",
         "backward": "backward pass",
         "optimizer": "optimizer",
     }
     shares = [Share(text, middle(name)) for name, text in names.items()]
     shares = [share for share in shares if share.seconds > 0]
     rest = max(0.0, whole - sum(share.seconds for share in shares))
-    forward = any(share.name == "forward pass" for share in shares)
-    shares.append(Share("between them" if forward else "forward pass and between", rest))
+    if forward:
+        forward = min(forward, rest)
+        shares += [Share("forward pass", forward), Share("between them", rest - forward)]
+    else:
+        shares.append(Share("forward pass and between", rest))
     return Form(
         whole,
         [[cycle.seconds for cycle in turn] for turn in rounds],

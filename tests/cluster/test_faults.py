@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from cluster.conftest import processes_of
 from worker_processes import wait_until
 
 from gallery_lib.cluster import Lab
@@ -68,6 +69,7 @@ class Training:
 def lab(cache: Path) -> Iterator[Lab]:
     with Lab(2, rate="100mbit") as lab:
         yield lab
+    assert processes_of(cache) == []
 
 
 @pytest.mark.several_cores

@@ -101,6 +101,7 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
         self.again = self.shared
+        self.large = weight(60, 90)  # of several groups that int8 scales alone
 
     def forward(self, step: int) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
@@ -121,7 +122,7 @@ class Odd(nn.Module):
         ({"wire": "fp16"}, 2**-8),
         ({"wire": "int8"}, 4 / 127),
         ({"wire": "int8", "hierarchical": True}, 4 / 127),
-        ({"wire": "int8", "streams": 2, "bucket_mb": 0.01}, 4 / 127),
+        ({"wire": "int8", "streams": 2, "bucket_mb": 0.0005}, 4 / 127),
     ],
     ids=str,
 )

@@ -146,6 +146,7 @@ _SIGNALS = (
         send(signal.SIGKILL),
         at_step=3,
         codes=(-signal.SIGKILL,),
+        absent=("results.json",),
         seconds=10,
         lines=99,
         quick=True,

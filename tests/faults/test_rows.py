@@ -11,6 +11,7 @@ from tests.faults.rows import ROWS
 
 
 @pytest.mark.slow
+@pytest.mark.several_cores
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.quick], ids=lambda row: f"{row.kind}, {row.name}"
 )

@@ -19,6 +19,7 @@ import importlib
 import inspect
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -79,9 +80,10 @@ class Ranks:
 
     def call(self, module: str, function: str, *arguments: Any, **named: Any) -> None:
         """Run a function, or a test's body, on every rank; what one raises is a failure here."""
+        deadline = time.monotonic() + SECONDS
         for link in self._links:
             link.send((module, function, arguments, named))
-        answers = [_answer(link) for link in self._links]
+        answers = [_answer(link, deadline) for link in self._links]
         if any(answers):
             self._end()  # the others may wait for a rank that is not there any more
             self._start()
@@ -108,10 +110,11 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _answer(link: Connection) -> str:
+def _answer(link: Connection, deadline: float) -> str:
     """Return '' from a rank that has done what it was sent, or what went wrong."""
     try:
-        return link.recv() if wait([link], SECONDS) else "no answer"
+        left = max(0.0, deadline - time.monotonic())
+        return link.recv() if wait([link], left) else "no answer"
     except EOFError:
         return "the process has ended"
 

@@ -55,4 +55,4 @@ def apart(first: nn.Module, second: nn.Module, gradients: bool = False) -> float
     """Return the largest difference of two models' parameters, or of their gradients."""
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     values = [(a.grad, b.grad) if gradients else (a, b) for a, b in pairs]
-    return max((a - b).abs().max().item() for a, b in values)
+    return torch.stack([(a - b).abs().max().double() for a, b in values]).max().item()  # keeps NaN

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from helpers.refusal import check_refused_command, refused
 
+from gallery_lib.cli.main import COMMANDS, main
 from gallery_lib.config import TryConfig
 from gallery_lib.trial import scratch, trial
 from gallery_lib.trial.probe import CHECKPOINT, EVALUATION, Cycle
@@ -98,8 +99,6 @@ def test_what_is_rare_does_not_count_and_what_is_usual_does() -> None:
 
 
 def test_options_end_where_the_script_begins() -> None:
-    from gallery_lib.cli.main import COMMANDS
-
     line = COMMANDS["try"].line
     config, command = line.parse(["--rounds", "6", "train.py", "--lr", "0.1", "--", "x.py"])
     assert (config, command) == (TryConfig(rounds=6), ["train.py", "--lr", "0.1", "--", "x.py"])
@@ -107,22 +106,39 @@ def test_options_end_where_the_script_begins() -> None:
     assert (config.nproc, command) == (2, ["python", "-m", "train", "--rounds=3"])
 
 
-def test_the_copy_of_a_folder_shares_only_what_is_large(tmp_path: Path) -> None:
+def test_a_copy_shares_what_is_large_and_what_lies_beside_until_it_is_written(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "source"
     (source / "package" / "inner").mkdir(parents=True)
-    (source / "train.py").write_text("pass")
     (source / "package" / "inner" / "part.py").write_text("pass")
     (source / "model.pt").write_bytes(bytes(2**21))
-    (source / "data.csv").write_bytes(bytes(2**21))
     (source / "images").mkdir()
     for number in range(1_001):
         (source / "images" / f"{number}.png").touch()
-    copy = scratch.copy_of(source, tmp_path / "copy")
-    linked = {str(p.relative_to(copy)) for p in copy.rglob("*") if p.is_symlink()}
-    assert linked == {"data.csv", "images"}
-    (copy / "model.pt").write_text("new")
-    assert (source / "model.pt").stat().st_size == 2**21
+    (tmp_path / "data.csv").write_text("beside")
+    root = tmp_path / "root"
+    copy = scratch.copy_of(source, root)
+    assert {p.name for p in copy.rglob("*") if p.is_symlink()} == {"model.pt", "images"}
     assert (copy / "package" / "inner" / "part.py").read_text() == "pass"
+    assert (copy.parent / "data.csv").read_text() == "beside"
+    writes = """
+        import os, sys
+        from gallery_lib.trial import scratch
+        scratch.protect(sys.argv[1])
+        open("model.pt", "r+b").write(b"new")
+        open("images/5.png", "w").write("new")
+        open("../data.csv", "a").write("new")
+        os.remove("images/6.png")
+        os.mkdir("images/more")
+        assert os.path.getsize("model.pt") == 2**21 and len(os.listdir("images")) == 1001
+    """
+    command = [sys.executable, "-c", textwrap.dedent(writes), str(root)]
+    subprocess.run(command, cwd=copy, check=True, timeout=60)
+    assert (source / "model.pt").read_bytes()[:3] == bytes(3)
+    assert (tmp_path / "data.csv").read_text() == "beside"
+    assert len(list((source / "images").iterdir())) == 1_001
+    assert (source / "images" / "5.png").read_text() == ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -137,14 +153,21 @@ def test_the_copy_of_a_folder_shares_only_what_is_large(tmp_path: Path) -> None:
         (("--", "nothing-like-it", "train.py"), ("nothing-like-it",)),
         (("book.ipynb",), ("does not exist",)),
         (("--rounds=2", "train.py"), ("rounds", "4")),
+        (("--json=nowhere/out.json", "train.py"), ("nowhere/out.json", "folder")),
         (("--without=vector_mask", "train.py"), ("vector_mask", "vector_masks")),
         (("--nproc=2", "--", "torchrun", "train.py"), ("nproc", "torchrun")),
     ],
 )
-def test_a_wrong_command_is_refused(tmp_path: Path, words: tuple[str, ...], values: Any) -> None:
+def test_a_wrong_command_is_refused(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    values: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _script(tmp_path)
-    done = _try(tmp_path, *words)
-    check_refused_command(done.returncode, done.stderr, *values)
+    monkeypatch.chdir(tmp_path)
+    check_refused_command(main(["try", *words]), capsys.readouterr().err, *values)
 
 
 @pytest.mark.slow
@@ -202,12 +225,24 @@ def test_a_script_is_the_same_training(
         ),
         ({"before": "torch.seed()"}, "not reproducible"),
         pytest.param(
+            {"backward": "loss = loss * float('nan'); loss.backward()"},
+            "its loss is nan",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             {"backward": "loss.expand(2).backward(torch.ones(2) / 2)"},
             "losses are hidden",
             marks=pytest.mark.thorough,
         ),
     ],
-    ids=["wrong gradient", "doubled step", "wrong fast step", "not reproducible", "hidden losses"],
+    ids=[
+        "wrong gradient",
+        "doubled step",
+        "wrong fast step",
+        "not reproducible",
+        "NaN",
+        "hidden losses",
+    ],
 )
 def test_without_parity_there_is_no_ratio(
     tmp_path: Path, result: Any, change: dict[str, str], why: str
@@ -216,6 +251,43 @@ def test_without_parity_there_is_no_ratio(
     seen = result("train.py")
     assert why in seen["parity"]["why"]
     assert (seen["parity"]["passed"], seen["ratio"]) == (False, None)
+
+
+@pytest.mark.slow
+def test_habits_of_scripts_do_no_harm(tmp_path: Path, result: Any) -> None:
+    """A look for torch, a model in eval mode, copies of it, a folder that must be new, files."""
+    (tmp_path / "here").mkdir()
+    path = _script(
+        tmp_path / "here",
+        before="import copy, os; model.eval(); os.makedirs('out'); open('../beside.txt').read()",
+        backward="loss.backward(); best = copy.deepcopy(model)",
+        after="step % 9 or torch.save(best, 'checkpoint.pth.tar')",
+    )
+    look = "import importlib.util\nimportlib.util.find_spec('torch')\n"
+    path.write_text(look + path.read_text())
+    (tmp_path / "beside.txt").write_text("data")
+    own = path.with_name("checkpoint.pth.tar")
+    own.write_bytes(bytes(2**21))
+    seen = result(str(path), folder=tmp_path / "here")
+    assert seen["parity"]["passed"], seen["parity"]
+    assert [model["name"] for model in seen["models"]] == ["Sequential"]
+    assert own.read_bytes() == bytes(2**21)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["checkpoint.pth.tar", "train.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_checkpointed_layers_and_a_layer_that_the_script_compiles(
+    tmp_path: Path, result: Any
+) -> None:
+    _script(
+        tmp_path,
+        before="from torch.utils.checkpoint import checkpoint; model[2].compile(fullgraph=True); "
+        "model.forward = lambda x: model[2](checkpoint(model[:2], x.requires_grad_(), "
+        "use_reentrant=True))",
+    )
+    seen = result("train.py")
+    assert seen["parity"]["passed"], seen["parity"]
 
 
 @pytest.mark.slow
