@@ -272,12 +272,12 @@ class Probe:
         if not self._is_mine():
             return
         self._now.optimizer += time.perf_counter() - self._step_began
-        self._items_of_steps += self._items() - self._items_before
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
         self._order.append(list(self._optimizers).index(id(optimizer)))
         if self._done < self.orders.checked:
             self._note_gradients(optimizer)
+        self._items_of_steps += self._items() - self._items_before
         self._steps += 1
         if self._steps % self.orders.cycle == 0:
             self._end_cycle()
@@ -302,8 +302,10 @@ class Probe:
         self._cycles.append(now)
         self._done += 1
         self._kept_losses()
+        before = self._items()
         if self._done <= self.orders.checked:
             self._note_weights()
+        self._items_of_steps += self._items() - before
         if self._done == 1:
             self._end_first_cycle()
         if self.orders.looks:

@@ -292,10 +292,10 @@ def test_checkpointed_layers_and_a_layer_that_the_script_compiles(
 
 @pytest.mark.slow
 def test_what_holds_a_script_back_is_named(tmp_path: Path, result: Any) -> None:
-    import_time = "import time"
-    _script(tmp_path, before=import_time, after="time.sleep(0.02)")
+    _script(tmp_path, before="import time", after="time.sleep(0.02)")
     seen = result("--without=all", "train.py")
-    assert any("neither data, model nor optimizer" in one for one in seen["findings"])
+    assert "of a step is neither data, model nor optimizer" in seen["findings"][0]
+    assert not any("Python numbers" in finding for finding in seen["findings"])
 
 
 @pytest.mark.slow
@@ -319,17 +319,24 @@ def test_a_script_that_cannot_be_tried_says_why(
     assert "gallery_lib" not in done.stderr
 
 
+def _runs_the_script(process: psutil.Process) -> bool:
+    try:
+        return "train.py" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
+
+
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     path = _script(tmp_path)
     command = [sys.executable, "-m", "gallery_lib", "try", str(path)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     below: set[psutil.Process] = set()
-    while not any("train.py" in " ".join(p.cmdline()) for p in below if p.is_running()):
+    while not any(map(_runs_the_script, below)):
         below |= set(psutil.Process(process.pid).children(recursive=True))
     process.send_signal(2)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped before its end" in said
+    assert process.returncode == 130 and ("interrupted" in said or "stopped" in said)
     _, alive = psutil.wait_procs(below, timeout=10)
     assert not alive
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
