@@ -43,6 +43,9 @@ def _config(arguments: Sequence[str]) -> TrainConfig:
 
 def _run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     die_with_parent()
+    # Where CUDA is, this process is spawned. It would spawn loading processes as well, which cannot
+    # import the data set of a task's file, and import torch first.
+    multiprocessing.set_start_method("fork", force=True)
     sys.path.append("")  # last: a task's file may import what lies in the working folder
     rank = os.environ.get("RANK", "0")
     run_dir: Path | None = None
