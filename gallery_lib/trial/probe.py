@@ -15,17 +15,14 @@ A process that takes no step of an optimizer (a loader's, torchrun's) does nothi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-import random
-import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client
 from typing import Any
@@ -36,17 +33,28 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
-from gallery_lib.trial import scratch
-from gallery_lib.trial.attach import ORDERS_VARIABLE, SCRATCH_VARIABLE
+from gallery_lib.trial.attach import ORDERS_VARIABLE
+from gallery_lib.trial.script_state import (
+    compiled_graphs,
+    compiles_itself,
+    described,
+    has_weights,
+    inside,
+    page_faults,
+    plain,
+    random_states,
+    sample,
+    saving,
+    seed,
+    weights,
+)
 
 PLAIN, ACCELERATED = "plain", "accelerated"
 OPTIMIZER, ALLOCATOR, COMPILE, ALL = PARTS = ("optimizer", "allocator", "compile", "all")
 """Parts of the acceleration that can be left out; without all, both forms are the plain one."""
 TECHNIQUES = PARTS[:-1]
-_SAMPLE = 256  # elements that are kept of a parameter, and of its gradient
 _ROUNDING = {torch.float32: 2**-21, torch.float64: 2**-50}
 _ROUNDING_OF_HALF = 2**-10
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class Probe:
         self._work: dict[str, float] = {}
         self._items_before = self._items_of_steps = 0
         self._said: list[str] = []
-        _seed()
+        seed()
         self._hook()
 
     # ---- hooks
@@ -156,7 +164,7 @@ class Probe:
         iterator = dataloader._BaseDataLoaderIter
         iterator.__next__ = self._timed_next(iterator.__next__)  # type: ignore[method-assign]
         DataLoader.__iter__ = self._marking(DataLoader.__iter__, NEW_PASS)  # type: ignore[method-assign]
-        torch.save = self._marking(_saving(torch.save), CHECKPOINT)
+        torch.save = self._marking(saving(torch.save), CHECKPOINT)
         train = nn.Module.train
 
         @functools.wraps(train)
@@ -230,8 +238,8 @@ class Probe:
             return
         self._depth.began = time.perf_counter()
         if self._done == 0:
-            self._depth.numbers = _random_states()
-            if torch.is_grad_enabled() and _has_weights(module):
+            self._depth.numbers = random_states()
+            if torch.is_grad_enabled() and has_weights(module):
                 self._switch_on()
                 self._roots[id(module)] = module
 
@@ -243,7 +251,7 @@ class Probe:
             return
         self._now.forward += time.perf_counter() - self._depth.began
         if self._done == 0:
-            pairs = zip(self._depth.numbers, _random_states(), strict=False)
+            pairs = zip(self._depth.numbers, random_states(), strict=False)
             self._drew |= not all(one.equal(other) for one, other in pairs)
 
     def _at_own_port(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,10 +301,10 @@ class Probe:
         self._budget = self._receive()["cycles"]
 
     def _end_cycle(self) -> None:
-        at, faults = time.perf_counter(), _page_faults()
+        at, faults = time.perf_counter(), page_faults()
         now, self._now = self._now, Cycle()
         now.seconds, now.page_faults = at - self._began, faults - self._faults
-        if (graphs := _compiled_graphs()) != self._graphs:
+        if (graphs := compiled_graphs()) != self._graphs:
             self._graphs = graphs
             now.marks.append(COMPILATION)
         self._cycles.append(now)
@@ -313,7 +321,7 @@ class Probe:
         self._budget -= 1
         if self._budget <= 0:
             self._pause()
-        self._began, self._faults = time.perf_counter(), _page_faults()
+        self._began, self._faults = time.perf_counter(), page_faults()
 
     def _kept_losses(self) -> None:
         """Keep the losses as tensors: to read one would wait for a GPU."""
@@ -358,26 +366,26 @@ class Probe:
             self._checks.append({"gradients": {}, "weights": {}, "buffers": {}, "half": False})
         check = self._checks[-1]
         number = len(check["gradients"])
-        for place, weight in enumerate(_weights(optimizer)):
+        for place, weight in enumerate(weights(optimizer)):
             if weight.grad is not None:
-                check["gradients"][f"{number}.{place}"] = _sample(weight.grad)
+                check["gradients"][f"{number}.{place}"] = sample(weight.grad)
                 self._half |= weight.dtype in (torch.bfloat16, torch.float16)
         check["half"] = self._half
 
     def _note_weights(self) -> None:
         for number, optimizer in enumerate(self._optimizers.values()):
-            for place, weight in enumerate(_weights(optimizer)):
-                self._checks[-1]["weights"][f"{number}.{place}"] = _sample(weight)
+            for place, weight in enumerate(weights(optimizer)):
+                self._checks[-1]["weights"][f"{number}.{place}"] = sample(weight)
         for number, root in enumerate(self._roots.values()):
             for name, buffer in root.named_buffers():
                 if buffer.is_floating_point() and buffer.numel():
-                    self._checks[-1]["buffers"][f"{number}.{_plain(name)}"] = _sample(buffer)
+                    self._checks[-1]["buffers"][f"{number}.{plain(name)}"] = sample(buffer)
 
     def _move(self) -> None:
         """Move weights by a rounding, to see how far the script carries one."""
         generator = torch.Generator().manual_seed(1)
         for optimizer in self._optimizers.values():
-            for weight in _weights(optimizer):
+            for weight in weights(optimizer):
                 if weight.is_floating_point():
                     size = _ROUNDING.get(weight.dtype, _ROUNDING_OF_HALF)
                     if self._checks[-1]["half"]:
@@ -429,8 +437,8 @@ class Probe:
         from gallery_lib.config import Compiler
 
         passes = tuple(name for name in self.orders.without if name not in PARTS)
-        for root in map(_inside, self._roots.values()):
-            if _compiles_itself(root) or compiled_call(root) is not None:
+        for root in map(inside, self._roots.values()):
+            if compiles_itself(root) or compiled_call(root) is not None:
                 self._said.append(f"{type(root).__name__} is compiled by the script")
                 continue
             device = next(root.parameters()).device
@@ -443,14 +451,14 @@ class Probe:
         return {
             "models": [
                 {
-                    "name": type(_inside(root)).__name__,
+                    "name": type(inside(root)).__name__,
                     "weights": sum(p.numel() for p in root.parameters()),
-                    "compiled": _compiles_itself(root),
+                    "compiled": compiles_itself(root),
                     "device": str(next(root.parameters()).device),
                 }
                 for root in roots
             ],
-            "optimizers": [_described(one) for one in self._optimizers.values()],
+            "optimizers": [described(one) for one in self._optimizers.values()],
         }
 
     def _count(self) -> None:
@@ -476,90 +484,3 @@ class Probe:
             return 0
         work = self._counts.work.items()
         return sum(one.calls for name, one in work if "_local_scalar_dense" in name.name)
-
-
-def _seed() -> None:
-    """Set the seeds that a script may set itself afterwards."""
-    random.seed(SEED)
-    torch.manual_seed(SEED)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(SEED)
-
-
-def _saving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch.save, which writes in C++, with a file of the run's own in place of a link."""
-    root = os.environ.get(SCRATCH_VARIABLE)
-
-    @functools.wraps(function)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if root is not None and isinstance(f, str | os.PathLike):
-            with contextlib.suppress(OSError):
-                scratch.make_own(os.fspath(f), root, whole=True)
-        return function(obj, f, *args, **kwargs)
-
-    return save
-
-
-def _random_states() -> list[Tensor]:
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(weight.requires_grad for weight in module.parameters())
-
-
-def _weights(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _sample(tensor: Tensor) -> list[float]:
-    """Return the norm of a tensor, and some elements, always the same ones."""
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    flat = tensor.detach().reshape(-1)
-    norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    if flat.numel() > _SAMPLE:
-        generator = torch.Generator().manual_seed(flat.numel())
-        places = torch.randint(flat.numel(), (_SAMPLE,), generator=generator)
-        flat = flat[places.to(flat.device)]
-    return [norm, *flat.double().cpu().tolist()]
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _compiled_graphs() -> int:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else sum(utils.counters["stats"].values())
-
-
-def _inside(module: nn.Module) -> nn.Module:
-    """Return the model inside what others have put around it."""
-    for name in ("_forward_module", "module"):
-        inner = module._modules.get(name)
-        wraps = type(module).__module__.startswith(("torch.nn.parallel", "lightning"))
-        if wraps and inner is not None:
-            return _inside(inner)
-    return module
-
-
-def _compiles_itself(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None
-
-
-def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    group = optimizer.param_groups[0]
-    return {
-        "name": type(optimizer).__name__,
-        "torchs": type(optimizer).__module__.startswith("torch.optim"),
-        "fused": bool(group.get("fused")),
-        "foreach": group.get("foreach"),
-        "tensors": sum(len(group["params"]) for group in optimizer.param_groups),
-    }
