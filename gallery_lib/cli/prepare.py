@@ -98,6 +98,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise InputError("--lab and --test do not go together: --test ends with the tests.")
     if options.p and not options.run:
         raise InputError("-p gives a parameter to the notebook of --run, which is missing.")
+    port = os.environ.get("JUPYTER_PORT", "")
+    if options.lab and port and not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise InputError(f"JUPYTER_PORT={port!r} is no port: a number up to 65535 is.")
     return options  # type: ignore[no-any-return]
 
 

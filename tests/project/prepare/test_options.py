@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from project.prepare.conftest import write_script
-from refusal import check_refused_command
+from refusal import check_refused_command, refused
+
+from gallery_lib.cli import prepare
 
 IMPORTS = """
 import sys
@@ -68,6 +70,14 @@ def test_a_wrong_option_ends_with_2_and_says_what_to_do_before_anything_is_made(
     result = copy.run(*given)
     check_refused_command(result.returncode, result.stderr, *values)
     assert not (copy.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("port", ["abc", "99999", "８０", "-1"])
+def test_what_is_no_port_is_refused_before_anything_is_made(monkeypatch, port):
+    monkeypatch.setenv("JUPYTER_PORT", port)
+    with refused(None, f"JUPYTER_PORT={port!r}"):
+        prepare.parse(["--lab"])
+    assert not prepare.parse([]).lab
 
 
 # --------------------------------------------------------------------------------------------------
