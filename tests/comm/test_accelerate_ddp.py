@@ -122,7 +122,7 @@ class Odd(nn.Module):
         ({"wire": "fp16"}, 2**-8),
         ({"wire": "int8"}, 4 / 127),
         ({"wire": "int8", "hierarchical": True}, 4 / 127),
-        ({"wire": "int8", "streams": 2, "bucket_mb": 0.0005}, 4 / 127),
+        ({"wire": "int8", "streams": 2, "bucket_mb": 0.001}, 4 / 127),
     ],
     ids=str,
 )
