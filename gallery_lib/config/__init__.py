@@ -285,7 +285,7 @@ class TryConfig:
     rounds: int = option(12, minimum=4)
     """Turns of each form. More narrow the interval, and take longer."""
     json: str | None = None
-    """File for the result."""
+    """JSON file for the result, with the seconds of every step that counts (trial/result.py)."""
     fail_if: Literal["slower"] | None = None
     """Exit code 3 where the accelerated form is surely slower."""
     scratch: bool = True

@@ -17,7 +17,7 @@ Line to paste, before the first step; the script compiles its model already:
 
 
 def verdict(trial: Trial) -> str:
-    """Return the first line."""
+    """Return the verdict in a line: ratio with interval and parity, or why there is no ratio."""
     if not trial.parity.passed:
         return f"{trial.script}: no ratio, since {trial.parity.why}"
     if trial.ratio is None:
@@ -35,7 +35,7 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def text(trial: Trial) -> str:
-    """Return all that is said of a trial."""
+    """Return the report for a terminal: verdict, table of a step, findings, lines to paste."""
     parts = [verdict(trial)]
     if trial.plain and trial.accelerated and trial.plain.shares:
         parts.append(text_table(_rows(trial.plain, trial.accelerated)))
@@ -65,7 +65,7 @@ def text(trial: Trial) -> str:
 
 
 def _rows(plain: Form, accelerated: Form) -> list[list[str]]:
-    """Return where a step goes, in both forms."""
+    """Return the rows of a step's parts, with their times in both forms."""
     rows = [["step", "plain", "accelerated"]]
     fast = {share.name: share.seconds for share in accelerated.shares}
     for share in plain.shares:

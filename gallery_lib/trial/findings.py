@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import psutil
 
+from gallery_lib.measure.comparison.pair import FAULT_SECONDS
 from gallery_lib.system import hardware
-from gallery_lib.trial.result import FAULT_SECONDS, Form, Trial
+from gallery_lib.trial.result import Form, Trial
 from gallery_lib.trial.run import Reports
 
 _MUCH = 0.25  # of a cycle: what takes so much of it is named

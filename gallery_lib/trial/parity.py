@@ -1,12 +1,14 @@
 """Whether two runs of a script are the same training: `compare(plain, again, other)`.
 
-The losses that the script differentiates, and samples of gradients and weights at each step of an
-optimizer, are compared over the first cycles. The first cycle is eager in both forms. So the
-gradients of the second are computed from equal weights, and a wrong one shows there.
+The losses that the script differentiates, the length of its gradients and of each optimizer's step
+are compared over the first cycles. The first cycle is eager in both forms. So the second one begins
+with equal weights, and a wrong gradient, buffer or step shows there: of the first two, samples of
+every tensor are compared. From the third on, rounding has gone its own way in each.
 
-What is allowed is rounding. How far it carries a script is measured where it matters: a run of the
-plain form in which weights are moved by a rounding after the first cycle. A script whose plain form
-does not repeat itself has no parity.
+What is allowed is rounding: the tolerances of `measure.comparison.parity`, and where they are not
+enough, what rounding does to this script. That is measured: in a run of the plain form weights are
+moved by a rounding after the first cycle. A script whose plain form does not repeat itself has no
+parity.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gallery_lib.measure.comparison.parity import ERROR_FACTOR
+from gallery_lib.measure.comparison.parity import (
+    ERROR_FACTOR,
+    GRADIENT_TOLERANCE,
+    LOSS_TOLERANCE,
+    SCALE_TOLERANCE,
+)
 from gallery_lib.trial.result import Parity
 from gallery_lib.trial.run import Reports
 
 REPEATS = 1e-3
 """Relative difference of losses up to which two plain runs are the same one."""
-TOLERANCE = {False: 1e-4, True: 3e-3}
-"""Relative difference that needs no explanation, by whether a script has half precision."""
 _LARGEST_SHARE = 0.2
 """Of a value, that rounding may explain: beyond it nothing could be told from a fault."""
+_ALIKE = 2
+"""Cycles that begin with equal weights in both forms."""
 _NO_GRADIENT = 1e-5
 """Norm of a gradient, as a part of the largest one's, that is nothing but rounding."""
 
@@ -35,6 +42,8 @@ class _Difference:
     value: float
     what: str
     cycle: int
+    tolerances: dict[str, float]
+    """By precision, as options name it: differences that need no explanation."""
 
     def __str__(self) -> str:
         return f"{self.what} in cycle {self.cycle}"
@@ -73,15 +82,18 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
         other: the form that is judged.
         moved: runs the plain form with weights moved by a rounding; called only where needed.
     """
-    half = any(check["half"] for check in plain.checks)
-    tolerance = TOLERANCE[half]
+    level = "O1" if any(check["half"] for check in plain.checks) else "O0"
     found = list(_differences(plain, other))
     if not all(math.isfinite(one.value) for one in found):
         one = next(one for one in found if not math.isfinite(one.value))
         return Parity(False, f"not the same training: {one} is not finite, or missing", None)
-    worst = max(found, key=lambda one: one.value)
-    if worst.value <= tolerance:
-        return Parity(True, "same losses, gradients and weights within rounding", worst.value)
+    same = Parity(
+        True,
+        "same losses, gradients and weights within rounding",
+        max(one.value for one in found),
+    )
+    if all(one.value <= one.tolerances[level] for one in found):
+        return same
     by_rounding = [
         max(pair) for pair in zip(_values(plain, again), _values(plain, moved()), strict=False)
     ]
@@ -92,7 +104,7 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
         if reach[one.what] > _LARGEST_SHARE:
             continue  # nothing but rounding: a gradient that is zero in theory
         judged += 1
-        limit = tolerance + ERROR_FACTOR * reach[one.what]
+        limit = one.tolerances[level] + ERROR_FACTOR * reach[one.what]
         if one.value > limit:
             return Parity(
                 False,
@@ -103,7 +115,7 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
             )
     if judged < len(found) / 2:
         return Parity(False, "too noisy to judge: rounding alone changes most values by a fifth")
-    return Parity(True, "same losses, gradients and weights within rounding", worst.value)
+    return same
 
 
 def _values(one: Reports, other: Reports) -> list[float]:
@@ -116,13 +128,20 @@ def _differences(one: Reports, other: Reports) -> Iterator[_Difference]:
         losses = one.cycles[number].losses, other.cycles[number].losses
         cycle = number + 1
         if len(losses[0]) != len(losses[1]):
-            yield _Difference(math.inf, "the number of losses", cycle)
+            yield _Difference(math.inf, "the number of losses", cycle, LOSS_TOLERANCE)
         for pair in zip(*losses, strict=False):
-            yield _Difference(_relative(*pair), "the loss", cycle)
-        for kind in ("gradients", "buffers"):
-            yield from _of_tensors(check[kind], same[kind], kind.removesuffix("s"), cycle)
+            yield _Difference(_relative(*pair), "the loss", cycle, LOSS_TOLERANCE)
+        lengths = [_length(each["gradients"]) for each in (check, same)]
+        yield _Difference(_relative(*lengths), "the length of the gradient", cycle, SCALE_TOLERANCE)
+        if cycle <= _ALIKE:
+            for kind in ("gradients", "buffers"):
+                yield from _of_tensors(check[kind], same[kind], kind.removesuffix("s"), cycle)
         if number:
-            yield from _of_updates(one.checks, other.checks, number)
+            yield from _of_steps(one.checks, other.checks, number)
+
+
+def _length(tensors: dict[str, Any]) -> float:
+    return math.hypot(*(values[0] for values in tensors.values()))
 
 
 def _of_tensors(
@@ -132,25 +151,34 @@ def _of_tensors(
     for name, values in one.items():
         what = f"{kind} {name}"
         if name not in other:
-            yield _Difference(math.inf, what, cycle)
+            yield _Difference(math.inf, what, cycle, SCALE_TOLERANCE)
         elif values[0] > _NO_GRADIENT * largest:
-            same, size = other[name], math.hypot(*values[1:])
-            yield _Difference(_relative(values[0], same[0]), f"the norm of {what}", cycle)
-            if size and len(values) == len(same):
-                yield _Difference(math.dist(values[1:], same[1:]) / size, what, cycle)
+            scale = _relative(values[0], other[name][0])
+            yield _Difference(scale, f"the norm of {what}", cycle, SCALE_TOLERANCE)
+            yield from _apart(values[1:], other[name][1:], what, cycle)
     if missing := other.keys() - one.keys():
-        yield _Difference(math.inf, f"{kind} {min(missing)}", cycle)
+        yield _Difference(math.inf, f"{kind} {min(missing)}", cycle, SCALE_TOLERANCE)
 
 
-def _of_updates(
+def _apart(
+    one: Sequence[float], other: Sequence[float], what: str, cycle: int
+) -> Iterator[_Difference]:
+    """Yield how far two vectors are apart, over the first one's length."""
+    if size := math.hypot(*one):
+        apart = math.dist(one, other) if len(one) == len(other) else math.inf
+        yield _Difference(apart / size, what, cycle, GRADIENT_TOLERANCE)
+
+
+def _of_steps(
     one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], number: int
 ) -> Iterator[_Difference]:
-    """Yield how far weights have moved apart in a cycle, over how far they have moved."""
-    moves = [_moves(checks, number) for checks in (one, other)]
-    size = math.hypot(*moves[0])
-    if size > 0:
-        apart = math.dist(*moves) if len(moves[0]) == len(moves[1]) else math.inf
-        yield _Difference(apart / size, "the step of the optimizer", number + 1)
+    """Yield how far the steps of a cycle are apart: where weights went, and how far."""
+    steps = [_moves(checks, number) for checks in (one, other)]
+    what, cycle = "the step of the optimizer", number + 1
+    lengths = [math.hypot(*step) for step in steps]
+    yield _Difference(_relative(*lengths), f"the length of {what}", cycle, SCALE_TOLERANCE)
+    if cycle <= _ALIKE:
+        yield from _apart(steps[0], steps[1], what, cycle)
 
 
 def _moves(checks: Sequence[dict[str, Any]], number: int) -> list[float]:

@@ -53,6 +53,8 @@ PLAIN, ACCELERATED = "plain", "accelerated"
 OPTIMIZER, ALLOCATOR, COMPILE, ALL = PARTS = ("optimizer", "allocator", "compile", "all")
 """Parts of the acceleration that can be left out; without all, both forms are the plain one."""
 TECHNIQUES = PARTS[:-1]
+CHECKED = 8
+"""First cycles whose losses, gradients and weights are compared with those of another run."""
 _ROUNDING = {torch.float32: 2**-21, torch.float64: 2**-50}
 _ROUNDING_OF_HALF = 2**-10
 
@@ -64,9 +66,7 @@ class Orders:
     address: str
     form: str = PLAIN
     cycle: int = 1
-    """Steps of optimizers that make a cycle."""
-    checked: int = 8
-    """First cycles whose gradients and weights are compared with those of another run."""
+    """Steps of optimizers that make one step of the training."""
     number: int = 0
     """Of this run in its trial: runs that are alive together meet at ports of their own."""
     looks: bool = False
@@ -135,6 +135,7 @@ class Probe:
         self._losses: list[Tensor] = []
         self._hidden = False
         self._checks: list[dict[str, Any]] = []
+        self._steps_noted = 0  # of the cycle that is checked
         self._roots: dict[int, nn.Module] = {}
         self._depth = threading.local()
         self._hooks: list[Any] = []
@@ -283,7 +284,7 @@ class Probe:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
         self._order.append(list(self._optimizers).index(id(optimizer)))
-        if self._done < self.orders.checked:
+        if self._done < CHECKED:
             self._note_gradients(optimizer)
         self._items_of_steps += self._items() - self._items_before
         self._steps += 1
@@ -311,7 +312,7 @@ class Probe:
         self._done += 1
         self._kept_losses()
         before = self._items()
-        if self._done <= self.orders.checked:
+        if self._done <= CHECKED:
             self._note_weights()
         self._items_of_steps += self._items() - before
         if self._done == 1:
@@ -364,11 +365,14 @@ class Probe:
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         if len(self._checks) <= self._done:
             self._checks.append({"gradients": {}, "weights": {}, "buffers": {}, "half": False})
-        check = self._checks[-1]
-        number = len(check["gradients"])
+            self._steps_noted = 0
+        check, self._steps_noted = self._checks[-1], self._steps_noted + 1
+        roots = map(inside, self._roots.values())
+        names = {id(weight): name for root in roots for name, weight in root.named_parameters()}
         for place, weight in enumerate(weights(optimizer)):
             if weight.grad is not None:
-                check["gradients"][f"{number}.{place}"] = sample(weight.grad)
+                name = f"of {plain(names.get(id(weight), str(place)))} in step {self._steps_noted}"
+                check["gradients"][name] = sample(weight.grad)
                 self._half |= weight.dtype in (torch.bfloat16, torch.float16)
         check["half"] = self._half
 
@@ -431,7 +435,7 @@ class Probe:
             self._compile()
 
     def _compile(self) -> None:
-        from gallery_lib.adapters import in_place
+        from gallery_lib.compiler import recompiles
         from gallery_lib.compiler.backend import compile_model
         from gallery_lib.compiler.calls import compiled_call
         from gallery_lib.config import Compiler
@@ -444,7 +448,7 @@ class Probe:
             device = next(root.parameters()).device
             options = Compiler(without=passes)
             self._said.append(f"{type(root).__name__}: {compile_model(root, options, device)}")
-        in_place.recompiles.watch(self._said.append)
+        recompiles.watch(self._said.append)
 
     def _look(self) -> dict[str, Any]:
         roots = list(self._roots.values())

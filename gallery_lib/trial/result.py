@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gallery_lib.stats import Ratio
-from gallery_lib.system.files import read_json
 
 SCHEMA = 1
-FAULT_SECONDS = 2.5e-6
-"""Rough cost of a page fault (measure/comparison/pair.py)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Trial:
     models: list[dict[str, Any]]
     optimizers: list[dict[str, Any]]
     cycle: int
-    """Steps of optimizers that make a cycle."""
+    """Steps of optimizers that make one step of the training: two in a GAN with two."""
     parity: Parity
     ratio: Ratio | None
     """Plain over accelerated seconds; None without parity."""
@@ -78,8 +74,3 @@ class Trial:
     def verdict(self) -> str:
         """Return `faster`, `slower`, `no measurable difference`, or `no ratio`."""
         return self.ratio.verdict if self.ratio else "no ratio"
-
-
-def read(path: Path) -> Trial:
-    """Return the trial that `--json` has written."""
-    return read_json(path, Trial, again="Repeat the trial with --json.", schema=SCHEMA)

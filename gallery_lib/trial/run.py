@@ -133,11 +133,6 @@ class ScriptRun:
         assert self._supervisor.stdout is not None
         self._output = Relay(self._supervisor.stdout, None, keep=_LAST_LINES)
 
-    @property
-    def pid(self) -> int:
-        """Return the process below which the script's processes are."""
-        return self._supervisor.pid
-
     def turn(self, cycles: int, look: Callable[[], None] = lambda: None) -> list[Cycle]:
         """Have the script do so many cycles and pause; return them.
 

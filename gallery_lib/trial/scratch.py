@@ -35,6 +35,11 @@ _CHANGED = {"os.remove": (0,), "os.rename": (0, 1), "os.mkdir": (0,), "os.rmdir"
 
 def copy_of(folder: Path, into: Path) -> Path:
     """Make a copy of `folder` below `into`, with links to what lies beside it; return the copy."""
+    if not folder.name:
+        raise InputError(
+            f"{folder} cannot be copied. Run the command in the script's folder.",
+            parameter="scratch",
+        )
     above = folder.parents[: min(_LEVELS, len(folder.parents) - 1)]
     copy = into.joinpath(*folder.parts[len(folder.parts) - len(above) - 1 :])
     copy.mkdir(parents=True)
@@ -57,9 +62,10 @@ def copy_of(folder: Path, into: Path) -> Path:
             )
     original, beside = folder, copy
     for parent in above:
-        for entry in itertools.islice(parent.iterdir(), _MANY):
-            if entry != original and not (link := beside.parent / entry.name).exists():
-                link.symlink_to(entry)
+        with contextlib.suppress(OSError):  # of a folder that others may not list
+            for entry in itertools.islice(parent.iterdir(), _MANY):
+                if entry != original:
+                    (beside.parent / entry.name).symlink_to(entry)
         original, beside = parent, beside.parent
     return copy
 

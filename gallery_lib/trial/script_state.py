@@ -111,6 +111,4 @@ def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "name": type(optimizer).__name__,
         "torchs": type(optimizer).__module__.startswith("torch.optim"),
         "fused": bool(group.get("fused")),
-        "foreach": group.get("foreach"),
-        "tensors": sum(len(group["params"]) for group in optimizer.param_groups),
     }

@@ -26,6 +26,7 @@ from gallery_lib.system.processes import interruptible
 from gallery_lib.trial import findings, parity, scratch
 from gallery_lib.trial.probe import (
     ACCELERATED,
+    CHECKED,
     COMPILATION,
     COMPILE,
     PARTS,
@@ -34,11 +35,9 @@ from gallery_lib.trial.probe import (
     Cycle,
     Orders,
 )
-from gallery_lib.trial.result import FAULT_SECONDS, Form, Parity, Share, Trial
+from gallery_lib.trial.result import Form, Parity, Share, Trial
 from gallery_lib.trial.run import Command, Reports, ScriptRun, TooShort
 
-CHECKED = 8
-"""First cycles whose losses, gradients and weights are compared."""
 _LONGEST_CYCLE = 16
 """Steps of optimizers that may make a cycle."""
 _SETTLED = 4
@@ -160,11 +159,11 @@ class _Trial:
     @contextlib.contextmanager
     def _run(self, form: str, *without: str, **orders: Any) -> Iterator[ScriptRun]:
         left_out = (*self.without, *without)
-        given = Orders("", form, self.cycle, CHECKED, without=left_out, **orders)
         self.runs += 1
+        given = Orders("", form, self.cycle, number=self.runs, without=left_out, **orders)
         run = ScriptRun(
             self.command,
-            dataclasses.replace(given, number=self.runs),
+            given,
             patience=self.config.patience,
             folder=self.folder / f"run-{self.runs}",
             scratch=self.config.scratch,
@@ -343,8 +342,5 @@ def _ratio(slower: Form, faster: Form) -> Ratio:
 
 def _spread(plain: Form) -> float:
     """Return the relative standard deviation of the ratio over restarts of both (`pair`)."""
-    faults = plain.page_faults * FAULT_SECONDS / plain.cycle_seconds if plain.cycle_seconds else 0
-    gives_back = faults > 0.01
-    return math.hypot(
-        pair.GIVES_MEMORY_BACK if gives_back else pair.KEEPS_MEMORY, pair.KEEPS_MEMORY
-    )
+    faults = plain.page_faults * pair.FAULT_SECONDS / plain.cycle_seconds
+    return pair.spread_of(faults > pair.NOTICEABLE_PART, False)

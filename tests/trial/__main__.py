@@ -78,8 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(options.same):
             trial = tried(names[number % len(names)], "--without=all")
             assert isinstance(trial, dict), trial
-            low, high = (trial["ratio"] or {"low": 1, "high": 1})["low"], trial["ratio"]["high"]
-            alarms += not low <= 1 <= high
+            ratio = trial["ratio"]
+            assert ratio is not None, trial["parity"]["why"]
+            alarms += not ratio["low"] <= 1 <= ratio["high"]
         print(f"{alarms} of {options.same} trials of the same form see a difference")
         return alarms > options.same / 100
     trials = {}

@@ -94,13 +94,13 @@ def parity(
 KEEPS_MEMORY = stats.LEAST_SPREAD
 # Relative standard deviation of the step time over processes that give memory back.
 GIVES_MEMORY_BACK = 0.05
-_FAULT_SECONDS = 2.5e-6  # 1.3 µs in a small network, 5 µs in ResNet-50: it also cools the caches
-_NOTICEABLE_PART = 0.01  # of a step: above it, page faults matter
+FAULT_SECONDS = 2.5e-6  # 1.3 µs in a small network, 5 µs in ResNet-50: it also cools the caches
+NOTICEABLE_PART = 0.01  # of a step: above it, page faults matter
 
 
 def page_faults_part(results: Results) -> float:
     """Return roughly the part of a step that its page faults cost."""
-    return results.page_faults * _FAULT_SECONDS / results.step_seconds["p50"]
+    return results.page_faults * FAULT_SECONDS / results.step_seconds["p50"]
 
 
 def process_spread(baseline: Results, candidate: Results) -> float:
@@ -109,14 +109,19 @@ def process_spread(baseline: Results, candidate: Results) -> float:
     Page faults in one process are a risk for both: the next start of the other may have them. A
     process whose allocator keeps its memory does not run that risk.
     """
-    faults_matter = max(page_faults_part(baseline), page_faults_part(candidate)) > _NOTICEABLE_PART
+    faults_matter = max(page_faults_part(baseline), page_faults_part(candidate)) > NOTICEABLE_PART
 
-    def spread(results: Results) -> float:
-        keeps_memory = results.techniques.get("allocator", "").startswith(memory.KEEPS)
-        return GIVES_MEMORY_BACK if faults_matter and not keeps_memory else KEEPS_MEMORY
+    def gives_back(results: Results) -> bool:
+        keeps = results.techniques.get("allocator", "").startswith(memory.KEEPS)
+        return faults_matter and not keeps
 
+    return spread_of(gives_back(baseline), gives_back(candidate))
+
+
+def spread_of(*give_memory_back: bool) -> float:
+    """Return the relative standard deviation of a ratio, by what each process does with memory."""
     # Independent relative errors of a ratio add up as the root of the sum of squares.
-    return math.hypot(spread(baseline), spread(candidate))
+    return math.hypot(*(GIVES_MEMORY_BACK if gives else KEEPS_MEMORY for gives in give_memory_back))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -134,8 +134,7 @@ class ScriptTurns:
             for script in (self.baseline, name)
         ]
         # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
-        keeps, gives_back = pair.KEEPS_MEMORY, pair.GIVES_MEMORY_BACK
-        spread = math.hypot(keeps if hardware.gpu_count() else gives_back, keeps)
+        spread = pair.spread_of(not hardware.gpu_count(), False)
         return ratio_of_medians(*seconds, process_spread=spread)
 
 
