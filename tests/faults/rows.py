@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from xml.etree import ElementTree
 from gallery_lib.checkpoint import folders, state
 from gallery_lib.errors import InputError
 
-from .commands import EVERY, Words, batch, compare, data, half, on, python, train
+from .commands import EVERY, Words, batch, compare, half, on, python, train
 from .driver import (
     ROOT,
     TASKS,
@@ -247,12 +246,6 @@ def _open_to_others(workspace: Workspace) -> None:
     (workspace.cache / "inductor").chmod(0o777)
 
 
-def _damaged_text(workspace: Workspace) -> None:
-    shutil.copytree(ROOT / ".cache" / "data" / "english", workspace.folder / "data")
-    file = next((workspace.folder / "data").rglob("train.npy"))
-    file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-
-
 def _precious(workspace: Workspace) -> None:
     (workspace.folder / "run").mkdir()
     (workspace.folder / "run" / "thesis.tex").write_text("precious")
@@ -293,7 +286,6 @@ _FILES = (
         *("others may write to compiled code", _COMPILED, "chmod -R go-w"), prepare=_open_to_others
     ),
     _refused("a comparison cut in half", on(half, "show"), "is no JSON", quick=True),
-    _refused("damaged text data", data("text.py"), "is damaged", prepare=_damaged_text),
     _refused(
         *("run_dir holds files of others", train(), "thesis.tex"),
         prepare=_precious,
