@@ -191,14 +191,23 @@ def try_(words: Words, config: TryConfig, command: Words) -> int:
         with progress.importing():
             from gallery_lib.report import trial as report
             from gallery_lib.system.files import write_json
+            from gallery_lib.trial.pace import read
             from gallery_lib.trial.trial import run
-        if config.json and not Path(config.json).absolute().parent.is_dir():
-            raise InputError(f"json={config.json}: its folder does not exist.", parameter="json")
+        for name, file in (("json", config.json), ("html", config.html)):
+            if file and not Path(file).absolute().parent.is_dir():
+                raise InputError(f"{name}={file}: its folder does not exist.", parameter=name)
+        before = read(Path(config.against)) if config.against else None
         trial = run(command, config, progress)
+    verdict, lead = trial.verdict, report.verdict(trial)
+    if before:
+        verdict, lead = report.against(before, trial, Path(config.against or "").name)
+        print(lead)
     print(report.text(trial))
     if config.json:
         write_json(Path(config.json), dataclasses.asdict(trial))
-    return 3 if config.fail_if == trial.verdict else 0
+    if config.html:
+        Path(config.html).write_text(report.page(trial, lead), encoding="utf-8")
+    return 3 if config.fail_if == verdict else 0
 
 
 @_command("lab up", LabConfig)

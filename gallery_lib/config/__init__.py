@@ -287,12 +287,15 @@ class TryConfig:
     json: str | None = None
     """JSON file for the result, with the seconds of every step that counts (trial/result.py)."""
     fail_if: Literal["slower"] | None = None
-    """Exit code 3 where the accelerated form is surely slower."""
+    """Exit code 3 where the accelerated form is surely slower, or with --against the script."""
+    html: str | None = None
+    """HTML file for the report, one page to send on."""
+    against: str | None = None
+    """JSON file of an earlier trial: has the script become slower?"""
     scratch: bool = True
     """Run in a copy of the working folder, so that no output is written over."""
     without: str | None = None
-    """Parts of the acceleration to leave out, with commas between: compile, optimizer, allocator,
-    graph passes by name, or all, which compares the plain form with itself."""
+    """What to leave out, comma-separated: compile, optimizer, allocator, graph passes; or all."""
     techniques: bool = False
     """Also measure what each part gives, by leaving it out."""
     patience: float = option(300.0, minimum=1.0)
@@ -480,8 +483,7 @@ class CommunicationNotebookConfig:
     processes: int = option(1, maximum=8)
     """Training processes on each host of the lab."""
     rate: str = "200mbit"
-    """Rate of each host's link, in either direction, in bits per second. The lower, the more the
-    wire formats gain."""
+    """Rate of each host's link, either way, in bits per second. Lower: wire formats gain more."""
     rounds: int = option(4, minimum=4)
     """Turns of each technique; the intervals come from these. More turns take longer."""
     block_steps: int = 3

@@ -50,7 +50,7 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
             "the allocator gives memory back and takes it again. gallery_lib keeps it.",
         )
     between = part.get("between them", 0.0)
-    items = look.newest["work"].get("items", 0.0)
+    items = look.newest["items"]
     on_cpu = all(model["device"] == "cpu" for model in trial.models)
     if items >= 2 * trial.cycle and (not on_cpu or between > _MUCH):
         yield (
@@ -65,7 +65,7 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
             f"{between:.0%} of a step is neither data, model nor optimizer: Python between them, "
             "logging, metrics, or data that no DataLoader brings.",
         )
-    bf16 = look.newest["work"].get("flops bfloat16", 0.0)
+    bf16 = any(one["flops"] and one["dtype"] == "bfloat16" for one in look.newest["work"])
     if bf16 and on_cpu and not hardware.computes_in_bf16("cpu"):
         yield (
             1.0,

@@ -77,6 +77,8 @@ class Orders:
     """Whether compiled code draws the random numbers that eager code draws, for a comparison."""
     without: tuple[str, ...] = ()
     """Parts of the acceleration, and graph passes, that are left out."""
+    eager: tuple[str, ...] = ()
+    """Modules that are left as they are in compiled models."""
 
     def variable(self) -> dict[str, str]:
         """Return the variable that carries these orders."""
@@ -111,8 +113,9 @@ def attach() -> None:
     """Set up what the orders in the environment say, if there are any."""
     global _probe
     if _probe is None and (text := os.environ.get(ORDERS_VARIABLE)):
-        values = json.loads(text)
-        _probe = Probe(Orders(**{**values, "without": tuple(values["without"])}))
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(values[name]) for name in ("without", "eager")}
+        _probe = Probe(Orders(**{**values, **lists}))
 
 
 class Probe:
@@ -143,8 +146,9 @@ class Probe:
         self._graphs = 0
         self._drew = self._half = False
         self._counts: Any = None
-        self._work: dict[str, float] = {}
-        self._items_before = self._items_of_steps = 0
+        self._counted: dict[Any, Any] = {}
+        self._work: list[dict[str, Any]] = []
+        self._items = 0
         self._said: list[str] = []
         seed()
         self._hook()
@@ -196,9 +200,11 @@ class Probe:
         @functools.wraps(function)
         def timed(iterator: Any) -> Any:
             began = time.perf_counter()
+            self._count_in({})
             try:
                 return function(iterator)
             finally:
+                self._count_in(self._counted)
                 if self._is_mine():
                     self._now.loading += time.perf_counter() - began
 
@@ -223,8 +229,7 @@ class Probe:
                 self._backward_depth -= 1
             ended = time.perf_counter()
             self._now.backward += ended - began
-            # The step of an optimizer with a closure begins behind the closure.
-            self._step_began, self._items_before = ended, self._items()
+            self._step_began = ended  # that of an optimizer with a closure begins behind it
 
         backward._torchdynamo_disable = True  # type: ignore[attr-defined]
         return backward
@@ -274,7 +279,7 @@ class Probe:
         if self._connection is None:
             self._meet()
         self._switch_on()  # where no model was found
-        self._items_before = self._items()
+        self._count_in({})
         self._step_began = time.perf_counter()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -286,10 +291,10 @@ class Probe:
         self._order.append(list(self._optimizers).index(id(optimizer)))
         if self._done < CHECKED:
             self._note_gradients(optimizer)
-        self._items_of_steps += self._items() - self._items_before
         self._steps += 1
         if self._steps % self.orders.cycle == 0:
             self._end_cycle()
+        self._count_in(self._counted)
 
     def _meet(self) -> None:
         """Say who this is, and wait for the first turn."""
@@ -311,10 +316,8 @@ class Probe:
         self._cycles.append(now)
         self._done += 1
         self._kept_losses()
-        before = self._items()
         if self._done <= CHECKED:
             self._note_weights()
-        self._items_of_steps += self._items() - before
         if self._done == 1:
             self._end_first_cycle()
         if self.orders.looks:
@@ -344,7 +347,8 @@ class Probe:
         message |= {"said": self._said, "hidden": self._hidden, "drew": self._drew}
         message["threads"] = torch.get_num_threads()
         if self.orders.looks:
-            message |= {"order": self._order, "work": self._work, "look": self._look()}
+            message |= {"order": self._order, "look": self._look()}
+            message |= {"work": self._work, "items": self._items}
         self._send(message)
         self._cycles, self._said = [], []
         self._budget = self._receive()["cycles"]
@@ -445,6 +449,9 @@ class Probe:
             if compiles_itself(root) or compiled_call(root) is not None:
                 self._said.append(f"{type(root).__name__} is compiled by the script")
                 continue
+            for name, module in root.named_modules():
+                if name in self.orders.eager:
+                    module.forward = torch.compiler.disable(module.forward)
             device = next(root.parameters()).device
             options = Compiler(without=passes)
             self._said.append(f"{type(root).__name__}: {compile_model(root, options, device)}")
@@ -459,6 +466,11 @@ class Probe:
                     "weights": sum(p.numel() for p in root.parameters()),
                     "compiled": compiles_itself(root),
                     "device": str(next(root.parameters()).device),
+                    "leaves": [
+                        name
+                        for name, module in inside(root).named_modules()
+                        if name and not module._modules
+                    ],
                 }
                 for root in roots
             ],
@@ -470,21 +482,18 @@ class Probe:
         from gallery_lib.measure.operator_counts import Counts
 
         if self._done == 2:
-            self._items_of_steps = 0
             self._counts = Counts()
+            self._counted = self._counts.work
             self._counts.__enter__()
         elif self._counts is not None:
             self._counts.__exit__(None, None, None)
-            for work in self._counts.work.values():
-                if work.flops and work.dtype:
-                    name = f"flops {work.dtype}"
-                    self._work[name] = self._work.get(name, 0.0) + work.flops
-            self._work["items"] = self._items() - self._items_of_steps
             self._counts = None
+            for operation, work in self._counted.items():
+                self._work.append({"flops": work.flops, "bytes": work.bytes, "dtype": work.dtype})
+                if "_local_scalar_dense" in operation.name:
+                    self._items += work.calls
 
-    def _items(self) -> int:
-        """Return how often a tensor was read as a Python number, in the cycle that is counted."""
-        if self._counts is None:
-            return 0
-        work = self._counts.work.items()
-        return sum(one.calls for name, one in work if "_local_scalar_dense" in name.name)
+    def _count_in(self, work: dict[Any, Any]) -> None:
+        """Count what follows in `work`: a loader's, an optimizer's and the probe's own in none."""
+        if self._counts is not None and self._is_mine():
+            self._counts.work = work

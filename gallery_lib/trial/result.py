@@ -8,6 +8,8 @@ from typing import Any
 from gallery_lib.stats import Ratio
 
 SCHEMA = 1
+FORWARD, BACKWARD = "forward pass", "backward pass"
+"""Names of shares."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,18 @@ class Trial:
     optimizers: list[dict[str, Any]]
     cycle: int
     """Steps of optimizers that make one step of the training: two in a GAN with two."""
+    processes: int
+    threads: int
+    """Of PyTorch, in each process."""
     parity: Parity
     ratio: Ratio | None
     """Plain over accelerated seconds; None without parity."""
     techniques: dict[str, Ratio]
     """How many times as fast the accelerated form is as without a part; with `--techniques`."""
+    pace: list[float]
+    """Seconds of a piece of work that is always the same, by round (`pace.Pace`)."""
+    limit_seconds: float | None
+    """Of the operators of forward and backward pass at this machine's limits, on a CPU."""
     plain: Form | None
     accelerated: Form | None
     left_out: dict[str, dict[str, int]]
@@ -66,6 +75,8 @@ class Trial:
     findings: list[str]
     """What holds the script back."""
     notes: list[str]
+    change: str | None
+    """Diff of the script that makes it the accelerated one, where the places are sure."""
     seconds: float
     """Duration of the trial."""
     schema: int = SCHEMA

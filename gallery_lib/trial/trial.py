@@ -23,7 +23,8 @@ from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
 from gallery_lib.system.processes import interruptible
-from gallery_lib.trial import findings, parity, scratch
+from gallery_lib.trial import findings, lines, parity, scratch
+from gallery_lib.trial.pace import Pace, gives_memory_back
 from gallery_lib.trial.probe import (
     ACCELERATED,
     CHECKED,
@@ -35,7 +36,7 @@ from gallery_lib.trial.probe import (
     Cycle,
     Orders,
 )
-from gallery_lib.trial.result import Form, Parity, Share, Trial
+from gallery_lib.trial.result import BACKWARD, FORWARD, Form, Parity, Share, Trial
 from gallery_lib.trial.run import Command, Reports, ScriptRun, TooShort
 
 _LONGEST_CYCLE = 16
@@ -61,7 +62,11 @@ def run(words: Sequence[str], config: TryConfig, progress: Progress) -> Trial:
         folder = Path(name)
         command = Command(scratch.started(words, config.nproc), scratch.name_of(words))
         trial = _Trial(command, config, progress, folder).take()
-    return dataclasses.replace(trial, seconds=time.monotonic() - began)
+    change = None
+    scripts = [word for word in words if word.endswith(".py")]
+    if scripts and trial.verdict == "faster" and trial.processes == 1 and not config.without:
+        change = lines.change(Path(scripts[0]), trial)
+    return dataclasses.replace(trial, change=change, seconds=time.monotonic() - began)
 
 
 class _Trial:
@@ -73,6 +78,7 @@ class _Trial:
         inductor_options("cpu", tuple(name for name in self.without if name not in PARTS))
         self.cycle, self.runs = 1, 0
         self.watch = machine_load.Watch()
+        self.pace: Pace | None = None
 
     def take(self) -> Trial:
         look = self._look()
@@ -97,6 +103,8 @@ class _Trial:
                     run = others.enter_context(self._run(ACCELERATED, part))
                     self._turn(run, CHECKED, f"without {part}")
                     runs[part] = run
+                if not on_gpu(look):
+                    self.pace = Pace(look.newest["threads"], products_of(look))
                 rounds = self._rounds(runs)
                 return self._result(look, runs, found, rounds)
 
@@ -106,10 +114,12 @@ class _Trial:
             return self._checked(look, plain)
         return parity.compare(plain, look, fast, self._moved)
 
-    def _checked(self, look: Reports, plain: Reports, *without: str) -> Parity:
+    def _checked(
+        self, look: Reports, plain: Reports, *without: str, eager: Sequence[str] = ()
+    ) -> Parity:
         """Return the parity of a run of its own, whose random numbers are torch's."""
         what = f"accelerated, without {', '.join(without)}" if without else "accelerated, checked"
-        with self._run(ACCELERATED, *without, torchs_numbers=True) as run:
+        with self._run(ACCELERATED, *without, torchs_numbers=True, eager=tuple(eager)) as run:
             self._turn(run, CHECKED, what)
             return parity.compare(plain, look, run.reports, self._moved)
 
@@ -122,24 +132,22 @@ class _Trial:
     def _culprit(self, look: Reports, plain: Reports) -> str:
         """Return what to leave out, so that the training is the same; found by halving."""
 
-        def right(*without: str) -> bool:
-            return self._checked(look, plain, *without).passed
+        def right(*without: str, eager: Sequence[str] = ()) -> bool:
+            return self._checked(look, plain, *without, eager=eager).passed
 
         for part in TECHNIQUES:
             if part != COMPILE and right(part):
                 return f"--without={part} is the same training"
         if not right(COMPILE):
             return "no part alone explains it"
-        suspects = [one.option for one in passes.ORDER if one.option]
-        if not right(*suspects):
-            return f"--without={COMPILE} is the same training; no graph pass of ours explains it"
-        while len(suspects) > 1:
-            half = suspects[: len(suspects) // 2]
-            suspects = half if right(*half) else suspects[len(half) :]
-        name = suspects[0]
-        if right(name):
-            return f"--without={name} is the same training: the fault is in that graph pass"
-        return f"--without={COMPILE} is the same training; several graph passes are at fault"
+        leaves = [name for model in look.newest["look"]["models"] for name in model["leaves"]]
+        module = halved(leaves, lambda names: right(eager=names))
+        where = f", in {module}" if module else ""
+        options = [one.option for one in passes.ORDER if one.option]
+        name = halved(options, lambda names: right(*names))
+        if name:
+            return f"--without={name} is the same training: the fault is in that graph pass{where}"
+        return f"--without={COMPILE} is the same training; no graph pass alone explains it{where}"
 
     def _look(self) -> Reports:
         with self._run(PLAIN, looks=True) as run:
@@ -212,6 +220,8 @@ class _Trial:
                     raise
                 break  # behind its training; what was measured is enough
             self.watch.at_pause()
+            if self.pace:
+                self.pace.take()
         return rounds
 
     def _result(
@@ -222,7 +232,7 @@ class _Trial:
         rounds: Sequence[Mapping[str, Sequence[Cycle]]],
     ) -> Trial:
         forms: dict[str, Form] = {}
-        ratio, techniques, notes = None, {}, []
+        ratio, techniques, notes, pace = None, {}, [], []
         left_out = {
             name: dict(unusual(cycle for turns in rounds for cycle in turns[name]))
             for name in (PLAIN, ACCELERATED)
@@ -238,6 +248,7 @@ class _Trial:
                     run.reports.said,
                     forward if name == PLAIN else None,
                 )
+            pace = [self.pace.rounds[i] for i in whole] if self.pace else [1.0] * len(whole)
             if len(whole) >= _FEWEST_ROUNDS:
                 ratio = _ratio(forms[PLAIN], forms[ACCELERATED])
                 techniques = {
@@ -257,17 +268,22 @@ class _Trial:
             command=self.command.shown,
             script=self.command.script,
             environment=hardware.machine_facts(),
-            models=facts["models"],
+            models=[{k: v for k, v in one.items() if k != "leaves"} for one in facts["models"]],
             optimizers=facts["optimizers"],
             cycle=self.cycle,
+            processes=look.newest["world"],
+            threads=look.newest["threads"],
             parity=found,
             ratio=ratio,
             techniques=techniques,
+            pace=pace,
+            limit_seconds=self.pace.seconds_of(look.newest["work"]) if pace and self.pace else None,
             plain=forms.get(PLAIN),
             accelerated=forms.get(ACCELERATED),
             left_out=left_out,
             findings=[],
             notes=notes,
+            change=None,
             seconds=0.0,
         )
         return dataclasses.replace(result, findings=findings.of(result, look))
@@ -316,7 +332,7 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float
     whole = middle("seconds")
     names = {
         "loading": "waiting for data",
-        "backward": "backward pass",
+        "backward": BACKWARD,
         "optimizer": "optimizer",
     }
     shares = [Share(text, middle(name)) for name, text in names.items()]
@@ -324,7 +340,7 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float
     rest = max(0.0, whole - sum(share.seconds for share in shares))
     if forward:
         forward = min(forward, rest)
-        shares += [Share("forward pass", forward), Share("between them", rest - forward)]
+        shares += [Share(FORWARD, forward), Share("between them", rest - forward)]
     else:
         shares.append(Share("forward pass and between", rest))
     return Form(
@@ -342,5 +358,25 @@ def _ratio(slower: Form, faster: Form) -> Ratio:
 
 def _spread(plain: Form) -> float:
     """Return the relative standard deviation of the ratio over restarts of both (`pair`)."""
-    faults = plain.page_faults * pair.FAULT_SECONDS / plain.cycle_seconds
-    return pair.spread_of(faults > pair.NOTICEABLE_PART, False)
+    return pair.spread_of(gives_memory_back(plain), False)
+
+
+def on_gpu(look: Reports) -> bool:
+    """Return whether a model of the script is not on the CPU."""
+    return any(model["device"] != "cpu" for model in look.newest["look"]["models"])
+
+
+def products_of(look: Reports) -> list[str]:
+    """Return the types in which the script computes products, beside float32."""
+    dtypes = {one["dtype"] for one in look.newest["work"] if one["flops"]}
+    return sorted(dtypes & {"bfloat16", "float16", "float64"})
+
+
+def halved(suspects: Sequence[str], right: Callable[[Sequence[str]], bool]) -> str | None:
+    """Return the one suspect without which all is right, by halving; None where there is none."""
+    if not suspects or not right(suspects):
+        return None
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if right(half) else suspects[len(half) :]
+    return suspects[0] if right(suspects) else None

@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_690,  # the options of `gallery try`
+    "commands": 3_705,  # the options of `gallery try`
     "kernels": 2_700,
     "optim": 1_070,
     "comm": 2_510,
@@ -51,12 +51,12 @@ LIMITS = {
     "train": 2_680,  # batches that are late
     "launcher": 1_120,
     "measure": 4_640,
-    "trial": 1_820,
+    "trial": 2_090,  # a page, a change to paste, limits, an earlier trial, modules as culprits
     "cluster": 975,
-    "report": 1_930,  # what `gallery try` prints
+    "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
-    "gallery_lib": 36_400,
-    "tests": 33_640,
+    "gallery_lib": 36_790,
+    "tests": 33_730,
     "benchmarks": 2_790,
 }
 GOALS = {
