@@ -249,6 +249,7 @@ def _script(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_script_after_its_step_with_a_checkpoint(tmp_path: Path) -> None:
     done = _script(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)")
     assert done.returncode == 75, done.stderr
@@ -258,6 +259,7 @@ def test_a_signal_ends_a_script_after_its_step_with_a_checkpoint(tmp_path: Path)
     assert again.stdout == "steps 64\n"
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_is_announced_and_the_training_goes_on(tmp_path: Path) -> None:
     """The limit of a file's size is reached, as a full disk would be."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"

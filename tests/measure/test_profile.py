@@ -105,6 +105,7 @@ def test_the_groups_add_up_to_the_step_and_name_what_the_step_does() -> None:
     assert StepProfile({"convolutions": 0.3}).share("pooling") == 0.0
 
 
+@pytest.mark.slow  # compiles
 def test_a_compiled_step_has_the_compilers_kernels() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

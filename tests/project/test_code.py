@@ -35,7 +35,9 @@ def check(checkout: Path, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "types" else n for n in CHECKS]
+)
 def test_the_code_passes(name: str, checkout: Path) -> None:
     files = map(str, checkout.glob("notebooks/*.ipynb")) if name == "notebooks" else ()
     check(checkout, *CHECKS[name], *files)

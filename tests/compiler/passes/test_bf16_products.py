@@ -121,7 +121,8 @@ def assert_as_near(found: list[Tensor], model: nn.Module, batch: Tensor) -> None
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        ("layers", 5),  # two forward, two gradients of weights, one of the hidden layer
+        # two forward, two gradients of weights, one of the hidden layer
+        pytest.param("layers", 5, marks=pytest.mark.slow),
         ("batch of sequences", 5),
         ("turned", 2),
         ("tied", 6),  # a weight that gets both gradients
