@@ -47,6 +47,8 @@ class Work:
 class Counts(TorchDispatchMode):
     """Dispatch mode that counts in `work` what the operators inside it do."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[Operation, Work] = {}
@@ -61,6 +63,10 @@ class Counts(TorchDispatchMode):
     ) -> Any:
         """Run the operator and count it."""
         kwargs = kwargs or {}
+        if not isinstance(
+            operator, torch._ops.OpOverload
+        ):  # of higher order, such as flex_attention
+            return operator(*args, **kwargs)
         named = {
             argument.name: args[place] if place < len(args) else kwargs.get(argument.name)
             for place, argument in enumerate(operator._schema.arguments)
@@ -77,8 +83,8 @@ class Counts(TorchDispatchMode):
             work.bytes += _call_bytes(operator, name, named, out)
             work.flops += flops
             if flops:
-                floating = next(tensor for tensor in tensors if tensor.is_floating_point())
-                work.dtype = str(floating.dtype).removeprefix("torch.")
+                computed = next((t for t in tensors if t.is_floating_point()), tensors[0])
+                work.dtype = str(computed.dtype).removeprefix("torch.")
         return out
 
 
@@ -120,6 +126,8 @@ def _bytes_in(value: Any) -> int:
 
 def _tensor_bytes(tensor: Tensor) -> int:
     """Return the bytes of the tensor's elements in memory; expanded ones are there once."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
     distinct = math.prod(
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
     )

@@ -9,14 +9,14 @@ from gallery_lib.console.text import duration, seconds, text_table
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 from gallery_lib.trial import pace
-from gallery_lib.trial.result import BACKWARD, FORWARD, Form, Trial
+from gallery_lib.trial.result import Form, Trial
 
 _LINES = """\
 Lines to paste, before the first step:
     import gallery_lib.plug                                # optimizer, allocator, graph passes
     model = torch.compile(model, backend="gallery")        # behind the model's last change"""
-_COMPILED = """\
-Line to paste, before the first step; the script compiles its model already:
+_ONE_LINE = """\
+Line to paste, before the first step:
     import gallery_lib.plug                                # optimizer, allocator, graph passes"""
 
 _PAGE = """\
@@ -123,14 +123,11 @@ def sentences(trial: Trial) -> list[str]:
 
 def _limits(trial: Trial) -> str | None:
     """Return how near the passes through the models are to the machine's limits."""
-    if trial.plain is None or not trial.limit_seconds or trial.processes > 1:
-        return None
-    took = {share.name: share.seconds for share in trial.plain.shares}
-    if not (passes := took.get(FORWARD, 0.0) + took.get(BACKWARD, 0.0)):
+    if trial.limit_share is None:
         return None
     return (
-        f"Forward and backward pass reach {min(1.0, trial.limit_seconds / passes):.0%} of this "
-        "machine's limits, by the operators' arithmetic and memory traffic."
+        f"Forward and backward pass reach {trial.limit_share:.0%} of this machine's limits, by the "
+        "operators' arithmetic and memory traffic."
     )
 
 
@@ -139,7 +136,8 @@ def _to_paste(trial: Trial) -> str | None:
         return None
     if trial.change:
         return f"The change to {trial.script}:\n{trial.change.rstrip()}"
-    return _COMPILED if all(model["compiled"] for model in trial.models) else _LINES
+    to_compile = [model for model in trial.models if not model["compiled"]]
+    return _LINES if to_compile else _ONE_LINE
 
 
 def _seen(trial: Trial) -> str:

@@ -11,6 +11,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import os
+import random
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -48,6 +49,7 @@ def wait_for_torch() -> None:
     """Call `probe.attach()` when this process has imported torch, and protect linked files."""
     from gallery_lib.trial import scratch
 
+    random.seed(0)  # those of torch and numpy are set when torch is there
     if (root := os.environ.get(SCRATCH_VARIABLE)) is not None:
         scratch.protect(root)
     sys.meta_path.insert(0, _Finder())

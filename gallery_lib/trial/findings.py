@@ -13,8 +13,7 @@ from gallery_lib.trial.run import Reports
 
 _MUCH = 0.25  # of a cycle: what takes so much of it is named
 _SOME = 0.12
-_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim, with an option `fused`
-_ONE_PASS = ("RMSprop", "RAdam")  # others that gallery_lib.optim has
+_ONE_PASS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "RAdam")  # that gallery_lib.optim has
 
 
 def of(trial: Trial, look: Reports) -> list[str]:
@@ -37,9 +36,7 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
     unfused = [one["name"] for one in trial.optimizers if one["torchs"] and not one["fused"]]
     if stepping > _SOME and unfused:
         remedy = "it has no faster form"
-        if unfused[0] in _FUSED:
-            remedy = "fused=True, or gallery_lib's, goes over memory once"
-        elif unfused[0] in _ONE_PASS:
+        if unfused[0] in _ONE_PASS:
             remedy = "gallery_lib's goes over memory once"
         yield stepping, f"{unfused[0]}'s steps take {stepping:.0%} of a step: {remedy}."
     faults = plain.page_faults * FAULT_SECONDS / plain.cycle_seconds

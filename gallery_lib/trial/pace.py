@@ -73,7 +73,7 @@ class Pace:
 
 _DRIFT = 0.03
 """Relative standard deviation of a script's step over its machine's pace, at different times."""
-_SAME = ("cpu", "cores", "device", "isa", "torch", "processes", "threads")
+_SAME = ("script", "cpu", "cores", "device", "isa", "torch", "processes", "threads")
 
 
 def read(path: Path) -> Trial:
@@ -86,8 +86,10 @@ def read(path: Path) -> Trial:
         trial = read_json(path, Trial, again="Repeat the trial with --json.", schema=SCHEMA)
     except FileNotFoundError:
         raise InputError(f"against={path}: there is no such file.", parameter="against") from None
-    if trial.plain is None:
-        raise InputError(f"against={path}: that trial has no times.", parameter="against")
+    if trial.plain is None or len(trial.plain.rounds) < 2:
+        raise InputError(
+            f"against={path}: that trial has too few times to compare.", parameter="against"
+        )
     return trial
 
 
@@ -101,7 +103,8 @@ def difference(before: Trial, now: Trial) -> str | None:
 
 
 def _conditions(trial: Trial) -> dict[str, Any]:
-    return {**trial.environment, "processes": trial.processes, "threads": trial.threads}
+    own = {"script": trial.script, "processes": trial.processes, "threads": trial.threads}
+    return {**trial.environment, **own}
 
 
 def change(before: Trial, now: Trial) -> Ratio:

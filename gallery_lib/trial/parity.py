@@ -94,12 +94,14 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
     )
     if all(one.value <= one.tolerances[level] for one in found):
         return same
-    by_rounding = [
-        max(pair) for pair in zip(_values(plain, again), _values(plain, moved()), strict=False)
-    ]
+    by_rounding: dict[str, float] = {}
+    for other_one in (*_differences(plain, again), *_differences(plain, moved())):
+        name = str(other_one)
+        by_rounding[name] = max(other_one.value, by_rounding.get(name, 0.0))
     reach: dict[str, float] = {}  # of rounding in a value so far: a training carries it on
     judged = 0
-    for one, explained in zip(found, by_rounding, strict=False):
+    for one in found:
+        explained = by_rounding.get(str(one), 0.0)
         reach[one.what] = max(explained, reach.get(one.what, 0.0))
         if reach[one.what] > _LARGEST_SHARE:
             continue  # nothing but rounding: a gradient that is zero in theory
@@ -116,10 +118,6 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
     if judged < len(found) / 2:
         return Parity(False, "too noisy to judge: rounding alone changes most values by a fifth")
     return same
-
-
-def _values(one: Reports, other: Reports) -> list[float]:
-    return [difference.value for difference in _differences(one, other)]
 
 
 def _differences(one: Reports, other: Reports) -> Iterator[_Difference]:
@@ -152,7 +150,7 @@ def _of_tensors(
         what = f"{kind} {name}"
         if name not in other:
             yield _Difference(math.inf, what, cycle, SCALE_TOLERANCE)
-        elif values[0] > _NO_GRADIENT * largest:
+        elif not max(values[0], other[name][0]) <= _NO_GRADIENT * largest:  # NaN counts
             scale = _relative(values[0], other[name][0])
             yield _Difference(scale, f"the norm of {what}", cycle, SCALE_TOLERANCE)
             yield from _apart(values[1:], other[name][1:], what, cycle)
@@ -166,6 +164,7 @@ def _apart(
     """Yield how far two vectors are apart, over the first one's length."""
     if size := math.hypot(*one):
         apart = math.dist(one, other) if len(one) == len(other) else math.inf
+        apart = apart if math.isfinite(apart) else math.inf
         yield _Difference(apart / size, what, cycle, GRADIENT_TOLERANCE)
 
 
@@ -194,5 +193,5 @@ def _moves(checks: Sequence[dict[str, Any]], number: int) -> list[float]:
 def _relative(one: float, other: float) -> float:
     if one == other:
         return 0.0
-    size = max(abs(one), abs(other))
-    return abs(one - other) / size if math.isfinite(size) else math.inf
+    finite = math.isfinite(one) and math.isfinite(other)
+    return abs(one - other) / max(abs(one), abs(other)) if finite else math.inf

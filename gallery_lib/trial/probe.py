@@ -35,11 +35,13 @@ from torch.utils.data import DataLoader, dataloader
 
 from gallery_lib.trial.attach import ORDERS_VARIABLE
 from gallery_lib.trial.script_state import (
+    Counter,
     compiled_graphs,
     compiles_itself,
     described,
     has_weights,
     inside,
+    names_of,
     page_faults,
     plain,
     random_states,
@@ -55,6 +57,7 @@ OPTIMIZER, ALLOCATOR, COMPILE, ALL = PARTS = ("optimizer", "allocator", "compile
 TECHNIQUES = PARTS[:-1]
 CHECKED = 8
 """First cycles whose losses, gradients and weights are compared with those of another run."""
+_TELL_SECONDS = 2.0
 _ROUNDING = {torch.float32: 2**-21, torch.float64: 2**-50}
 _ROUNDING_OF_HALF = 2**-10
 
@@ -126,6 +129,7 @@ class Probe:
         self._thread: int | None = None  # that takes the steps
         self._connection: Any = None
         self._budget = 0  # cycles until the next pause
+        self._told = 0.0
         self._cycles: list[Cycle] = []  # since the last message
         self._now = Cycle()
         self._began = self._resumed = time.perf_counter()
@@ -145,10 +149,7 @@ class Probe:
         self._is_on = False
         self._graphs = 0
         self._drew = self._half = False
-        self._counts: Any = None
-        self._counted: dict[Any, Any] = {}
-        self._work: list[dict[str, Any]] = []
-        self._items = 0
+        self._counter = Counter()
         self._said: list[str] = []
         seed()
         self._hook()
@@ -169,12 +170,16 @@ class Probe:
         iterator = dataloader._BaseDataLoaderIter
         iterator.__next__ = self._timed_next(iterator.__next__)  # type: ignore[method-assign]
         DataLoader.__iter__ = self._marking(DataLoader.__iter__, NEW_PASS)  # type: ignore[method-assign]
-        torch.save = self._marking(saving(torch.save), CHECKPOINT)
+        torch.save = self._marking(saving(torch.save, 1), CHECKPOINT)
+        torch.jit.save = self._marking(saving(torch.jit.save, 1), CHECKPOINT)
         train = nn.Module.train
 
         @functools.wraps(train)
         def switched(module: nn.Module, mode: bool = True) -> nn.Module:
-            if not mode and id(module) in self._roots:
+            if not mode and id(module) in {
+                *self._roots,
+                *map(id, map(inside, self._roots.values())),
+            }:
                 self._mark(EVALUATION)
             return train(module, mode)
 
@@ -200,11 +205,11 @@ class Probe:
         @functools.wraps(function)
         def timed(iterator: Any) -> Any:
             began = time.perf_counter()
-            self._count_in({})
+            counted = self._count_in({})
             try:
                 return function(iterator)
             finally:
-                self._count_in(self._counted)
+                self._count_in(counted)
                 if self._is_mine():
                     self._now.loading += time.perf_counter() - began
 
@@ -223,10 +228,12 @@ class Probe:
                 self._hidden = True
             began = time.perf_counter()
             self._backward_depth += 1
+            counted = self._count_in(self._counter.passes)
             try:
                 function(tensors, *args, **kwargs)
             finally:
                 self._backward_depth -= 1
+                self._count_in(counted)
             ended = time.perf_counter()
             self._now.backward += ended - began
             self._step_began = ended  # that of an optimizer with a closure begins behind it
@@ -240,8 +247,9 @@ class Probe:
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
         self._half |= torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        if depth:
+        if depth or self._backward_depth:  # inside a model, or recomputed for its backward pass
             return
+        self._counted_outside = self._count_in(self._counter.passes)
         self._depth.began = time.perf_counter()
         if self._done == 0:
             self._depth.numbers = random_states()
@@ -253,7 +261,10 @@ class Probe:
         if torch.compiler.is_compiling():
             return
         self._depth.value = depth = getattr(self._depth, "value", 1) - 1
-        if depth or id(module) not in self._roots:
+        if depth or self._backward_depth:
+            return
+        self._count_in(self._counted_outside)
+        if id(module) not in self._roots:
             return
         self._now.forward += time.perf_counter() - self._depth.began
         if self._done == 0:
@@ -279,7 +290,8 @@ class Probe:
         if self._connection is None:
             self._meet()
         self._switch_on()  # where no model was found
-        self._count_in({})
+        if not any(map(callable, (*args[1:], *kwargs.values()))):  # a closure trains
+            self._count_in({})
         self._step_began = time.perf_counter()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -294,13 +306,13 @@ class Probe:
         self._steps += 1
         if self._steps % self.orders.cycle == 0:
             self._end_cycle()
-        self._count_in(self._counted)
+        self._count_in(self._counter.between)
 
     def _meet(self) -> None:
         """Say who this is, and wait for the first turn."""
         self._thread = threading.get_ident()
         self._connection = Client(self.orders.address, family="AF_UNIX")
-        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        rank, world = 0, 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._send({"rank": rank, "world": world})
@@ -320,11 +332,15 @@ class Probe:
             self._note_weights()
         if self._done == 1:
             self._end_first_cycle()
-        if self.orders.looks:
-            self._count()
+        if self.orders.looks and self._done == 2:
+            self._counter.begin()  # for one cycle, which is not timed
+        elif self.orders.looks and self._done == 3:
+            self._counter.end()
         self._budget -= 1
         if self._budget <= 0:
             self._pause()
+        elif time.perf_counter() - self._told > _TELL_SECONDS:
+            self._send({})  # it goes on
         self._began, self._faults = time.perf_counter(), page_faults()
 
     def _kept_losses(self) -> None:
@@ -345,16 +361,17 @@ class Probe:
         if self._checks:
             message["checks"], self._checks = self._checks, []
         message |= {"said": self._said, "hidden": self._hidden, "drew": self._drew}
-        message["threads"] = torch.get_num_threads()
+        message |= {"threads": torch.get_num_threads(), "optimizers": len(self._optimizers)}
         if self.orders.looks:
             message |= {"order": self._order, "look": self._look()}
-            message |= {"work": self._work, "items": self._items}
+            message |= {"work": self._counter.work(), "items": self._counter.items()}
         self._send(message)
         self._cycles, self._said = [], []
         self._budget = self._receive()["cycles"]
         self._resumed = time.perf_counter()
 
     def _send(self, message: dict[str, Any]) -> None:
+        self._told = time.perf_counter()
         self._connection.send_bytes(json.dumps(message).encode())
 
     def _receive(self) -> dict[str, Any]:
@@ -371,11 +388,10 @@ class Probe:
             self._checks.append({"gradients": {}, "weights": {}, "buffers": {}, "half": False})
             self._steps_noted = 0
         check, self._steps_noted = self._checks[-1], self._steps_noted + 1
-        roots = map(inside, self._roots.values())
-        names = {id(weight): name for root in roots for name, weight in root.named_parameters()}
+        names = names_of(self._roots.values())
         for place, weight in enumerate(weights(optimizer)):
             if weight.grad is not None:
-                name = f"of {plain(names.get(id(weight), str(place)))} in step {self._steps_noted}"
+                name = f"of {names.get(id(weight), str(place))} in step {self._steps_noted}"
                 check["gradients"][name] = sample(weight.grad)
                 self._half |= weight.dtype in (torch.bfloat16, torch.float16)
         check["half"] = self._half
@@ -401,6 +417,7 @@ class Probe:
                     noise = torch.randn(weight.shape, generator=generator)
                     with torch.no_grad():
                         weight.mul_((1.0 + size * noise).to(weight.device, weight.dtype))
+        self._note_weights()  # the next step begins here
 
     # ---- the accelerated form, and the look
 
@@ -477,23 +494,6 @@ class Probe:
             "optimizers": [described(one) for one in self._optimizers.values()],
         }
 
-    def _count(self) -> None:
-        """Count the operators of the third cycle of this run; it is not timed."""
-        from gallery_lib.measure.operator_counts import Counts
-
-        if self._done == 2:
-            self._counts = Counts()
-            self._counted = self._counts.work
-            self._counts.__enter__()
-        elif self._counts is not None:
-            self._counts.__exit__(None, None, None)
-            self._counts = None
-            for operation, work in self._counted.items():
-                self._work.append({"flops": work.flops, "bytes": work.bytes, "dtype": work.dtype})
-                if "_local_scalar_dense" in operation.name:
-                    self._items += work.calls
-
-    def _count_in(self, work: dict[Any, Any]) -> None:
-        """Count what follows in `work`: a loader's, an optimizer's and the probe's own in none."""
-        if self._counts is not None and self._is_mine():
-            self._counts.work = work
+    def _count_in(self, work: dict[Any, Any]) -> dict[Any, Any]:
+        """Count what follows in `work`; return where it was counted before."""
+        return self._counter.switch(work) if self._is_mine() else {}

@@ -66,8 +66,8 @@ class Trial:
     """How many times as fast the accelerated form is as without a part; with `--techniques`."""
     pace: list[float]
     """Seconds of a piece of work that is always the same, by round (`pace.Pace`)."""
-    limit_seconds: float | None
-    """Of the operators of forward and backward pass at this machine's limits, on a CPU."""
+    limit_share: float | None
+    """Share of this machine's limits that forward and backward pass reach, on a CPU."""
     plain: Form | None
     accelerated: Form | None
     left_out: dict[str, dict[str, int]]

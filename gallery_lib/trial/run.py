@@ -36,14 +36,13 @@ from gallery_lib.system.processes import (
 )
 from gallery_lib.trial import attach
 from gallery_lib.trial.probe import Cycle, Orders
-from gallery_lib.trial.scratch import copy_of
+from gallery_lib.trial.scratch import at_own_port, copy_of
 
 _CHECK_SECONDS = 0.2
 _LAST_LINES = 20
 # Trackers that would send or write what nobody asked for; each has this switch.
 _TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
-    "MLFLOW_TRACKING_URI": "file:///dev/null",
     "COMET_MODE": "disabled",
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
@@ -121,6 +120,7 @@ class ScriptRun:
             "PWD": str(where),
             **({attach.SCRATCH_VARIABLE: str(folder / "work")} if scratch else {}),
             **_TRACKERS_OFF,
+            "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),  # it has no switch
             **dataclasses.replace(orders, address=address).variable(),
             "PYTHONPATH": os.pathsep.join([str(start), search_path()]),
             "PYTHONHASHSEED": "0",
@@ -128,7 +128,11 @@ class ScriptRun:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         self._supervisor = start_supervised(
-            command.words, environment, cwd=where, stderr=subprocess.STDOUT, **OUTPUT
+            at_own_port(command.words, orders.number),
+            environment,
+            cwd=where,
+            stderr=subprocess.STDOUT,
+            **OUTPUT,
         )
         assert self._supervisor.stdout is not None
         self._output = Relay(self._supervisor.stdout, None, keep=_LAST_LINES)
@@ -142,20 +146,23 @@ class ScriptRun:
         """
         self._go_on(cycles)
         messages: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + self._patience * (cycles if self._ranks else 1)
+        self._deadline = time.monotonic() + self._patience
         while len(messages) < self._world or len(self._ranks) < self._world:
             waiting = [c for rank, c in self._ranks.items() if rank not in messages]
             for ready in wait([self._socket, *waiting], _CHECK_SECONDS):
                 if isinstance(ready, Connection):
                     rank = next(rank for rank, c in self._ranks.items() if c is ready)
                     with contextlib.suppress(EOFError, OSError):
-                        messages[rank] = json.loads(ready.recv_bytes())
+                        message = json.loads(ready.recv_bytes())
+                        self._deadline = time.monotonic() + self._patience
+                        if message:
+                            messages[rank] = message
                         continue
                     time.sleep(_CHECK_SECONDS)  # it is ending: the check below says why
                 else:
                     self._accept(cycles)
             look()
-            self._check(deadline)
+            self._check()
         turn = self.reports.add(messages)
         send_below(self._supervisor.pid, signal.SIGSTOP)
         return turn
@@ -164,6 +171,12 @@ class ScriptRun:
         connection = Connection(self._socket.accept()[0].detach())
         with contextlib.suppress(EOFError, OSError):
             hello = json.loads(connection.recv_bytes())
+            if hello["rank"] in self._ranks:
+                raise InputError(
+                    "several processes of the command train, each for itself: a trial is of one.",
+                    parameter="command",
+                )
+            self._deadline = time.monotonic() + self._patience
             self._ranks[hello["rank"]] = connection
             self._world = hello["world"]
             connection.send_bytes(json.dumps({"cycles": cycles}).encode())
@@ -174,20 +187,23 @@ class ScriptRun:
             with contextlib.suppress(OSError):
                 connection.send_bytes(json.dumps({"cycles": cycles}).encode())
 
-    def _check(self, deadline: float) -> None:
+    def _check(self) -> None:
         if (code := self._supervisor.poll()) is not None:
             self._output.close()
             if code == 0:
                 raise TooShort
             raise RunFailed(f"the script ended with exit code {code}. {self._last()}")
-        if time.monotonic() > deadline:
+        if time.monotonic() > self._deadline:
             if not self._ranks:
                 raise InputError(
                     f"no training with torch was found in {self._patience:g} s: no optimizer of "
                     "torch has taken a step. --patience=SECONDS waits longer. " + self._last(),
                     parameter="command",
                 )
-            raise RunFailed(f"the script's steps take {self._patience:g} s or more. {self._last()}")
+            raise RunFailed(
+                f"a step of the script takes {self._patience:g} s or more. --patience=SECONDS "
+                f"waits longer. {self._last()}"
+            )
 
     def _last(self) -> str:
         lines = "\n".join(self._output.last)

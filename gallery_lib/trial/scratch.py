@@ -13,6 +13,7 @@ import itertools
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ _MANY = 1_000
 _MOST = 20_000
 _LEVELS = 3
 """Folders above the working folder whose entries the script finds beside its copy."""
-_NATIVE = (".safetensors", ".h5", ".hdf5", ".onnx", ".db", ".sqlite", ".sqlite3", ".lmdb")
+_NATIVE = (
+    *(".safetensors", ".h5", ".hdf5", ".onnx", ".db", ".sqlite", ".sqlite3", ".lmdb", ".parquet"),
+    *(".arrow", ".mp4", ".avi", ".webm"),
+)
 """Files that other code than Python writes to: they are copied, whatever their size."""
 _LARGEST_COPY = 2**32
 _LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".cache")
-_OPENED = {"open": (0,), "sqlite3.connect": (0,), "os.truncate": (0,)}
+_OPENED = {"open": (0,), "sqlite3.connect": (0,), "os.truncate": (0,), "shutil.rmtree": (0,)}
 _CHANGED = {"os.remove": (0,), "os.rename": (0, 1), "os.mkdir": (0,), "os.rmdir": (0,)}
 """Events of `sys.addaudithook` that change a file, or an entry of a folder, and their paths."""
 
@@ -99,8 +103,7 @@ def protect(root: str) -> None:
             return
         for place in (*_OPENED.get(event, ()), *_CHANGED.get(event, ())):
             if isinstance(arguments[place], str | bytes | os.PathLike):
-                with contextlib.suppress(OSError):
-                    make_own(os.fsdecode(arguments[place]), root, whole=event in _OPENED)
+                make_own(os.fsdecode(arguments[place]), root, whole=event in _OPENED)
 
     sys.addaudithook(before)
 
@@ -124,12 +127,16 @@ def make_own(path: str, root: str, *, whole: bool) -> None:
         if not os.path.islink(place) or (is_last and not whole):  # noqa: PTH114
             continue
         target = os.path.realpath(place)
-        new = f"{place}.own"
+        new = f"{place}.own-{os.getpid()}-{threading.get_ident()}"
         if os.path.isdir(target):  # noqa: PTH112
             os.mkdir(new)  # noqa: PTH102
             for entry in os.listdir(target):  # noqa: PTH208
                 os.symlink(f"{target}{os.sep}{entry}", f"{new}{os.sep}{entry}")  # noqa: PTH211
-            os.unlink(place)  # noqa: PTH108
+            try:
+                os.unlink(place)  # noqa: PTH108
+            except OSError:  # another process has been faster
+                shutil.rmtree(new)
+                continue
         elif os.path.exists(target):  # noqa: PTH110
             shutil.copy2(target, new)
         else:
@@ -197,3 +204,25 @@ def _python(processes: int) -> list[str]:
         return [sys.executable]
     run = [sys.executable, "-m", "torch.distributed.run"]
     return [*run, "--standalone", f"--nproc-per-node={processes}"]
+
+
+_PORTS = ("--master-port", "--master_port", "--main-process-port", "--main_process_port")
+_FIRST_PORT = 29_500
+
+
+def at_own_port(words: Sequence[str], number: int) -> list[str]:
+    """Return the command with a port of its own where a launcher has one: runs would collide."""
+    moved = 7 * number
+    own, launcher = list(words), Path(words[0]).name
+    for place, word in enumerate(own):
+        name, given, value = word.partition("=")
+        if name in _PORTS and (value if given else own[place + 1]).isdigit():
+            at = place if given else place + 1
+            port = int(value if given else own[at]) + moved
+            own[at] = f"{name}={port}" if given else str(port)
+            return own
+    if launcher == "torchrun" and not {"--standalone", "--rdzv-endpoint"} & {*own}:
+        own[1:1] = [f"--master-port={_FIRST_PORT + moved}"]
+    if launcher == "accelerate" and own[1:2] == ["launch"]:
+        own[2:2] = ["--main_process_port", str(_FIRST_PORT + moved)]
+    return own

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import random
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,23 +20,22 @@ SEED = 0
 
 
 def seed() -> None:
-    """Set the seeds that a script may set itself afterwards."""
-    random.seed(SEED)
+    """Set the seeds that a script may set itself afterwards; `attach` has set Python's."""
     torch.manual_seed(SEED)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(SEED)
 
 
-def saving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch.save, which writes in C++, with a file of the run's own in place of a link."""
+def saving(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Return a function of torch that writes in C++, with a file of the run's own for a link."""
     root = os.environ.get(SCRATCH_VARIABLE)
 
     @functools.wraps(function)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if root is not None and isinstance(f, str | os.PathLike):
-            with contextlib.suppress(OSError):
-                scratch.make_own(os.fspath(f), root, whole=True)
-        return function(obj, f, *args, **kwargs)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        file = args[place] if place < len(args) else kwargs.get("f")
+        if root is not None and isinstance(file, str | os.PathLike):
+            scratch.make_own(os.fspath(file), root, whole=True)
+        return function(*args, **kwargs)
 
     return save
 
@@ -52,6 +49,16 @@ def random_states() -> list[Tensor]:
 def plain(name: str) -> str:
     """Return a name without what torch.compile's wrapper adds."""
     return name.replace("_orig_mod.", "")
+
+
+def names_of(roots: Iterable[nn.Module]) -> dict[int, str]:
+    """Return the name of each weight by its id; where models are several, with the model's."""
+    models = [inside(root) for root in roots]
+    return {
+        id(weight): plain(name) if len(models) == 1 else f"{plain(name)} of model {number}"
+        for number, model in enumerate(models, 1)
+        for name, weight in model.named_parameters()
+    }
 
 
 def has_weights(module: nn.Module) -> bool:
@@ -111,4 +118,49 @@ def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "name": type(optimizer).__name__,
         "torchs": type(optimizer).__module__.startswith("torch.optim"),
         "fused": bool(group.get("fused")),
+        "weights": sum(weight.numel() for weight in weights(optimizer)),
     }
+
+
+class Counter:
+    """Operators of one cycle, by where they run: in the models' passes, or between them.
+
+    Those of loaders, optimizers and the probe itself are counted in dictionaries that nobody keeps.
+    """
+
+    def __init__(self) -> None:
+        self.passes: dict[Any, Any] = {}
+        self.between: dict[Any, Any] = {}
+        self._counts: Any = None
+
+    def begin(self) -> None:
+        """Count from now on."""
+        from gallery_lib.measure.operator_counts import Counts
+
+        self._counts = Counts()
+        self._counts.__enter__()
+
+    def end(self) -> None:
+        """Count no more."""
+        self._counts.__exit__(None, None, None)
+        self._counts = None
+
+    def switch(self, work: dict[Any, Any]) -> dict[Any, Any]:
+        """Count what follows in `work`; return where it was counted before."""
+        if self._counts is None:
+            return {}
+        before: dict[Any, Any] = self._counts.work
+        self._counts.work = work
+        return before
+
+    def work(self) -> list[dict[str, Any]]:
+        """Return FLOPs, bytes and type of each operation in the passes."""
+        return [
+            {"flops": work.flops, "bytes": work.bytes, "dtype": work.dtype}
+            for work in self.passes.values()
+        ]
+
+    def items(self) -> int:
+        """Return how often a tensor was read as a Python number."""
+        both = [*self.passes.items(), *self.between.items()]
+        return sum(work.calls for one, work in both if "_local_scalar_dense" in one.name)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -59,7 +60,7 @@ def run(words: Sequence[str], config: TryConfig, progress: Progress) -> Trial:
     """
     began = time.monotonic()
     with TemporaryDirectory(prefix="gallery-try-") as name:
-        folder = Path(name)
+        folder = Path(name).resolve()  # as os.getcwd() has it in the script
         command = Command(scratch.started(words, config.nproc), scratch.name_of(words))
         trial = _Trial(command, config, progress, folder).take()
     change = None
@@ -76,7 +77,7 @@ class _Trial:
         self.command, self.config, self.progress, self.folder = command, config, progress, folder
         self.without = tuple(filter(None, (config.without or "").split(",")))
         inductor_options("cpu", tuple(name for name in self.without if name not in PARTS))
-        self.cycle, self.runs = 1, 0
+        self.cycle, self.optimizers, self.runs = 1, 0, 0
         self.watch = machine_load.Watch()
         self.pace: Pace | None = None
 
@@ -85,6 +86,7 @@ class _Trial:
         self.cycle = cycle_of(look.newest["order"])
         if self.cycle > 1:
             look = self._look()
+        self.optimizers = look.newest["optimizers"]
         with self._run(PLAIN) as plain, self._run(ACCELERATED) as fast:
             self._turn(plain, CHECKED, "plain")
             found = parity.repeats(plain.reports, look)
@@ -133,7 +135,10 @@ class _Trial:
         """Return what to leave out, so that the training is the same; found by halving."""
 
         def right(*without: str, eager: Sequence[str] = ()) -> bool:
-            return self._checked(look, plain, *without, eager=eager).passed
+            try:
+                return self._checked(look, plain, *without, eager=eager).passed
+            except (InputError, RunFailed):
+                return False  # the script itself does not run without these
 
         for part in TECHNIQUES:
             if part != COMPILE and right(part):
@@ -169,17 +174,19 @@ class _Trial:
         left_out = (*self.without, *without)
         self.runs += 1
         given = Orders("", form, self.cycle, number=self.runs, without=left_out, **orders)
+        folder = self.folder / f"run-{self.runs}"
         run = ScriptRun(
             self.command,
             given,
             patience=self.config.patience,
-            folder=self.folder / f"run-{self.runs}",
+            folder=folder,
             scratch=self.config.scratch,
         )
         try:
             yield run
         finally:
             run.end()
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _turn(self, run: ScriptRun, cycles: int, what: str) -> list[Cycle]:
         try:
@@ -222,7 +229,23 @@ class _Trial:
             self.watch.at_pause()
             if self.pace:
                 self.pace.take()
+        newest = runs[PLAIN].reports.newest
+        if newest["optimizers"] > self.optimizers:
+            raise InputError(
+                "an optimizer took its first step only after the first "
+                f"{CHECKED} steps, so what makes a step is unclear.",
+                parameter="command",
+            )
         return rounds
+
+    def _limit_share(self, look: Reports) -> float | None:
+        """Return the share of the machine's limits that passes of the plain models reach."""
+        models = look.newest["look"]["models"]
+        if self.pace is None or look.newest["world"] > 1 or any(m["compiled"] for m in models):
+            return None
+        limit = self.pace.seconds_of(look.newest["work"])
+        took = statistics.median(cycle.forward + cycle.backward for cycle in look.cycles)
+        return limit / took if limit and took else None
 
     def _result(
         self,
@@ -277,7 +300,7 @@ class _Trial:
             ratio=ratio,
             techniques=techniques,
             pace=pace,
-            limit_seconds=self.pace.seconds_of(look.newest["work"]) if pace and self.pace else None,
+            limit_share=self._limit_share(look) if pace else None,
             plain=forms.get(PLAIN),
             accelerated=forms.get(ACCELERATED),
             left_out=left_out,

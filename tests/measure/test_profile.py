@@ -256,6 +256,19 @@ def test_an_lstm_layer() -> None:
     assert flops["aten::mkldnn_rnn_layer_backward"] == 2 * once
 
 
+def test_what_has_no_floats_no_strides_or_no_schema_is_counted_or_let_through() -> None:
+    embedding = torch.nn.Embedding(9, 4, sparse=True)
+    with Counts() as counter:
+        torch.ones(2, 2, dtype=torch.complex64) @ torch.ones(2, 2, dtype=torch.complex64)
+        torch.ones(3, 3, dtype=torch.int64) @ torch.ones(3, 3, dtype=torch.int64)
+        embedding(torch.arange(3)).sum().backward()
+        (embedding.weight.grad * 2).coalesce()
+        branch = torch.ops.higher_order.cond
+        branch(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),))
+    types = {work.dtype for work in counter.work.values() if work.flops}
+    assert types == {"complex64", "int64"}
+
+
 def test_an_optimizer_reads_gradients_and_reads_and_writes_the_rest() -> None:
     weight, unused = leaf(5, 3), leaf(100)
     weight.grad = torch.ones(5, 3)

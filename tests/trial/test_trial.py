@@ -13,14 +13,15 @@ from typing import Any
 import psutil
 import pytest
 from helpers.refusal import check_refused_command, refused
+from helpers.trials import a_trial
 
 from gallery_lib.cli.main import COMMANDS, main
 from gallery_lib.config import TryConfig
 from gallery_lib.report import trial as report
-from gallery_lib.stats import Ratio
-from gallery_lib.trial import lines, scratch, trial
+from gallery_lib.trial import parity, scratch, trial
 from gallery_lib.trial.probe import CHECKPOINT, EVALUATION, Cycle
-from gallery_lib.trial.result import Form, Parity, Share, Trial
+from gallery_lib.trial.result import Form, Trial
+from gallery_lib.trial.run import Reports
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TRAINING = """
@@ -101,62 +102,39 @@ def test_what_is_rare_does_not_count_and_what_is_usual_does() -> None:
     assert [one.seconds for one in first + second] == [1.0] * 5
 
 
-def a_trial(**changed: Any) -> Trial:
-    """Return a trial of a script with one model, AdamW and ten rounds of steps of 10 ms."""
-    form = Form(0.01, [[0.01] * 5] * 10, [Share("backward pass", 0.01)], 0.0, [])
-    values: dict[str, Any] = {
-        **{"command": "train.py", "script": "train.py", "cycle": 1, "seconds": 9.0},
-        "environment": {
-            **{"cpu": "one", "cores": 2, "device": "cpu", "isa": [], "memory_bytes": 2**30},
-            **{"python": "3", "torch": "2.15"},
-        },
-        "models": [{"name": "Net", "weights": 1, "compiled": False, "device": "cpu"}],
-        "optimizers": [{"name": "AdamW", "torchs": True, "fused": False}],
-        **{"processes": 1, "threads": 2, "parity": Parity(True, "same"), "techniques": {}},
-        **{"ratio": Ratio(1.5, 1.4, 1.6), "pace": [0.1] * 10, "limit_seconds": 0.004},
-        **{"plain": form, "accelerated": form, "left_out": {}, "findings": [], "notes": []},
-        "change": None,
-    }
-    return Trial(**{**values, **changed})
-
-
 @pytest.mark.parametrize(
-    ("name", "optimizers", "added"),
+    ("words", "own"),
     [
         (
-            "mnist_loop",
-            ["Adam"],
-            ["    model, optimizer = gallery_lib.accelerate(model, optimizer)"],
+            "torchrun --nproc-per-node 2 a.py",
+            "torchrun --master-port=29521 --nproc-per-node 2 a.py",
         ),
-        (
-            "gan",
-            ["Adam", "Adam"],
-            [
-                "discriminator, step_d = gallery_lib.accelerate(discriminator, step_d)",
-                "generator, step_g = gallery_lib.accelerate(generator, step_g)",
-            ],
-        ),
-        ("contrastive", ["AdamW"], None),  # its weights are of two models
-        ("accelerate_loop", ["AdamW"], None),  # another library drives it
-        ("compiles_itself", ["AdamW"], None),
+        ("torchrun --master_port 4000 a.py", "torchrun --master_port 4021 a.py"),
+        ("torchrun --standalone a.py", "torchrun --standalone a.py"),
+        ("accelerate launch a.py", "accelerate launch --main_process_port 29521 a.py"),
+        ("python -m torch.distributed.run --master-port=1 a.py", None),
+        ("python a.py --port 5", "python a.py --port 5"),
     ],
 )
-def test_a_change_is_given_where_its_places_are_sure(
-    name: str, optimizers: list[str], added: list[str] | None
+def test_launchers_that_are_alive_together_have_ports_of_their_own(
+    words: str, own: str | None
 ) -> None:
-    compiled = name == "compiles_itself"
-    model = {"name": "Net", "weights": 1, "compiled": compiled, "device": "cpu"}
-    seen = a_trial(
-        optimizers=[{"name": one, "torchs": True, "fused": False} for one in optimizers],
-        models=[model] * len(optimizers),
-    )
-    change = lines.change(SCRIPTS / f"{name}.py", seen)
-    if added is None:
-        assert change is None
-        return
-    assert change is not None
-    new = [line[1:] for line in change.splitlines() if line.startswith("+")][1:]
-    assert new == ["import gallery_lib", *added]
+    expected = own or words.replace("=1", "=22")
+    assert " ".join(scratch.at_own_port(words.split(), 3)) == expected
+
+
+def test_a_gradient_that_is_there_in_one_form_alone_is_no_rounding() -> None:
+    def of(bias: float) -> Reports:
+        gradients = {"of weight in step 1": [1.0, 1.0], "of bias in step 1": [bias, bias]}
+        check = {"gradients": gradients, "weights": {}, "buffers": {}, "half": False}
+        return Reports([Cycle(losses=[1.0])], [check])
+
+    def moved() -> Reports:
+        return of(1e-7)
+
+    assert parity.compare(of(1e-7), of(1e-7), of(2e-7), moved).passed
+    for bias in (0.5, float("nan")):
+        assert not parity.compare(of(1e-7), of(1e-7), of(bias), moved).passed
 
 
 def test_a_script_that_has_become_slower_is_told_from_a_machine_that_has() -> None:
