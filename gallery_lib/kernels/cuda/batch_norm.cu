@@ -134,7 +134,13 @@ static __device__ __forceinline__ void normalise_slab(const ReluArguments& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_relu(const __grid_constant__ ReluArguments a) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
+#define BLOCKS , 1  // without it ptxas 13.2 aims at full occupancy, and spills a register of 32
+#else
+#define BLOCKS
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS BLOCKS) batch_norm_relu(const __grid_constant__ ReluArguments a) {
     if (a.shape.in_vectors)
         normalise_slab<WIDTH>(a);
     else

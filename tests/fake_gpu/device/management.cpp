@@ -55,6 +55,11 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned number, uintptr_t* device) {
     *device = number + 1;
     return number < static_cast<unsigned>(devices()) ? DONE : NO_SUCH_ARGUMENT;
 }
+API int nvmlDeviceGetHandleByPciBusId_v2(const char*, uintptr_t* device) { return nvmlDeviceGetHandleByIndex_v2(0, device); }
+API int nvmlDeviceGetComputeRunningProcesses(uintptr_t, unsigned* number, void*) {
+    *number = 0;
+    return DONE;
+}
 API int nvmlDeviceGetUUID(uintptr_t device, char* text, unsigned bytes) {
     snprintf(text, bytes, "GPU-%08d-0000-0000-0000-000000000000", static_cast<int>(device));
     return DONE;

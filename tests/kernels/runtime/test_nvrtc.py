@@ -48,13 +48,11 @@ def folder(tmp_path):
     return shutil.copytree(SOURCES, tmp_path / "cuda")
 
 
-OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES if each != 90]
+OTHERS = [pytest.param(each, marks=pytest.mark.thorough) for each in ARCHITECTURES if each != 90]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", [90, *(pytest.param(one, marks=pytest.mark.thorough) for one in OTHERS)]
-)
+@pytest.mark.parametrize("architecture", [90, *OTHERS])
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
