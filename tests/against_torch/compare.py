@@ -120,7 +120,7 @@ def _tensors_apart(
         rounded = DECIDING_AUTOCAST if decides else AUTOCAST
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
     # A sum in float64 may have parts of another dtype.
-    if not exact and (where.startswith("losses") or case.loop in MIXING):
+    if not exact and (where.startswith(("losses", "extra")) or case.loop in MIXING):
         bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))
     scale = max(1.0, plain.to(wide).abs().nan_to_num(0.0).max().item())
     if apart <= bound * scale:
