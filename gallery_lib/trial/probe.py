@@ -397,9 +397,10 @@ class Probe:
         check["half"] = self._half
 
     def _note_weights(self) -> None:
-        for number, optimizer in enumerate(self._optimizers.values()):
+        names = names_of(self._roots.values())
+        for optimizer in self._optimizers.values():
             for place, weight in enumerate(weights(optimizer)):
-                self._checks[-1]["weights"][f"{number}.{place}"] = sample(weight)
+                self._checks[-1]["weights"][names.get(id(weight), str(place))] = sample(weight)
         for number, root in enumerate(self._roots.values()):
             for name, buffer in root.named_buffers():
                 if buffer.is_floating_point() and buffer.numel():
