@@ -51,6 +51,7 @@ def compile_model(
     if _captured(options, device):
         clone_graph_outputs(model)
     compile_anew_when_frozen(model)
+    leave_lazy_calls_eager(model)
     return description
 
 
@@ -194,6 +195,24 @@ def compile_anew_when_frozen(model: nn.Module) -> None:
             torch._dynamo.reset()
         before = now
         return call(*args, **kwargs)
+
+    wrap_calls(model, step)
+
+
+def leave_lazy_calls_eager(model: nn.Module) -> None:
+    """Run the call that gives lazy parameters their values eagerly.
+
+    Dynamo would run it more than once, and leave torch's generator in another state.
+    """
+    lazy = [p for p in model.parameters() if nn.parameter.is_lazy(p)]
+    if not lazy:
+        return
+
+    def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not any(map(nn.parameter.is_lazy, lazy)):
+            return call(*args, **kwargs)
+        with torch.compiler.set_stance("force_eager"):
+            return call(*args, **kwargs)
 
     wrap_calls(model, step)
 

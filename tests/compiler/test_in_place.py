@@ -109,6 +109,18 @@ def test_every_model_of_a_process_is_compiled_however_many_there_were(ours, caps
     assert "runs as it is" not in capsys.readouterr().err
 
 
+def test_lazy_parameters_get_the_values_and_leave_the_generator_as_in_eager_mode():
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+        if compiled:
+            compile_model(model, Compiler(backend="eager"), torch.device("cpu"))
+        outputs = [model(torch.ones(2, 5)) for _ in range(2)]
+        found.append([*model.state_dict().values(), *outputs, torch.get_rng_state()])
+    assert all(map(torch.equal, *found))
+
+
 def test_a_copy_of_a_compiled_model_is_not_compiled():
     model, counted = Own(), Counted()
     compile_calls(model, backend=counted)

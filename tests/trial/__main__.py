@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gallery_lib.system.hardware import describe
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 PROCESSES = {"ddp_torchrun": 2}
@@ -63,6 +65,8 @@ def _write(trials: dict[str, dict[str, Any] | str]) -> None:
         "|---|---|---|---|---|---|",
     ]
     table += [_row(name, trial) for name, trial in trials.items()]
+    machines = {describe(t["environment"]) for t in trials.values() if isinstance(t, dict)}
+    table += ["", f"Measured on {', '.join(sorted(machines))}."]
     PAGE.write_text(_HEAD + "\n".join(table) + "\n", encoding="utf-8")
 
 
