@@ -377,12 +377,56 @@ def test_checkpointed_layers_and_a_layer_that_the_script_compiles(
     assert seen["parity"]["passed"], seen["parity"]
 
 
+_SLOW_DATA = """type("Slow", (torch.utils.data.IterableDataset,), {"__iter__":
+        lambda self: (time.sleep(1e-3) or torch.randn(64) for _ in range(10**9))})()"""
+
+
 @pytest.mark.slow
-def test_what_holds_a_script_back_is_named(tmp_path: Path, result: Any) -> None:
-    _script(tmp_path, before="import time", after="time.sleep(0.02)")
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"after": "time.sleep(0.02)"}, "of a step is neither data, model nor optimizer"),
+        pytest.param(
+            {
+                "before": f"import time; data = iter(torch.utils.data.DataLoader({_SLOW_DATA}, 8))",
+                "after": "next(data)",
+            },
+            "Waiting for data takes",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param({}, "AdamW's steps take", marks=pytest.mark.thorough),
+        pytest.param(
+            {"after": "torch.empty(2**25).fill_(1.0)"},
+            "page faults in a step",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {"after": "[float(value) for value in loss.new_zeros(2000)]"},
+            "2000 tensors are read as Python numbers",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["Python", "loader", "optimizer", "page faults", "numbers"],
+)
+def test_what_holds_a_script_back_is_named(
+    tmp_path: Path, result: Any, change: dict[str, str], finding: str
+) -> None:
+    _script(tmp_path, **{"before": "import time", **change})
     seen = result("--without=all", "train.py")
-    assert "of a step is neither data, model nor optimizer" in seen["findings"][0]
-    assert not any("Python numbers" in finding for finding in seen["findings"])
+    assert any(finding in one for one in seen["findings"]), seen["findings"]
+    assert ("Python numbers" in finding) == any("Python numbers" in f for f in seen["findings"])
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_form_that_is_slower_by_7_percent_is_seen(tmp_path: Path, result: Any) -> None:
+    _script(
+        tmp_path,
+        before="import time",
+        after="time.sleep(0.02 + 0.0015 * ('gallery_lib.plug' in sys.modules))",
+    )
+    seen = result("--rounds=12", "--without=compile,optimizer,allocator", "train.py")
+    assert seen["ratio"]["high"] < 1.0, seen["ratio"]
 
 
 @pytest.mark.slow
