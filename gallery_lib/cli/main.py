@@ -190,12 +190,14 @@ def try_(words: Words, config: TryConfig, command: Words) -> int:
     with Progress() as progress:
         with progress.importing():
             from gallery_lib.report import trial as report
-            from gallery_lib.system.files import write_json
+            from gallery_lib.system.files import atomic_write, write_json
             from gallery_lib.trial.pace import read
             from gallery_lib.trial.trial import run
         for name, file in (("json", config.json), ("html", config.html)):
             if file and not Path(file).absolute().parent.is_dir():
                 raise InputError(f"{name}={file}: its folder does not exist.", parameter=name)
+            if file and Path(file).is_dir():
+                raise InputError(f"{name}={file} is a folder. Name a file.", parameter=name)
         before = read(Path(config.against)) if config.against else None
         trial = run(command, config, progress)
     verdict, lead = trial.verdict, report.verdict(trial)
@@ -206,7 +208,8 @@ def try_(words: Words, config: TryConfig, command: Words) -> int:
     if config.json:
         write_json(Path(config.json), dataclasses.asdict(trial))
     if config.html:
-        Path(config.html).write_text(report.page(trial, lead), encoding="utf-8")
+        with atomic_write(Path(config.html)) as page:
+            page.write(report.page(trial, lead))
     return 3 if config.fail_if == verdict else 0
 
 

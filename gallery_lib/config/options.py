@@ -253,7 +253,8 @@ class CommandLine:
         end = words.index("--") if behind and "--" in words else len(words)
         start = end + 1
         if self.script:
-            scripts = [i for i, word in enumerate(words) if word.endswith((".py", ".ipynb"))]
+            endings = (".py", ".ipynb")
+            scripts = [i for i, w in enumerate(words) if w.endswith(endings) and w[0] != "-"]
             if scripts and scripts[0] < end:
                 end = start = scripts[0]
         namespace = self.parser().parse_intermixed_args(

@@ -62,7 +62,7 @@ def text(trial: Trial) -> str:
     parts = [verdict(trial)]
     if trial.plain and trial.accelerated and trial.plain.shares:
         parts.append(text_table(_rows(trial.plain, trial.accelerated)))
-    parts += sentences(trial)
+    parts += _sentences(trial)
     if to_paste := _to_paste(trial):
         parts.append(to_paste)
     return "\n".join([*parts, _seen(trial)])
@@ -78,7 +78,7 @@ def page(trial: Trial, lead: str) -> str:
         lines = [f"<tr><th>{'<th>'.join(header)}", *(f"<tr><td>{'<td>'.join(r)}" for r in rows)]
         body.append(f"<table>{''.join(lines)}</table>")
         body.append(_drawing(trial.plain, trial.accelerated))
-    body += [f"<p>{escape(sentence)}</p>" for sentence in sentences(trial)]
+    body += [f"<p>{escape(sentence)}</p>" for sentence in _sentences(trial)]
     if to_paste := _to_paste(trial):
         body.append(f"<pre>{escape(to_paste)}</pre>")
     details = [_seen(trial), f"Command: {trial.command}"]
@@ -99,7 +99,7 @@ def against(before: Trial, now: Trial, name: str) -> tuple[str, str]:
     return "cannot tell", f"Against {name}: {_ratio(ratio)}, so it cannot tell."
 
 
-def sentences(trial: Trial) -> list[str]:
+def _sentences(trial: Trial) -> list[str]:
     """Return what is said of a trial beside its verdict, its table and the lines to paste."""
     parts = [f"{part}: {_ratio(ratio)} as without it" for part, ratio in trial.techniques.items()]
     if trial.ratio and trial.ratio.verdict == "slower" and not trial.techniques:
@@ -155,7 +155,8 @@ def _drawing(plain: Form, accelerated: Form) -> str:
     medians = [[statistics.median(turn) for turn in one.rounds] for one in (plain, accelerated)]
     highest = max(map(max, medians))
     lines = []
-    for colour, own in zip(("#8C8C8C", "#0072B2"), medians, strict=True):
+    colours = "#8C8C8C", "#0072B2"  # style.PLAIN and OURS, whose module needs matplotlib
+    for colour, own in zip(colours, medians, strict=True):
         places = [
             (8 + 584 * i / max(1, len(own) - 1), 130 - 120 * s / highest) for i, s in enumerate(own)
         ]

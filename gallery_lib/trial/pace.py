@@ -40,7 +40,7 @@ class Pace:
         """Geometric mean of a product's and a copy's seconds, by round."""
 
     def take(self) -> None:
-        """Time all of them once more."""
+        """Time products and copy once more, and add the pace of this round to `rounds`."""
         now = {
             name: best_seconds(body, _REPEATS)
             for name, (body, _) in {**self._products, "copy": self._copy}.items()
@@ -72,7 +72,10 @@ class Pace:
 
 
 _DRIFT = 0.03
-"""Relative standard deviation of a script's step over its machine's pace, at different times."""
+"""Relative standard deviation of a script's step over its machine's pace, at different times.
+
+An allowance: it has not been measured.
+"""
 _SAME = ("script", "cpu", "cores", "device", "isa", "torch", "processes", "threads")
 
 

@@ -108,7 +108,7 @@ def compare(plain: Reports, again: Reports, other: Reports, moved: Callable[[], 
         if one.cycle > _ALIKE:
             # A value may be near by chance, and one run be a cycle ahead of the other.
             so_far = [v for c, v in by_cycle.items() if _ALIKE < c <= one.cycle + 1]
-            explained = size * max(so_far)
+            explained = size * max(so_far, default=0.0)
         if explained > _LARGEST_SHARE:
             continue  # nothing but rounding: a gradient that is zero in theory
         judged += 1

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from gallery_lib.trial.attach import ORDERS_VARIABLE
 from gallery_lib.trial.script_state import (
-    Counter,
+    CycleWork,
     compiled_graphs,
     compiles_itself,
     described,
@@ -149,7 +149,7 @@ class Probe:
         self._is_on = False
         self._graphs = 0
         self._drew = self._half = False
-        self._counter = Counter()
+        self._counter = CycleWork()
         self._said: list[str] = []
         seed()
         self._hook()
@@ -176,10 +176,8 @@ class Probe:
 
         @functools.wraps(train)
         def switched(module: nn.Module, mode: bool = True) -> nn.Module:
-            if not mode and id(module) in {
-                *self._roots,
-                *map(id, map(inside, self._roots.values())),
-            }:
+            models = self._roots.values()
+            if not mode and any(module is root or module is inside(root) for root in models):
                 self._mark(EVALUATION)
             return train(module, mode)
 

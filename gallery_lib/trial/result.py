@@ -8,8 +8,6 @@ from typing import Any
 from gallery_lib.stats import Ratio
 
 SCHEMA = 1
-FORWARD, BACKWARD = "forward pass", "backward pass"
-"""Names of shares."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Trial:
     """Steps of optimizers that make one step of the training: two in a GAN with two."""
     processes: int
     threads: int
-    """Of PyTorch, in each process."""
+    """PyTorch's threads in each process."""
     parity: Parity
     ratio: Ratio | None
     """Plain over accelerated seconds; None without parity."""

@@ -122,7 +122,7 @@ def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-class Counter:
+class CycleWork:
     """Operators of one cycle, by where they run: in the models' passes, or between them.
 
     Those of loaders, optimizers and the probe itself are counted in dictionaries that nobody keeps.
@@ -134,14 +134,14 @@ class Counter:
         self._counts: Any = None
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Enter the mode that counts; `switch` says where."""
         from gallery_lib.measure.operator_counts import Counts
 
         self._counts = Counts()
         self._counts.__enter__()
 
     def end(self) -> None:
-        """Count no more."""
+        """Leave the mode; `passes` and `between` keep what was counted."""
         self._counts.__exit__(None, None, None)
         self._counts = None
 

@@ -37,7 +37,7 @@ from gallery_lib.trial.probe import (
     Cycle,
     Orders,
 )
-from gallery_lib.trial.result import BACKWARD, FORWARD, Form, Parity, Share, Trial
+from gallery_lib.trial.result import Form, Parity, Share, Trial
 from gallery_lib.trial.run import Command, Reports, ScriptRun, TooShort
 
 _LONGEST_CYCLE = 16
@@ -355,7 +355,7 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float
     whole = middle("seconds")
     names = {
         "loading": "waiting for data",
-        "backward": BACKWARD,
+        "backward": "backward pass",
         "optimizer": "optimizer",
     }
     shares = [Share(text, middle(name)) for name, text in names.items()]
@@ -363,7 +363,7 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float
     rest = max(0.0, whole - sum(share.seconds for share in shares))
     if forward:
         forward = min(forward, rest)
-        shares += [Share(FORWARD, forward), Share("between them", rest - forward)]
+        shares += [Share("forward pass", forward), Share("between them", rest - forward)]
     else:
         shares.append(Share("forward pass and between", rest))
     return Form(
