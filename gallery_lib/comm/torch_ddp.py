@@ -220,6 +220,8 @@ def rebuild(model: DDP, options: Comm) -> None:
             )
     finally:
         model.gradient_as_bucket_view = views
+    if options.bucket_mb is not None:  # torch.compile under DDP wants its first bucket to fit in
+        model.bucket_bytes_cap = max(model.bucket_bytes_cap, dist._DEFAULT_FIRST_BUCKET_BYTES)
     model._has_rebuilt_buckets = False
     if model.static_graph:
         model._static_graph_delay_allreduce_enqueued = False

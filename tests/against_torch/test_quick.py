@@ -46,8 +46,15 @@ def test_a_fault_makes_a_case_fail_that_passes_without_it(fault, case):
     [
         Case(loader="drop_last", loop="accumulate", launch="two", samples=9),
         Case(model="unused", loop="two_backwards", launch="two", samples=5, batch_size=2),
+        Case(
+            model="compiled_before",
+            loader="distributed_sampler",
+            launch="two_group_without_variables",
+            call="accelerate_ddp",
+            comm="small_buckets",
+        ),
     ],
-    ids=lambda case: case.loop,
+    ids=lambda case: case.model,
 )
 def test_a_case_that_once_failed(case):
     assert run(case, Server()).outcome != FAILED
