@@ -107,6 +107,36 @@ def _trainer(model: Loss, batches: list[Any], way: str, log: Log) -> None:
         Logged(model, arguments, train_dataset=batches, callbacks=callbacks).train()
 
 
+def _lightning(model: Loss, batches: list[Any], way: str, log: Log) -> None:
+    import lightning.pytorch as lightning
+
+    from gallery_lib.adapters.lightning import GalleryCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(model) if way == "own compilation" else model
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return self.inner(**batch)["loss"]  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return _adamw(model)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            log(outputs["loss"])
+
+    lightning.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        callbacks=[GalleryCallback()] if way == "ours" else [],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), torch.utils.data.DataLoader(batches * 10_000, batch_size=None))
+
+
 def _accelerate(model: Loss, batches: list[Any], way: str, log: Log) -> None:
     from accelerate import Accelerator
 
@@ -129,7 +159,7 @@ def _loop(model: Any, optimizer: Any, batches: list[Any], backward: Any, log: Lo
         log(loss)
 
 
-LIBRARIES = {"trainer": _trainer, "accelerate": _accelerate}
+LIBRARIES = {"trainer": _trainer, "lightning": _lightning, "accelerate": _accelerate}
 
 
 def train(name: str, library: str, way: str) -> None:

@@ -89,7 +89,7 @@ def ratio_of_medians(
         confidence: level of the bootstrap interval.
         resamples: bootstrap samples; rounds are drawn with replacement, both variants together.
         process_spread: relative standard deviation of the ratio over processes; the interval is
-            widened by its share on each side.
+            widened by it on each side.
 
     Raises:
         ValueError: with fewer than two rounds, unequal numbers of rounds, or an empty round.
@@ -113,10 +113,26 @@ def ratio_of_medians(
     deviations = np.median(log_ratios[draws], axis=1) - centre
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(deviations, [tail, 1.0 - tail])
-    # The bootstrap of few rounds is too narrow by about this factor.
-    widen = np.sqrt(rounds / (rounds - 1.0))
-    spread = process_spread * NormalDist().inv_cdf(1.0 - tail)
-    return _ratio(centre, spread - low * widen, spread + high * widen)
+    normal = NormalDist().inv_cdf(1.0 - tail)
+    # The bootstrap takes the spread of few rounds for the true one, and is too narrow by this.
+    widen = _student(normal, rounds - 1) / normal * np.sqrt(rounds / (rounds - 1.0))
+    spread = process_spread * normal
+    # Rounds and processes differ independently of each other.
+    return _ratio(centre, np.hypot(spread, low * widen), np.hypot(spread, high * widen))
+
+
+def _student(normal: float, degrees: int) -> float:
+    """Return the quantile of Student's distribution where the normal one has `normal`.
+
+    The series of Fisher and Cornish; 3 % too small at 3 degrees of freedom, and then exact.
+    """
+    z, n = normal, 4 * degrees
+    return (
+        z
+        + (z**3 + z) / n
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (6 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (6 * n**3)
+    )
 
 
 def _ratio(log_centre: float, below: float, above: float) -> Ratio:

@@ -35,6 +35,19 @@ def test_equal_variants_are_nearly_always_called_so_and_five_percent_nearly_alwa
     assert verdicts(1.05).count("slower") >= 190
 
 
+@pytest.mark.parametrize("rounds", [4, 8])
+def test_a_99_percent_interval_misses_about_one_in_a_hundred_however_few_the_rounds(rounds):
+    noise = np.random.default_rng(rounds).standard_t(3, (1000, rounds))
+    intervals = [
+        ratio_of_medians(
+            np.exp(0.05 * one)[:, None], np.ones((rounds, 1)), resamples=400, process_spread=0
+        )
+        for one in noise
+    ]
+    missed = sum(not one.low <= 1 <= one.high for one in intervals)
+    assert missed <= (35 if rounds == 4 else 22)
+
+
 def test_the_interval_holds_the_ratio_and_names_the_direction():
     result = ratio_of_medians(
         [[2.0, 2.1], [2.0, 2.05], [2.1, 2.0]], [[1.0, 1.02], [1.0, 1.01], [1.03, 1.0]]

@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_705,  # the options of `gallery try`
+    "commands": 3_725,  # intervals that hold what they say
     "kernels": 2_700,
     "optim": 1_070,
     "comm": 2_510,
@@ -55,9 +55,9 @@ LIMITS = {
     "cluster": 975,
     "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
-    "gallery_lib": 37_010,
-    "tests": 33_900,
-    "benchmarks": 2_790,
+    "gallery_lib": 37_030,
+    "tests": 33_910,
+    "benchmarks": 2_700,
 }
 GOALS = {
     "commands": 3_200,
