@@ -6,7 +6,7 @@ Accelerate, Lightning, a script with `torch.compile(model)`. From then on
 - Inductor runs our graph passes behind those that are set, and lays convolutions out as this CPU
   computes them fastest. Only what is compiled has these passes;
 - an optimizer of torch.optim takes its fast form after its first step (`optim.adoption`);
-- the host allocator keeps large blocks.
+- the host allocator keeps large blocks, and threads sleep where other work wants their cores.
 
 One line on standard error says so. `off()` undoes it. Without the import nothing is changed.
 Inductor keeps its options by thread (torch 2.15): import in the thread that trains.
@@ -31,6 +31,7 @@ from gallery_lib.compiler import torch_backend
 from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
 from gallery_lib.compiler.passes.graph_pass import Passes
 from gallery_lib.optim import adoption
+from gallery_lib.system import spinning
 from gallery_lib.system.processes import tell
 
 _changed: dict[str, tuple[Any, Any]] = {}
@@ -62,7 +63,7 @@ def on() -> str:
     count = sum(len(value.passes) for value in options.values() if isinstance(value, Passes))
     return (
         f"{count} graph passes in Inductor, fast steps for optimizers of torch.optim, "
-        f"allocator: {memory.keep_large_blocks()}"
+        f"allocator: {memory.keep_large_blocks()}, threads: {spinning.watch()}"
     )
 
 
@@ -75,6 +76,7 @@ def off() -> None:
 
     _hook.remove()
     _hook = None
+    spinning.stop()
     torch._functorch.config.donated_buffer = _changed.pop("donated_buffer")[0]
     for name, (before, ours) in _changed.items():
         if getattr(inductor, name) is ours:  # otherwise somebody has changed it since

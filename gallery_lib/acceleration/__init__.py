@@ -43,6 +43,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import convert_images, memory_format, takes_any_layout
 from gallery_lib.optim.adoption import accelerate_optimizer
+from gallery_lib.system import spinning
 from gallery_lib.system.processes import tell
 from gallery_lib.tune.choice import tune_at_first_step
 
@@ -180,6 +181,11 @@ def _use_allocator(state: _State) -> dict[str, str]:
     }
 
 
+def _share_cores(state: _State) -> dict[str, str]:
+    shares = state.config.compute.share_cores and state.device.type == "cpu"
+    return {"threads": spinning.watch()} if shares else {}
+
+
 def _use_kernels(state: _State) -> dict[str, str]:
     """Note why own kernels are not used, where they are asked for and are not."""
     reason = usage.reason_not_used(state.device) if state.config.compute.kernels else None
@@ -305,6 +311,7 @@ def _distribute(state: _State) -> dict[str, str]:
 
 STEPS: tuple[Callable[[_State], dict[str, str]], ...] = (
     _use_allocator,
+    _share_cores,
     _use_kernels,
     _let_cudnn_measure,
     _load,

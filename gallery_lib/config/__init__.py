@@ -123,6 +123,8 @@ class Compute:
     """Use own CUDA kernels. Switch them off to compare, or where one fails."""
     optimizer: bool = True
     """Give the optimizer its fastest form, fused or sync-free. Updates differ by rounding."""
+    share_cores: bool = True
+    """On a CPU, have threads that wait sleep instead of spin, as long as other work wants cores."""
 
 
 @dataclass(slots=True)
@@ -220,7 +222,7 @@ class Config:
     def plain() -> Config:
         """Return the baseline: device placement, sharding and DistributedDataParallel only."""
         return Config(
-            compute=Compute(kernels=False, optimizer=False),
+            compute=Compute(kernels=False, optimizer=False, share_cores=False),
             compiler=Compiler(enabled=False),
             memory=Memory(layout="contiguous", allocator=False),
             loader=Loader(nice=0),

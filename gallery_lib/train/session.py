@@ -34,6 +34,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import takes_any_layout
 from gallery_lib.optim.grad_scaler import Updates
+from gallery_lib.system import spinning
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -201,6 +202,7 @@ def open_session(
     """
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
+    spinning.watch()  # whatever is trained: other work slows a baseline as well
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
