@@ -46,10 +46,11 @@ EMULATED = "bf16-on-fp32-units"
 LARGE_BATCH_NORMS = "large-batch-norms"
 SMALL_CONVOLUTIONS = "small-convolutions"
 MIXED_PRODUCTS = "mixed-products"
+WINOGRAD = "winograd"
 NICE_LOADING = "nice-loading"
 FOR_CPUS = (
     *(EMULATED, "short-attention", "whole-upsampling", "max-pooling", LARGE_BATCH_NORMS),
-    *("vector-masks", SMALL_CONVOLUTIONS, MIXED_PRODUCTS),
+    *("vector-masks", SMALL_CONVOLUTIONS, MIXED_PRODUCTS, WINOGRAD),
 )
 """Graph passes for CPUs, by their names in `config.compiler.without`, with dashes."""
 # All techniques, in the order in which a waterfall adds them.
@@ -125,6 +126,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "convolutions on a CPU without AVX-512 gain nothing from channels_last"
     if amp_level == "O0" and technique in _ONLY_IN_BF16:
         return "the run is in fp32"
+    if amp_level == "O1" and technique == WINOGRAD:
+        return "the run is not in fp32"
     if device_type == "cuda":
         for_cpus = technique in (*FOR_CPUS, "allocator", NICE_LOADING)
         return "it is for steps on a CPU" if for_cpus else None
@@ -134,12 +137,12 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return memory.reason_not_applied()
     if technique == MIXED_PRODUCTS:
         return mixed_product.reason_not_available()
-    if technique in (LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS):
+    if technique in (LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, WINOGRAD):
         # Imported here: passes need torch's compiler, whose import takes a second.
-        from gallery_lib.compiler.passes import large_batch_norms, small_convolutions
+        from gallery_lib.compiler import passes
 
-        norms = technique == LARGE_BATCH_NORMS
-        return (large_batch_norms if norms else small_convolutions).reason_not_applied()
+        option = technique.replace("-", "_")
+        return next(one for one in passes.ORDER if one.option == option).reason_not_applied()
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gallery_lib import memory
-from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.compiler.passes import small_convolutions, winograd
 from gallery_lib.console.text import Rows, seconds, text_table
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.comparison.pair import page_faults_part
@@ -174,6 +174,7 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
     forms = {
         "attention": "over short sequences as plain products",
         "small convolutions": "in bfloat16, as matrix products",
+        "3 × 3 convolutions": "in fp32, by fewer products",
         "products of few rows": "in bfloat16, by weights as they lie in fp32",
         "max pooling": "in C++",
         "dropout and masks": "by vector instructions",
@@ -181,8 +182,9 @@ def _of_a_step_on_cpu(*, has_compiler: bool) -> Rows:
     }
     if not has_compiler:
         forms = dict.fromkeys(forms, "torch's own: no C++ compiler")
-    elif convolutions := small_convolutions.reason_not_applied():
-        forms["small convolutions"] = f"torch's own: {convolutions}"
+    for name, one in {"small": small_convolutions, "3 × 3": winograd}.items():
+        if has_compiler and (reason := one.reason_not_applied()):
+            forms[f"{name} convolutions"] = f"torch's own: {reason}"
     if has_compiler and (products := mixed_product.reason_not_available()):
         forms["products of few rows"] = f"torch's own: {products}"
     return [

@@ -25,6 +25,7 @@ from gallery_lib.kernels import (  # noqa: F401  some only register operators
     image_batch,
     max_pool,
     mixed_product,
+    winograd,
 )
 from gallery_lib.kernels.runtime.launch import CHUNK
 
@@ -88,6 +89,12 @@ def pooling() -> Calls:
                 yield "max_pool_gradient", (pooled, offsets, [9, 7], *window)
 
 
+def convolutions() -> Calls:
+    for size, out in (((2, 32, 9, 7), 80), ((1, 48, 4, 5), 16)):
+        yield "winograd", (torch.randn(size), torch.randn(out, size[1], 3, 3), False)
+        yield "winograd", (torch.randn(size), torch.randn(size[1], out, 3, 3), True)
+
+
 def masks() -> Calls:
     for seed in (0, -3, 2**62 + 1):
         yield "dropout_mask", (torch.tensor([0, seed]), 1, [3, 1001], 0.3)
@@ -107,10 +114,10 @@ def optimizer_steps() -> Calls:
     yield "optimizer_step_", step_of(BY_NAME["lamb"], [2 * CHUNK + 3])
 
 
-IN_CPP = (losses, packing, batch_norms, pooling, masks)
+IN_CPP = (losses, packing, batch_norms, pooling, convolutions, masks)
 """Operators with C++ for every processor."""
 IN_CUDA = (losses, packing, batch_norms, norms_of_gradients, images, optimizer_steps)
-EVERY = (*IN_CUDA, pooling, masks, products)
+EVERY = (*IN_CUDA, pooling, convolutions, masks, products)
 
 
 def results(calls: Callable[[], Calls], call: Callable[..., Any] = in_plain_form) -> Any:

@@ -26,6 +26,7 @@ from gallery_lib.kernels import (
     cross_entropy,
     max_pool,
     mixed_product,
+    winograd,
 )
 from gallery_lib.kernels.runtime import cpp
 
@@ -77,6 +78,10 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "max_pool": (partial(pool, "forward"), POOLED, "pooled offsets"),
     "gradient of max_pool": (partial(pool, "backward"), POOLED, "image"),
+    "convolution": (
+        lambda *tensors: winograd.convolve(tensors, False),
+        "image 2,16,3,3 weight 32,16,3,3 result 2,32,3,3", "result",
+    ),
     "product": (
         lambda *tensors: mixed_product.multiply(tensors),
         "left 3,4 right 4,5 result 3,5 bias 5", "result",

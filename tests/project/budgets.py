@@ -2,8 +2,8 @@
 
 Statements and files are printed beside the lines. `LIMITS` may only shrink: a change that makes a
 room larger deletes something in the same room, or says in `LIMITS` what was worth it. `GOALS` is
-what a newcomer can hold; a room that is above its goal has work waiting. `gallery_lib`'s is 36,000
-and what `trial` may have.
+what a newcomer can hold; a room that is above its goal has work waiting. `gallery_lib`'s is 36,000,
+what `trial` may have, and 1,500 for speed where users stand.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_725,  # intervals that hold what they say
-    "kernels": 2_700,
+    "commands": 3_890,  # intervals that hold what they say; threads that sleep beside other work
+    "kernels": 2_775,
     "optim": 1_070,
     "comm": 2_510,
-    "compiler": 2_590,
+    "compiler": 2_715,  # 3 × 3 convolutions by fewer products
     "data": 4_570,  # batches that are late
     "tasks": 2_200,
     "acceleration": 1_180,  # a second model with synchronized batch norm
@@ -55,9 +55,9 @@ LIMITS = {
     "cluster": 975,
     "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
-    "gallery_lib": 37_030,
-    "tests": 33_910,
-    "benchmarks": 2_700,
+    "gallery_lib": 37_410,
+    "tests": 34_160,
+    "benchmarks": 2_840,  # steps beside other work
 }
 GOALS = {
     "commands": 3_200,
@@ -76,9 +76,9 @@ GOALS = {
     "cluster": 1_000,
     "report": 2_300,
     "notebooks": 2_700,
-    "gallery_lib": 38_500,
-    "tests": 34_000,
-    "benchmarks": 2_800,
+    "gallery_lib": 40_000,
+    "tests": 35_000,
+    "benchmarks": 2_900,
 }
 
 

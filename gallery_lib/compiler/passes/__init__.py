@@ -20,6 +20,7 @@ from gallery_lib.compiler.passes import (
     small_convolutions,
     upsampling,
     vector_masks,
+    winograd,
 )
 from gallery_lib.compiler.passes.graph_pass import Pass, Passes
 from gallery_lib.config import Compiler
@@ -31,6 +32,7 @@ ORDER = (
     large_batch_norms.PASS,
     short_attention.PASS,
     small_convolutions.PASS,
+    winograd.PASS,
     channels_last.PASS,
     mixed_products.PASS,
     emulated_bf16.PASS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,43 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
         given = node.kwargs.get(argument.name, argument.default_value)
         arguments[argument.name] = node.args[place] if place < len(node.args) else given
     return arguments
+
+
+def wanted_gradients(node: fx.Node) -> list[bool] | None:
+    """Return which gradients of a backward pass are read; None where others than they are read.
+
+    What reads none of them is erased.
+    """
+    if any(user.target is not operator.getitem for user in node.users):
+        return None
+    wanted = list(arguments_of(node)["output_mask"])
+    for user in [user for user in node.users if not wanted[user.args[1]]]:  # type: ignore[index]
+        if user.users:
+            return None
+        node.graph.erase_node(user)
+    return wanted
+
+
+def take_gradients(node: fx.Node, wanted: list[bool], gradients: dict[int, fx.Node]) -> None:
+    """Let these nodes, by their place, stand for the gradients of a backward pass.
+
+    It is left with the other ones that are wanted, or erased.
+    """
+    if not gradients:
+        return
+    for user in list(node.users):
+        if user.args[1] in gradients:
+            user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
+            node.graph.erase_node(user)
+    left = [flag and place not in gradients for place, flag in enumerate(wanted)]
+    if not any(left):
+        node.graph.erase_node(node)
+        return
+    place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
+    node.update_arg(place, left)
+    node.meta["val"] = tuple(
+        value if flag else None for value, flag in zip(node.meta["val"], left, strict=True)
+    )
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:

@@ -19,14 +19,19 @@ another order.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from gallery_lib.compiler.passes.graph_pass import Pass, arguments_of, write
+from gallery_lib.compiler.passes.graph_pass import (
+    Pass,
+    arguments_of,
+    take_gradients,
+    wanted_gradients,
+    write,
+)
 from gallery_lib.system import hardware
 
 MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 1024)}
@@ -77,39 +82,20 @@ def _is_small(arguments: dict[str, Any], result: Tensor, which: str) -> bool:
 
 def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
     arguments = arguments_of(node)
-    if any(user.target is not operator.getitem for user in node.users):
+    if (wanted := wanted_gradients(node)) is None:
         return
-    wanted = list(arguments["output_mask"])
-    for user in [user for user in node.users if not wanted[user.args[1]]]:  # type: ignore[index]
-        if user.users:
-            return
-        graph.erase_node(user)
     names = ("grad_output", "input", "weight", "stride", "padding")
     gradient, image, weight, stride, padding = (arguments[name] for name in names)
     outputs, kernel = gradient.meta["val"], weight.meta["val"].shape[2:]
     # With a turned kernel the inputs' gradient is such a convolution, of as many positions.
     turns = list(stride) == [1, 1] and all(p < k for p, k in zip(padding, kernel, strict=True))
-    gradients: dict[Any, fx.Node] = {}
+    gradients: dict[int, fx.Node] = {}
     if wanted[0] and turns and _is_small(arguments, outputs, "inputs"):
         contiguous = image.meta["val"].is_contiguous()
         gradients[0] = write(node, _gradient_of_inputs, gradient, weight, padding, contiguous)
     if wanted[1] and _is_small(arguments, outputs, "weights"):
         gradients[1] = write(node, _gradient_of_weights, gradient, image, weight, stride, padding)
-    if not gradients:
-        return
-    left = [flag and place not in gradients for place, flag in enumerate(wanted)]
-    for user in list(node.users):
-        if user.args[1] in gradients:
-            user.replace_all_uses_with(gradients[user.args[1]])
-            graph.erase_node(user)
-    if any(left):
-        place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
-        node.update_arg(place, left)
-        node.meta["val"] = tuple(
-            value if flag else None for value, flag in zip(node.meta["val"], left, strict=True)
-        )
-    else:
-        graph.erase_node(node)
+    take_gradients(node, wanted, gradients)
 
 
 # --------------------------------------------------------------------------------------------------
