@@ -19,6 +19,12 @@ import psutil
 # Limits of a quiet machine. Of the time with work to do, threads wait for a core (a loader costs
 # some per cent); of the CPU time, the hypervisor gives to other machines, and other processes take.
 WAITED, STOLEN, OTHERS = 0.1, 0.02, 0.02
+BUSY_SPREAD = 0.05
+"""Relative standard deviation of a ratio over restarts on a busy machine.
+
+Beside other work one process keeps a better place than its twin for as long as both live
+(benchmarks/notes/process-spread.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,11 @@ class MachineLoad:
         if self.stolen is not None and self.stolen > STOLEN:
             reasons += [f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines"]
         return reasons
+
+    @property
+    def spread(self) -> float:
+        """Return what this load adds to the spread of a ratio over restarts."""
+        return BUSY_SPREAD if self.reasons() else 0.0
 
     def sentence(self) -> str:
         """Return what made steps longer, and what to do; '' where nothing did."""

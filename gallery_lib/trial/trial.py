@@ -23,6 +23,7 @@ from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure.comparison import pair
 from gallery_lib.stats import Ratio, ratio_of_medians, turn_order
 from gallery_lib.system import hardware, machine_load
+from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.system.processes import interruptible
 from gallery_lib.trial import findings, lines, parity, scratch
 from gallery_lib.trial.pace import Pace, gives_memory_back
@@ -271,15 +272,16 @@ class _Trial:
                     run.reports.said,
                     forward if name == PLAIN else None,
                 )
+            load = self.watch.seen()
             pace = [self.pace.rounds[i] for i in whole] if self.pace else [1.0] * len(whole)
             if len(whole) >= _FEWEST_ROUNDS:
-                ratio = _ratio(forms[PLAIN], forms[ACCELERATED])
+                ratio = _ratio(forms[PLAIN], forms[ACCELERATED], load)
                 techniques = {
-                    part: _ratio(form, forms[ACCELERATED])
+                    part: _ratio(form, forms[ACCELERATED], load)
                     for part, form in forms.items()
                     if part in TECHNIQUES
                 }
-            if sentence := self.watch.seen().sentence():
+            if sentence := load.sentence():
                 notes.append(sentence)
         if found.passed and ratio is None:
             notes.append(
@@ -375,8 +377,9 @@ def _form(rounds: Sequence[Sequence[Cycle]], said: Sequence[str], forward: float
     )
 
 
-def _ratio(slower: Form, faster: Form) -> Ratio:
-    return ratio_of_medians(slower.rounds, faster.rounds, process_spread=_spread(slower))
+def _ratio(slower: Form, faster: Form, load: MachineLoad) -> Ratio:
+    spread = math.hypot(_spread(slower), load.spread)
+    return ratio_of_medians(slower.rounds, faster.rounds, process_spread=spread)
 
 
 def _spread(plain: Form) -> float:

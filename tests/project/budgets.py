@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_890,  # intervals that hold what they say; threads that sleep beside other work
+    "commands": 3_905,  # intervals that hold what they say; threads that sleep beside other work
     "kernels": 2_775,
     "optim": 1_070,
     "comm": 2_510,
@@ -55,8 +55,8 @@ LIMITS = {
     "cluster": 975,
     "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
-    "gallery_lib": 37_410,
-    "tests": 34_160,
+    "gallery_lib": 37_435,
+    "tests": 34_190,
     "benchmarks": 2_840,  # steps beside other work
 }
 GOALS = {

@@ -114,7 +114,7 @@ def compare(
         load = watch.seen()
         parity = pair.parity(measured, before, after, options_.parity_steps, untimed)
     results = {name: measured[name].results for name in variants}
-    speedup = pair.ratio(measured[before], measured[after]) if parity.passed else None
+    speedup = pair.ratio(measured[before], measured[after], load) if parity.passed else None
     faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
         task=config.model,

@@ -135,7 +135,7 @@ class ScriptTurns:
         ]
         # A plain script on a CPU gives its memory back to the kernel; accelerated ones keep it.
         spread = pair.spread_of(not hardware.gpu_count(), False)
-        return ratio_of_medians(*seconds, process_spread=spread)
+        return ratio_of_medians(*seconds, process_spread=math.hypot(spread, self.load.spread))
 
 
 @interruptible("the comparison in turns")
