@@ -93,7 +93,11 @@ def _quota(cores: int) -> Iterator[list[str]]:
             (group / "cpu.max").write_text(f"{cores * 100_000} 100000")
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
     finally:
-        group.rmdir()
+        for _ in range(20):  # processes of the compiler may still be ending
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.5)
 
 
 def _row(name: str, form: str, beside: str, rounds: int) -> list[str]:

@@ -39,11 +39,13 @@ _changed: dict[str, tuple[Any, Any]] = {}
 _seen: WeakSet[Optimizer] = WeakSet()
 """Optimizers of torch.optim that have taken a step since `on`."""
 _hook: Any = None
+_watches = False
+"""Whether `on` began to watch the threads of this process."""
 
 
 def on() -> str:
     """Switch everything on; return the line that says what was done. The import does this."""
-    global _hook
+    global _hook, _watches
     if _hook is not None:
         return "on already"
     import torch._inductor.config as inductor
@@ -60,10 +62,12 @@ def on() -> str:
     allow_kept_graphs()
     use_cache()
     _hook = register_optimizer_step_post_hook(_adopt)
+    _watches = device_type == "cpu" and not spinning.is_on()
+    threads = f", threads: {spinning.watch()}" if device_type == "cpu" else ""
     count = sum(len(value.passes) for value in options.values() if isinstance(value, Passes))
     return (
         f"{count} graph passes in Inductor, fast steps for optimizers of torch.optim, "
-        f"allocator: {memory.keep_large_blocks()}, threads: {spinning.watch()}"
+        f"allocator: {memory.keep_large_blocks()}{threads}"
     )
 
 
@@ -76,7 +80,8 @@ def off() -> None:
 
     _hook.remove()
     _hook = None
-    spinning.stop()
+    if _watches:
+        spinning.stop()
     torch._functorch.config.donated_buffer = _changed.pop("donated_buffer")[0]
     for name, (before, ours) in _changed.items():
         if getattr(inductor, name) is ours:  # otherwise somebody has changed it since

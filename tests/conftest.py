@@ -78,12 +78,13 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
-    """Leave the process group of one that `accelerate()` makes, after each test.
+def nothing_of_accelerate_is_left() -> Iterator[None]:
+    """Leave the process group that `accelerate()` makes, and end its watch, after each test.
 
-    The group would stay for as long as the process.
+    They would stay for as long as the process.
     """
     yield
+    importlib.import_module("gallery_lib.system.spinning").stop()
     if "torch" in sys.modules:
         importlib.import_module("gallery_lib.comm.process_group").leave()
 

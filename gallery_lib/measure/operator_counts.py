@@ -165,6 +165,8 @@ def _arguments_not_read(name: str, named: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the arguments that the call does not read, but for their shapes."""
     if name == "max_pool2d_with_indices_backward":
         return ("self",)
+    if name == "winograd_gradient":
+        return ("weight",)
     if name != "convolution_backward":
         return ()
     of_input, of_weight, _ = named["output_mask"]
@@ -176,6 +178,8 @@ def _call_flops(operator: Any, named: Mapping[str, Any], call: Any, out: Any) ->
     name = operator.overloadpacket.__name__
     if name in ("mixed_product", "exact_products"):
         return 2 * int(out.numel()) * int(named["left"].shape[-1])  # [..., M, N], [..., M, K]
+    if name in ("winograd", "winograd_gradient"):  # 16 products where a convolution has 36
+        return _convolution(named, named["image"], named["image"]) * 4 // 9
     if name == "mkldnn_convolution":
         return _convolution(named, named["self"], out)
     if name == "convolution_backward":  # torch's formula is another one with groups

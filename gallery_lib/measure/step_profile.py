@@ -25,7 +25,7 @@ _PATTERNS = (
     (FUSED, r"CompiledFxGraph|Torch-Compiled|CompiledFunction|cpp_fused|^triton_"),
     ("attention", r"scaled_dot_product|flash|fmha|efficient_attention"),
     ("recurrent layers", r"lstm|gru|rnn"),
-    ("convolutions", r"conv(?!ert)|wgrad|dgrad|cudnn.*(fprop|implicit)"),
+    ("convolutions", r"conv(?!ert)|winograd|wgrad|dgrad|cudnn.*(fprop|implicit)"),
     ("batch norms", r"batch_norm|bn_(fw|bw)"),
     ("layer norms", r"layer_norm|group_norm|LayerNorm"),
     (

@@ -15,11 +15,13 @@ waited for a core. `OMP_WAIT_POLICY` and `GOMP_SPINCOUNT`, where set, are the us
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.system.processes import tell
@@ -29,6 +31,11 @@ PERIOD = 1.0
 """Seconds from one look at the threads to the next."""
 _BUSY = 0.1
 """Seconds that threads wait for a core, all together, in a second of a busy machine."""
+_WAKING = 50e-6
+"""Seconds of waiting that do not count, each time that a thread gets a core: wake-ups take some."""
+_IDLE = 0.1
+"""Seconds on a core, all together, in a second, below which a look tells nothing."""
+_MOST_CPUS = 128  # a region of more threads would be no small thing
 _LEAST_PATIENCE, _MOST_PATIENCE = 3, 60
 """Quiet looks before spinning is tried again; each try that fails doubles them."""
 _SOFT = 1  # omp_pause_soft
@@ -45,11 +52,11 @@ def watch() -> str:
         return f"wait as {chosen[0]} says"
     found = _libgomp()
     if found is None:
-        return (
-            "wait as their runtime does: it is not libgomp (of Intel's, KMP_BLOCKTIME=0 is asleep)"
-        )
-    if not Path("/proc/self/schedstat").exists():
+        return "wait as their runtime does, which is not libgomp (Intel's: see KMP_BLOCKTIME)"
+    if not sum(one.ran for one in _looked().values()):
         return "spin while they wait: this kernel does not say whether cores are shared"
+    if found.omp_get_num_procs() > _MOST_CPUS:
+        return f"spin while they wait: there are more than {_MOST_CPUS} CPUs"
     _watch = _Watch(found)
     return _watch.note
 
@@ -57,9 +64,14 @@ def watch() -> str:
 def stop() -> None:
     """End the watch, with threads waiting as they did before it."""
     global _watch
-    if _watch is not None:
-        _watch.end()
-        _watch = None
+    ended, _watch = _watch, None
+    if ended is not None:
+        ended.end()
+
+
+def is_on() -> bool:
+    """Return whether this process is watched."""
+    return _watch is not None
 
 
 def asleep() -> bool:
@@ -71,10 +83,12 @@ def _libgomp() -> ctypes.CDLL | None:
     """Return torch's libgomp, where it is that library which runs torch's threads."""
     with contextlib.suppress(OSError):
         maps = Path("/proc/self/maps").read_text().splitlines()
-        paths = {line.split()[-1] for line in maps if "libgomp" in line}
-        if any("libiomp" in line for line in maps):  # takes libgomp's calls over
-            return None
-        for path in sorted(paths, key=lambda path: "torch" not in path):
+        paths = {fields[5] for line in maps if len(fields := line.split(maxsplit=5)) > 5}
+        if any(name in Path(path).name for path in paths for name in ("libiomp", "libomp")):
+            return None  # it takes libgomp's calls over
+        names = sorted(path for path in paths if "libgomp" in Path(path).name)
+        torchs = [path for path in names if "/torch/lib/" in path or "/torch.libs/" in path]
+        for path in torchs or names:
             return ctypes.CDLL(path)
     return None
 
@@ -84,7 +98,7 @@ class Choice:
 
     def __init__(self) -> None:
         self.asleep = False
-        self._quiet, self._patience = 0, _LEAST_PATIENCE
+        self._quiet, self._patience, self._tried = 0, _LEAST_PATIENCE, False
 
     def look(self, busy: bool) -> bool:
         """Take what was seen since the last look, and return whether to sleep.
@@ -95,11 +109,12 @@ class Choice:
         self._quiet = 0 if busy else self._quiet + 1
         if busy and not self.asleep:
             self.asleep = True
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            if self._tried:
+                self._patience = min(2 * self._patience, _MOST_PATIENCE)
         elif self.asleep and self._quiet >= self._patience:
-            self.asleep, self._quiet = False, 0
+            self.asleep, self._quiet, self._tried = False, 0, True
         elif self._quiet >= _MOST_PATIENCE:
-            self._patience = _LEAST_PATIENCE
+            self._patience, self._tried = _LEAST_PATIENCE, False
         return self.asleep
 
 
@@ -120,41 +135,80 @@ class _Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        choice, before, then = Choice(), _waits(), time.monotonic()
-        while not self._ended.wait(PERIOD):
-            after, now = _waits(), time.monotonic()
-            waited = sum(after[task] - before[task] for task in before.keys() & after.keys())
-            self._switch(choice.look(waited > _BUSY * (now - then)))
-            before, then = after, now
+        self._library.omp_set_dynamic(0)  # of this thread: a region has all its threads
+        choice, before, then = Choice(), _looked(), time.monotonic()
+        # What cannot be read, or printed, ends the watch: a training goes on.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            while not self._ended.wait(PERIOD):
+                after, now = _looked(), time.monotonic()
+                both = [(before[task], after[task]) for task in before.keys() & after.keys()]
+                # A process that was stopped meanwhile neither ran nor waited.
+                seconds = min(now - then, 2 * PERIOD)
+                if sum(new.ran - old.ran for old, new in both) > _IDLE * seconds:
+                    waited = sum(new.waited_since(old) for old, new in both)
+                    self._switch(choice.look(waited > _BUSY * seconds))
+                before, then = after, now
         self._switch(False)
 
     def _switch(self, asleep: bool) -> None:
-        if asleep == self.asleep:
-            return
         library = self._library
+        threads = library.omp_get_num_procs() + 1
+        if asleep == self.asleep or (asleep and not _has_room_for(threads)):
+            return
         if asleep:
             # Any function that takes nothing and does nothing is the region's body.
             body = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
-            threads = library.omp_get_num_procs() + 1
             library.GOMP_parallel(body, None, ctypes.c_uint(threads), ctypes.c_uint(0))
         else:
             library.omp_pause_resource(_SOFT, library.omp_get_initial_device())
         self.asleep = asleep
-        if asleep and not self._said:
+        if asleep and not self._said and os.environ.get("LOCAL_RANK", "0") == "0":
             self._said = True
             tell(
-                "Other work wants the cores of this process: its threads sleep while they wait, "
-                "as long as that is so. OMP_WAIT_POLICY, where set, decides instead."
+                "Threads of this process wait for cores that others use, or for its quota: they "
+                "sleep while they wait for each other, as long as that is so (OMP_WAIT_POLICY, "
+                "where set, decides instead)."
             )
 
 
-def _waits() -> dict[str, float]:
-    """Return the seconds that each thread, ready to run, has waited for a core."""
-    waits = {}
+def _has_room_for(threads: int) -> bool:
+    """Return whether so many threads may be started: libgomp ends a process that may not."""
+    done, started = threading.Event(), []
+    try:
+        for _ in range(threads):
+            one = threading.Thread(target=done.wait, daemon=True)
+            one.start()
+            started.append(one)
+    except RuntimeError:
+        return False
+    finally:
+        done.set()
+        for one in started:
+            one.join()
+    return True
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What the kernel says of a thread: seconds on a core and waiting for one, and how often."""
+
+    ran: float
+    waited: float
+    times: int
+
+    def waited_since(self, earlier: _Looked) -> float:
+        """Return the seconds of waiting since, beyond what wake-ups take anyway."""
+        new = self.waited - earlier.waited - _WAKING * (self.times - earlier.times)
+        return max(0.0, new)
+
+
+def _looked() -> dict[str, _Looked]:
+    found = {}
     for task in os.scandir("/proc/self/task"):
         with contextlib.suppress(OSError):  # ended
-            waits[task.name] = int(Path(task.path, "schedstat").read_text().split()[1]) / 1e9
-    return waits
+            ran, waited, times = Path(task.path, "schedstat").read_text().split()
+            found[task.name] = _Looked(int(ran) / 1e9, int(waited) / 1e9, int(times))
+    return found
 
 
 def _forget() -> None:
@@ -164,3 +218,4 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+atexit.register(stop)

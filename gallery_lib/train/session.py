@@ -202,7 +202,6 @@ def open_session(
     """
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
-    spinning.watch()  # whatever is trained: other work slows a baseline as well
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
@@ -210,6 +209,8 @@ def open_session(
     if recipe.keeps_loader and process_group.world_size() == 1 and earlier is None:
         loader.begin()
     device_type = process_group.device().type
+    if device_type == "cpu":
+        spinning.watch()  # whatever is trained: other work slows a baseline as well
     if config.compiler_opt and memory.has_tunables() and device_type == "cpu":
         # Prefault while one core imports, draws weights and traces.
         memory.touch_ahead(_training_state_bytes(task))

@@ -93,6 +93,8 @@ def convolutions() -> Calls:
     for size, out in (((2, 32, 9, 7), 80), ((1, 48, 4, 5), 16)):
         yield "winograd", (torch.randn(size), torch.randn(out, size[1], 3, 3), False)
         yield "winograd", (torch.randn(size), torch.randn(size[1], out, 3, 3), True)
+        gradient = torch.randn(size[0], out, *size[2:])
+        yield "winograd_gradient", (gradient, torch.randn(size), torch.randn(out, size[1], 3, 3))
 
 
 def masks() -> Calls:

@@ -82,6 +82,10 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
         lambda *tensors: winograd.convolve(tensors, False),
         "image 2,16,3,3 weight 32,16,3,3 result 2,32,3,3", "result",
     ),
+    "gradient of convolution": (
+        lambda *tensors: winograd.differentiate(tensors),
+        "image 2,16,3,3 weight 32,16,3,3 result 2,32,3,3", "weight",
+    ),
     "product": (
         lambda *tensors: mixed_product.multiply(tensors),
         "left 3,4 right 4,5 result 3,5 bias 5", "result",

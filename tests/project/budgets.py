@@ -39,11 +39,11 @@ ROOMS = {
 }
 """Room → its folders and files in `gallery_lib`."""
 LIMITS = {
-    "commands": 3_905,  # intervals that hold what they say; threads that sleep beside other work
-    "kernels": 2_775,
+    "commands": 3_960,  # intervals that hold what they say; threads that sleep beside other work
+    "kernels": 2_820,
     "optim": 1_070,
     "comm": 2_510,
-    "compiler": 2_715,  # 3 × 3 convolutions by fewer products
+    "compiler": 2_740,  # 3 × 3 convolutions by fewer products
     "data": 4_570,  # batches that are late
     "tasks": 2_200,
     "acceleration": 1_180,  # a second model with synchronized batch norm
@@ -55,8 +55,8 @@ LIMITS = {
     "cluster": 975,
     "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
-    "gallery_lib": 37_435,
-    "tests": 34_190,
+    "gallery_lib": 37_560,
+    "tests": 34_210,
     "benchmarks": 2_840,  # steps beside other work
 }
 GOALS = {

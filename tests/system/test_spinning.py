@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from gallery_lib.system.processes import search_path
 def test_a_busy_machine_is_seen_at_once_and_a_quiet_one_is_tried_less_often_each_time() -> None:
     choice = spinning.Choice()
     assert not choice.look(busy=False) and choice.look(busy=True)
-    tries = []
+    tries: list[int] = []
     for _ in range(3):  # the neighbour only seems to have gone
         quiet = 1
         while choice.look(busy=False):
@@ -29,14 +30,15 @@ def test_a_busy_machine_is_seen_at_once_and_a_quiet_one_is_tried_less_often_each
 
 
 def test_a_user_s_own_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    spinning.stop()  # of another test
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert spinning.watch() == "wait as OMP_WAIT_POLICY says"
     assert not spinning.asleep()
 
 
 TRAIN = """
-import json, os, sys, time, torch
+import json, os, sys, time
+os.sched_setaffinity(0, set(json.loads(sys.argv[1])))
+import torch
 from torch import nn
 from gallery_lib.system import spinning
 
@@ -81,12 +83,15 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
+@pytest.mark.several_cores
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp is of Linux wheels; run it there")
 def test_threads_sleep_beside_other_work_and_compute_the_same_bits() -> None:
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    beside = f"import os; os.sched_setaffinity(0, {cores})\nwhile True: pass"
+    neighbours = [subprocess.Popen([sys.executable, "-c", beside]) for _ in range(4)]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TRAIN],
+            [sys.executable, "-c", TRAIN, json.dumps(cores)],
             env={"PYTHONPATH": search_path(), "OMP_NUM_THREADS": "2"},
             capture_output=True,
             text=True,
@@ -99,7 +104,7 @@ def test_threads_sleep_beside_other_work_and_compute_the_same_bits() -> None:
     found = json.loads(done.stdout)
     assert found["note"] == "sleep while they wait, when other work wants their cores"
     assert found["asleep"] and found["same"] and found["child"] == 0
-    assert done.stderr.count("Other work wants the cores") == 1
+    assert done.stderr.count("Threads of this process wait for cores") == 1
     for asleep in ("sleeping", "after set_num_threads"):
         assert found[asleep] < found["spinning"] / 3, found
     assert found["stopped"] > found["spinning"] / 3, found

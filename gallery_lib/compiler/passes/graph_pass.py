@@ -20,6 +20,8 @@ from gallery_lib import kernels
 from gallery_lib.system import hardware
 
 _aten = torch.ops.aten
+_OF_CHECKPOINT = ("recompute", "ac_graph_id")
+"""Notes that torch's partitioner reads, of nodes under activation checkpointing."""
 Stage = Literal[
     "pre_grad_custom_pass",  # the model as it was written, before its gradients are known
     "joint_custom_pre_pass",  # forward and backward pass in one graph
@@ -173,8 +175,10 @@ def write(before: fx.Node, function: Callable[..., Any], *arguments: Any) -> Any
     copies = dict(zip(inputs, nodes, strict=True))
     with before.graph.inserting_before(before):
         results = before.graph.graph_copy(traced, copies)
+    # What is to be computed again in a backward pass (torch.utils.checkpoint) stays so.
+    kept = {name: before.meta[name] for name in _OF_CHECKPOINT if name in before.meta}
     for node in copies.keys() - set(inputs):
-        copies[node].meta = {"val": node.meta["val"]}
+        copies[node].meta = {"val": node.meta["val"], **kept}
     return results
 
 

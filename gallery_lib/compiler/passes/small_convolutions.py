@@ -91,7 +91,7 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
     turns = list(stride) == [1, 1] and all(p < k for p, k in zip(padding, kernel, strict=True))
     gradients: dict[int, fx.Node] = {}
     if wanted[0] and turns and _is_small(arguments, outputs, "inputs"):
-        contiguous = image.meta["val"].is_contiguous()
+        contiguous = node.meta["val"][0].is_contiguous()
         gradients[0] = write(node, _gradient_of_inputs, gradient, weight, padding, contiguous)
     if wanted[1] and _is_small(arguments, outputs, "weights"):
         gradients[1] = write(node, _gradient_of_weights, gradient, image, weight, stride, padding)

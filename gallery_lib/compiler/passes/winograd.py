@@ -1,9 +1,8 @@
 """3 × 3 convolutions in fp32 on the CPU by fewer products, in place of oneDNN's.
 
 oneDNN's convolutions for x86 multiply each pixel by each element of a kernel. Winograd's form takes
-16 products where they take 36 (`kernels/winograd.py`). It serves outputs and gradients of inputs;
-gradients of weights stay oneDNN's. Rounding is of the same size, not the same: an infinite pixel
-makes neighbours NaN that would be infinite.
+16 products where they take 36 (`kernels/winograd.py`), for outputs and both gradients. Rounding is
+of the same size, not the same: an infinite pixel makes NaN of all results in tiles that read it.
 
 Left alone are other kernels, strides and padding, groups, few channels, and images of so few pixels
 that the kernels' transformation takes as long as their products. bfloat16 has faster units.
@@ -26,7 +25,7 @@ from gallery_lib.compiler.passes.graph_pass import (
 from gallery_lib.kernels import winograd
 from gallery_lib.system import hardware
 
-FEWEST_TILES, FEWEST_CHANNELS = 128, 32
+FEWEST_TILES, FEWEST_CHANNELS = 256, 32
 """A tile is 2 × 2 results of one image."""
 
 _aten = torch.ops.aten
@@ -43,11 +42,8 @@ def rewrite(graph: fx.Graph) -> None:
     """Write 3 × 3 convolutions in Winograd's form."""
     for node in graph.find_nodes(op="call_function", target=_aten.convolution_backward.default):
         arguments = arguments_of(node)
-        if not _is_taken(arguments) or (wanted := wanted_gradients(node)) is None or not wanted[0]:
-            continue
-        contiguous = arguments["input"].meta["val"].is_contiguous()
-        given = (arguments["grad_output"], arguments["weight"], None)
-        take_gradients(node, wanted, {0: write(node, _convolved, *given, True, contiguous)})
+        if _is_taken(arguments) and (wanted := wanted_gradients(node)) is not None:
+            take_gradients(node, wanted, _gradients(node, arguments, wanted))
     for node in graph.find_nodes(op="call_function", target=_aten.convolution.default):
         arguments = arguments_of(node)
         if _is_taken(arguments):
@@ -55,6 +51,19 @@ def rewrite(graph: fx.Graph) -> None:
             contiguous = node.meta["val"].is_contiguous()
             node.replace_all_uses_with(write(node, _convolved, *given, False, contiguous))
             graph.erase_node(node)
+
+
+def _gradients(node: fx.Node, arguments: dict[str, Any], wanted: list[bool]) -> dict[int, fx.Node]:
+    """Write the gradients that are wanted, by their place: of image, weight and bias."""
+    names = ("grad_output", "input", "weight")
+    gradient, image, weight = (arguments[name] for name in names)
+    contiguous = wanted[0] and node.meta["val"][0].is_contiguous()
+    forms: list[tuple[Any, ...]] = [
+        (_convolved, gradient, weight, None, True, contiguous),
+        (_gradient_of_weight, gradient, image, weight),
+        (_gradient_of_bias, gradient),
+    ]
+    return {place: write(node, *form) for place, form in enumerate(forms) if wanted[place]}
 
 
 def _is_taken(arguments: dict[str, Any]) -> bool:
@@ -72,6 +81,7 @@ def _is_taken(arguments: dict[str, Any]) -> bool:
         and image.dtype is weight.dtype is torch.float32
         and image.device.type == "cpu"
         and tiles >= FEWEST_TILES
+        and min(image.shape[2:]) > 1
         and all(c >= FEWEST_CHANNELS and c % winograd.CHANNELS == 0 for c in weight.shape[:2])
     )
 
@@ -86,6 +96,16 @@ def _convolved(
         result = result + bias.view(-1, 1, 1)
     # Later nodes were traced so. The pass `channels_last` removes the copy where nothing needs it.
     return result.contiguous() if contiguous else result
+
+
+def _gradient_of_weight(gradient: Tensor, image: Tensor, weight: Tensor) -> Tensor:
+    given = [each.contiguous(memory_format=torch.channels_last) for each in (gradient, image)]
+    result: Tensor = torch.ops.gallery.winograd_gradient(*given, weight)
+    return result
+
+
+def _gradient_of_bias(gradient: Tensor) -> Tensor:
+    return gradient.sum((0, 2, 3))
 
 
 PASS = Pass(

@@ -1,5 +1,5 @@
 // Sixteen values at a time, on any processor: the compiler makes of them what the processor has, one register with AVX-512, two with
-// AVX2. Arithmetic is in fp32 without fused multiply-adds, so results have the same bits everywhere.
+// AVX2. Arithmetic is in fp32 without fused multiply-adds, so results have the same bits everywhere (but winograd.cpp's).
 #pragma once
 #include <cstdint>
 #include <cstring>

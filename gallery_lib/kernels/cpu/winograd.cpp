@@ -2,12 +2,15 @@
 // 3 × 3), in Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016. A tile of 2 × 2 results is made of 4 × 4 pixels.
 // Pixels and kernels are transformed (B'dB, GgG'), so that 16 products of matrices take the place of 36, and the sums are transformed
 // back (A'mA). All three transformations are of small whole numbers and halves, so that rounding is about that of the convolution.
+// The gradient of the image is such a convolution by turned kernels. That of the kernels is the transpose of these steps: G'(B'dB ∘ AgA')G,
+// with g the gradient of the results and sums over all tiles.
 //
-// A block of tiles goes through all steps while it is in the cache. Each result is a sum over the channels in their order, whatever the
-// block or the thread, so results have the same bits for any number of threads.
+// A block of tiles goes through all steps while it is in the cache. Each result is a sum in an order of its own, whatever the thread, so
+// results have the same bits for any number of threads. Processors differ, since multiplications and additions are fused where they can.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "tensor.h"
 #include "vectors.h"
@@ -38,25 +41,31 @@ static Memory allocated(int64_t floats) {
     return Memory(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64)));
 }
 
+// Calls copy(in, out, tap, element) for some kernels, rows of memory one after the other.
+template <class Copy>
+static void for_kernels(const Tensor& weight, bool turned, int64_t first_in, int64_t first_out, int64_t count, Copy copy) {
+    const int64_t along_out = weight.strides[turned ? 1 : 0], along_in = weight.strides[turned ? 0 : 1];
+    float* from = weight.as<float>() + first_out * along_out + first_in * along_in;
+    const auto one = [&](int64_t in, int64_t out) {
+        for (int64_t tap = 0; tap < 9; tap++) {
+            const int64_t place = turned ? 8 - tap : tap;
+            copy(in, out, tap, from[in * along_in + out * along_out + place / 3 * weight.strides[2] + place % 3 * weight.strides[3]]);
+        }
+    };
+    if (along_in < along_out)
+        for (int64_t out = 0; out < count; out++)
+            for (int64_t in = 0; in < SOME; in++) one(in, out);
+    else
+        for (int64_t in = 0; in < SOME; in++)
+            for (int64_t out = 0; out < count; out++) one(in, out);
+}
+
 // Kernels of one strip of results, transformed: [POINTS][strips][in][COLUMNS].
 static void transform_kernels(const Tensor& weight, bool turned, const Sizes& s, int64_t strip, float* to) {
-    const int64_t along_out = weight.strides[turned ? 1 : 0], along_in = weight.strides[turned ? 0 : 1];
     const int64_t first = strip * COLUMNS, count = std::min(COLUMNS, s.out - first), apart = s.strips() * s.in * COLUMNS;
     alignas(64) float g[SOME][9][COLUMNS] = {};
     for (int64_t begin = 0; begin < s.in; begin += SOME) {
-        const float* from = weight.as<float>() + first * along_out + begin * along_in;
-        const auto copy = [&](int64_t in, int64_t out) {
-            for (int64_t tap = 0; tap < 9; tap++) {
-                const int64_t place = turned ? 8 - tap : tap;
-                g[in][tap][out] = from[in * along_in + out * along_out + place / 3 * weight.strides[2] + place % 3 * weight.strides[3]];
-            }
-        };
-        if (along_in < along_out)  // memory in its order
-            for (int64_t out = 0; out < count; out++)
-                for (int64_t in = 0; in < SOME; in++) copy(in, out);
-        else
-            for (int64_t in = 0; in < SOME; in++)
-                for (int64_t out = 0; out < count; out++) copy(in, out);
+        for_kernels(weight, turned, begin, first, count, [&](int64_t in, int64_t out, int64_t tap, float& element) { g[in][tap][out] = element; });
         for (int64_t in = 0; in < SOME; in++)
             for (int64_t v = 0; v < COLUMNS; v += WIDTH) {
                 Floats half[4][3];
@@ -165,7 +174,7 @@ static void run_block(const Sizes& s, const float* image, const float* kernels, 
 
 enum Column : int64_t { IMAGE, WEIGHT, RESULT, TENSORS };
 
-static int64_t read(const Arguments& arguments, Tensor* t) {
+static int64_t read(const Arguments& arguments, Tensor* t, Column written) {
     Reader reader{arguments.columns, arguments.length, TENSORS};
     for (int64_t i = 0; i < TENSORS; i++)
         if (!reader.next(t[i])) return refusal(WRONG_ARGUMENTS);
@@ -180,22 +189,31 @@ static int64_t read(const Arguments& arguments, Tensor* t) {
     if (weight[2] != 3 || weight[3] != 3 || in % WIDTH || out % WIDTH || image[1] != in) return refusal(WRONG_SHAPE, 0, WEIGHT);
     if (result[0] != image[0] || result[1] != out || result[2] != image[2] || result[3] != image[3]) return refusal(WRONG_SHAPE, 0, RESULT);
     std::vector<Span> spans;
-    for (int64_t i = 0; i < TENSORS; i++) spans.push_back({t[i].data, t[i].data + t[i].count * 4, i == RESULT, 0, i});
+    for (int64_t i = 0; i < TENSORS; i++) spans.push_back({t[i].data, t[i].data + t[i].count * 4, i == written, 0, i});
     return overlap(spans);
 }
 
-extern "C" int64_t winograd(const Arguments* arguments) {
-    Tensor t[TENSORS];
-    if (const int64_t refused = read(*arguments, t)) return refused;
+static Sizes sizes_of(const Tensor* t) {
     const int64_t* image = t[IMAGE].sizes;
-    const Sizes s{image[0], image[2], image[3], image[1], t[RESULT].sizes[1]};
-    const int64_t threads = arguments->threads, fits = CACHE / (POINTS / 4 * (s.in + s.out)) / ROWS * ROWS;
+    return {image[0], image[2], image[3], image[1], t[RESULT].sizes[1]};
+}
+
+static Memory zeros_of(int64_t count) {
+    Memory zeros = allocated(count);
+    if (zeros) std::fill(zeros.get(), zeros.get() + count, 0.0f);
+    return zeros;
+}
+
+// Writes the result; where memory is short, some of it.
+static int64_t convolve(const Arguments* arguments) {
+    Tensor t[TENSORS];
+    if (const int64_t refused = read(*arguments, t, RESULT)) return refused;
+    const Sizes s = sizes_of(t);
+    const int64_t threads = arguments->threads, fits = CACHE / (POINTS * (s.in + s.out)) / ROWS * ROWS;
     const int64_t share = ((s.tiles() + threads - 1) / threads + ROWS - 1) / ROWS * ROWS;  // of a thread
     const int64_t most = std::min(std::max(fits, 4 * ROWS), share), blocks = (s.tiles() + most - 1) / most;
-    const int64_t widest = std::max(s.in, s.out);
-    const Memory kernels = allocated(POINTS * s.strips() * s.in * COLUMNS), zeros = allocated(widest);
+    const Memory kernels = allocated(POINTS * s.strips() * s.in * COLUMNS), zeros = zeros_of(s.in);
     if (!kernels || !zeros) return refusal(OUT_OF_MEMORY);
-    std::fill(zeros.get(), zeros.get() + widest, 0.0f);
     bool failed = false;
 #pragma omp parallel num_threads(int(threads)) reduction(|| : failed) if (threads > 1)
     {
@@ -213,3 +231,130 @@ extern "C" int64_t winograd(const Arguments* arguments) {
     }
     return failed ? refusal(OUT_OF_MEMORY) : FINE;
 }
+
+// --------------------------------------------------------------------------------------------------
+// The gradient of the kernels
+
+// Gradients of one tile's results, transformed: [POINTS][strips][tiles of the block][COLUMNS].
+static void transform_gradients(const float* gradient, const float* zeros, const Sizes& s, int64_t tile, float* to, int64_t most) {
+    const int64_t y = tile / s.across() % s.down() * 2, x = tile % s.across() * 2;
+    const float* first = gradient + ((tile / (s.across() * s.down()) * s.height + y) * s.width + x) * s.out;
+    const bool right = x + 1 < s.width, below = y + 1 < s.height;
+    const float* of[2][2] = {{first, right ? first + s.out : zeros},
+                             {below ? first + s.width * s.out : zeros, right && below ? first + (s.width + 1) * s.out : zeros}};
+    for (int64_t c = 0; c < s.out; c += WIDTH) {
+        Floats half[4][2];
+        for (int j = 0; j < 2; j++) {
+            const Floats top = load(of[0][j] + c), bottom = load(of[1][j] + c);
+            half[0][j] = top, half[1][j] = top + bottom, half[2][j] = top - bottom, half[3][j] = -bottom;
+        }
+        float* into = to + c / COLUMNS * most * COLUMNS + c % COLUMNS;
+        for (int i = 0; i < 4; i++) {
+            const Floats left = half[i][0], other = half[i][1], all[4] = {left, left + other, left - other, -other};
+            for (int j = 0; j < 4; j++) store(into + (4 * i + j) * s.strips() * most * COLUMNS, all[j]);
+        }
+    }
+}
+
+// ROWS channels by a strip of N vectors: sums over tiles, added to what earlier blocks gave.
+template <int N>
+static void add_products(const float* pixels, int64_t along, const float* strip, int64_t tiles, float* sums, int64_t row, bool beginning) {
+    Floats sum[ROWS][N] = {};
+    for (int64_t t = 0; t < tiles; t++, pixels += along, strip += COLUMNS) {
+        Floats right[N];
+#pragma GCC unroll 4
+        for (int v = 0; v < N; v++) right[v] = load(strip + v * WIDTH);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            const float left = pixels[r];
+#pragma GCC unroll 4
+            for (int v = 0; v < N; v++) sum[r][v] += left * right[v];
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < N; v++) {
+            float* to = sums + r * row + v * WIDTH;
+            store(to, beginning ? sum[r][v] : load(to) + sum[r][v]);
+        }
+}
+
+// Sums of some channels and one strip, transformed back and written into the kernels' gradient.
+static void write_kernels(const Tensor& weight, const Sizes& s, int64_t begin, int64_t strip, const float* sums, int64_t apart) {
+    alignas(64) float g[SOME][9][COLUMNS];
+    const int64_t first = strip * COLUMNS, count = std::min(COLUMNS, s.out - first);
+    for (int64_t in = 0; in < SOME; in++)
+        for (int64_t v = 0; v < count; v += WIDTH) {
+            const float* from = sums + (begin + in) * s.padded() + first + v;
+            Floats half[3][4];
+            for (int j = 0; j < 4; j++) {
+                const Floats u[4] = {load(from + j * apart), load(from + (4 + j) * apart), load(from + (8 + j) * apart), load(from + (12 + j) * apart)};
+                half[0][j] = u[0] + 0.5f * (u[1] + u[2]), half[1][j] = 0.5f * (u[1] - u[2]), half[2][j] = 0.5f * (u[1] + u[2]) + u[3];
+            }
+            for (int i = 0; i < 3; i++) {
+                const Floats* u = half[i];
+                store(g[in][3 * i] + v, u[0] + 0.5f * (u[1] + u[2]));
+                store(g[in][3 * i + 1] + v, 0.5f * (u[1] - u[2]));
+                store(g[in][3 * i + 2] + v, 0.5f * (u[1] + u[2]) + u[3]);
+            }
+        }
+    for_kernels(weight, false, begin, first, count, [&](int64_t in, int64_t out, int64_t tap, float& element) { element = g[in][tap][out]; });
+}
+
+// Writes the gradient of the kernels into `weight`; `result` holds the gradients of the results.
+static int64_t differentiate(const Arguments* arguments) {
+    Tensor t[TENSORS];
+    if (arguments->turned) return refusal(WRONG_ARGUMENTS);
+    if (const int64_t refused = read(*arguments, t, WEIGHT)) return refused;
+    const Sizes s = sizes_of(t);
+    const int64_t tiles = s.tiles(), most = std::min(std::max<int64_t>(CACHE / (POINTS * (s.in + s.out)), 48), tiles);
+    const int64_t rows = (s.in + ROWS - 1) / ROWS * ROWS, apart = rows * s.padded();  // sums of one point
+    const int64_t along = s.in + WIDTH;  // of a tile: rows that are apart by a power of two would share places in the cache
+    const Memory pixels = allocated(POINTS * most * along), gradients = allocated(POINTS * s.strips() * most * COLUMNS);
+    const Memory sums = allocated(POINTS * apart), zeros = zeros_of(std::max(s.in, s.out));
+    if (!pixels || !gradients || !sums || !zeros) return refusal(OUT_OF_MEMORY);
+#pragma omp parallel num_threads(int(arguments->threads)) if (arguments->threads > 1)
+    {
+        for (int64_t from = 0; from < tiles; from += most) {
+            const int64_t count = std::min(most, tiles - from);
+#pragma omp for schedule(static)
+            for (int64_t tile = 0; tile < count; tile++) {
+                transform_pixels(t[IMAGE].as<float>(), zeros.get(), s, from + tile, pixels.get() + tile * along, most * along);
+                transform_gradients(t[RESULT].as<float>(), zeros.get(), s, from + tile, gradients.get() + tile * COLUMNS, most);
+            }
+#pragma omp for schedule(static)
+            for (int64_t part = 0; part < POINTS * s.strips(); part++) {
+                const int64_t point = part / s.strips(), strip = part % s.strips();
+                const int64_t vectors = std::min(VECTORS, (s.out - strip * COLUMNS) / WIDTH);
+                const float* right = gradients.get() + part * most * COLUMNS;
+                for (int64_t row = 0; row < rows; row += ROWS) {
+                    const float* left = pixels.get() + point * most * along + row;
+                    float* to = sums.get() + point * apart + row * s.padded() + strip * COLUMNS;
+                    switch (vectors) {
+                        case 4: add_products<4>(left, along, right, count, to, s.padded(), from == 0); break;
+                        case 3: add_products<3>(left, along, right, count, to, s.padded(), from == 0); break;
+                        case 2: add_products<2>(left, along, right, count, to, s.padded(), from == 0); break;
+                        default: add_products<1>(left, along, right, count, to, s.padded(), from == 0);
+                    }
+                }
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t part = 0; part < s.strips() * (s.in / SOME); part++)
+            write_kernels(t[WEIGHT], s, part / s.strips() * SOME, part % s.strips(), sums.get(), apart);
+    }
+    return FINE;
+}
+
+static int64_t call(const Arguments* arguments, int64_t (*function)(const Arguments*)) {
+    try {
+        return function(arguments);
+    } catch (const std::bad_alloc&) {
+        return refusal(OUT_OF_MEMORY);
+    }
+}
+
+extern "C" int64_t winograd(const Arguments* arguments) { return call(arguments, convolve); }
+
+extern "C" int64_t winograd_gradient(const Arguments* arguments) { return call(arguments, differentiate); }
