@@ -433,8 +433,8 @@ class NotebookConfig(ComparedConfig):
     sequence_length: int | None = option(None, minimum=8)
     """Tokens or frames per sample. Default: the profile's."""
     processes: int | None = None
-    """Processes of the comparison on several. Default: one per device, at most 8."""
-    waterfall: bool = True
+    """Processes of the comparison on several. Default: one per GPU, at most 8; without one, 1."""
+    waterfall: bool = False
     """Measure one technique after another. Takes minutes the first time; the result is kept."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes."""

@@ -321,12 +321,15 @@ def _per_process_config(settings: Settings, processes: int) -> TrainConfig:
 def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     """Compare on all devices, without evaluation.
 
-    Returns NotMeasured where there is one device, or too little memory for two variants on several.
+    Returns NotMeasured for one process, or too little memory for two variants on several.
     """
     from gallery_lib.tasks import memory_estimate
 
     if settings.processes == 1:
-        return NotMeasured("this machine has one device, so there is no run on several.")
+        return NotMeasured(
+            "`processes` is 1. On one CPU several processes share the cores, and gain nothing: to "
+            "see it, set `processes` to 2 in the first cell."
+        )
     train = dataclasses.replace(_per_process_config(settings, settings.processes), evaluate=False)
     try:
         return compare(dataclasses.replace(settings, train=train), settings.processes)
@@ -474,6 +477,8 @@ def show_techniques_added(bench: Bench | None) -> None:
     from gallery_lib.report.bench import chart
 
     if bench is None:
-        NotMeasured("the parameter `waterfall` is False.").show()
+        NotMeasured(
+            "the parameter `waterfall` is False. Set it to True in the first cell, and run all."
+        ).show()
     else:
         display_chart(chart(bench), fold=False)

@@ -147,7 +147,9 @@ def completed(
     )
     processes, waterfall = 1, False
     if isinstance(config, NotebookConfig):
-        processes, waterfall = process_count(config.processes), config.waterfall
+        # Processes of one CPU share its cores: nothing is gained that is worth the reader's time.
+        processes = process_count(config.processes or (None if hardware.gpu_count() else 1))
+        waterfall = config.waterfall
     compare = CompareConfig(**compare_values)
     result = Settings(task, profile, train, compare, processes, waterfall)
     display_table([*_rows(result), *more_rows])
