@@ -55,7 +55,7 @@ class Tuner:
         model: DDP,
         strategies: Mapping[str, Comm],
         *,
-        rounds: int = 4,
+        rounds: int = 6,
         block_steps: int = 5,
     ) -> None:
         assert next(iter(strategies)) == PLAIN

@@ -40,6 +40,7 @@ MEANINGS = {
     "large-batch-norms": "batch norms over large images go over memory in order",
     "vector-masks": "masks of ReLU and dropout are read and written by vector instructions",
     "small-convolutions": "convolutions over few pixels become matrix products",
+    "winograd": "3 × 3 convolutions in fp32 take fewer products",
     "mixed-products": "weights are rounded to bfloat16 as they are read, without copies of them",
     "nice-loading": "processes that load data step back behind the training",
     "fused-optimizer": "the optimizer updates all weights in one pass over memory",

@@ -39,6 +39,7 @@ def test_steps_of_the_undivided_loader_are_named(
     loader = DataLoader(TensorDataset(torch.ones(batches * 3, 2)), batch_size=3)
     config = Config()
     config.compiler.enabled = False
+    config.compute.share_cores = False  # its line may come at any time
     with contextlib.redirect_stderr(io.StringIO()) as said:
         model, *_ = accelerate(model, loader, optimizer, scheduler, config)
     note = techniques(model).get("schedule")

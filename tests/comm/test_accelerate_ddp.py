@@ -351,8 +351,8 @@ SLOW = Comm(streams=3)
 @pytest.mark.parametrize(
     ("ways", "steps", "choice"),
     [
-        ({"ddp": Comm(), "slow": SLOW}, 60, "ddp"),
-        ({"ddp": SLOW, "slow": SLOW, "good": Comm(streams=2)}, 90, "good"),
+        ({"ddp": Comm(), "slow": SLOW}, 90, "ddp"),
+        ({"ddp": SLOW, "slow": SLOW, "good": Comm(streams=2)}, 140, "good"),
     ],
     ids=["slow", "good"],
 )
@@ -362,7 +362,7 @@ def test_the_tuner_takes_what_is_faster_on_all_ranks_and_training_is_not_disturb
 ) -> None:
     with mock.patch.object(reducer, "Channel", Slow):
         plain, ours = small(), small()
-        tuner = Tuner(ours, ways, rounds=4, block_steps=4)
+        tuner = Tuner(ours, ways, rounds=6, block_steps=4)
         for step in range(steps):
             train_step([ours, plain], step, rate=0.01)
     assert tuner.choice == choice and apart(plain, ours) < 1e-5

@@ -194,7 +194,9 @@ class Seen:
     message: str
 
 
-_PROGRESS = re.compile(r"^(Using the environment|\S.*: .*\d+ s\b.*|imports|done in|\$ )")
+_PROGRESS = re.compile(
+    r"^(Using the environment|\S.*: .*\d+ s\b.*|imports|done in|Threads of this |\$ )"
+)
 
 
 def message_of(text: str) -> list[str]:

@@ -431,6 +431,7 @@ def test_what_holds_a_script_back_is_named(
 
 @pytest.mark.slow
 @pytest.mark.thorough
+@pytest.mark.whole_machine
 def test_a_form_that_is_slower_by_5_percent_is_seen_on_a_quiet_machine(
     tmp_path: Path, result: Any
 ) -> None:
