@@ -89,7 +89,7 @@ def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
 
 
 def waterfall_of(**parameters: Any) -> Any:
-    settings = settings_for("tts_angular", **parameters)
+    settings = settings_for("tts_angular", waterfall=True, **parameters)
     return notebook.measure_techniques(settings, "compiler", "fused-optimizer")
 
 
