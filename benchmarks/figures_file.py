@@ -118,6 +118,22 @@ def in_turns(
     return blocks
 
 
+def batches_of(name: str, count: int) -> tuple[Any, Any, list[Any]]:
+    """Return a task, its options at the sizes for a few cores, and first batches, on the CPU."""
+    import torch
+
+    from gallery_lib import tasks
+    from gallery_lib.config import TrainConfig
+    from gallery_lib.data.loading.device_loader import DeviceLoader
+
+    config = tasks.with_sizes(TrainConfig(model=name), "quick")
+    train = tasks.data_of(config).train
+    collate = getattr(train, "collate", None)
+    loader = torch.utils.data.DataLoader(train, batch_size=config.batch_size, collate_fn=collate)
+    on_cpu = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, shard=False)
+    return tasks.get(name), config, list(itertools.islice(on_cpu, count))
+
+
 def seconds_of_calls(call: Callable[[], object], calls: int, device: str) -> list[float]:
     """Return the seconds of each of so many calls, one after the other, on `cpu` or `cuda`.
 

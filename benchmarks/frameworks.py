@@ -25,8 +25,6 @@ import torch
 from torch import nn
 
 from gallery_lib import accelerate, tasks
-from gallery_lib.config import TrainConfig
-from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.measure.comparison import script_turns
 from gallery_lib.stats import change_of_ratio
 from gallery_lib.system import hardware
@@ -67,15 +65,6 @@ class Log:
         self.step += 1
 
 
-def _batches(task: tasks.Task, config: TrainConfig) -> list[dict[str, Any]]:
-    train = tasks.data_of(config).train
-    loader = torch.utils.data.DataLoader(
-        train, batch_size=config.batch_size, collate_fn=getattr(train, "collate", None)
-    )
-    on_cpu = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, shard=False)
-    return [{"batch": batch} for batch in itertools.islice(on_cpu, BATCHES)]
-
-
 def _trainer(model: Loss, batches: list[Any], way: str, log: Log) -> None:
     from transformers import Trainer, TrainingArguments
 
@@ -107,36 +96,6 @@ def _trainer(model: Loss, batches: list[Any], way: str, log: Log) -> None:
         Logged(model, arguments, train_dataset=batches, callbacks=callbacks).train()
 
 
-def _lightning(model: Loss, batches: list[Any], way: str, log: Log) -> None:
-    import lightning.pytorch as lightning
-
-    from gallery_lib.adapters.lightning import GalleryCallback
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.compile(model) if way == "own compilation" else model
-
-        def training_step(self, batch: Any) -> torch.Tensor:
-            return self.inner(**batch)["loss"]  # type: ignore[no-any-return]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return _adamw(model)
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            log(outputs["loss"])
-
-    lightning.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        callbacks=[GalleryCallback()] if way == "ours" else [],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(), torch.utils.data.DataLoader(batches * 10_000, batch_size=None))
-
-
 def _accelerate(model: Loss, batches: list[Any], way: str, log: Log) -> None:
     from accelerate import Accelerator
 
@@ -159,20 +118,20 @@ def _loop(model: Any, optimizer: Any, batches: list[Any], backward: Any, log: Lo
         log(loss)
 
 
-LIBRARIES = {"trainer": _trainer, "lightning": _lightning, "accelerate": _accelerate}
+LIBRARIES = {"trainer": _trainer, "accelerate": _accelerate}
 
 
 def train(name: str, library: str, way: str) -> None:
     """Train a task for ever, logging; this is one of the scripts."""
     torch.set_num_threads(hardware.cores())
-    task = tasks.get(name)
-    config = tasks.with_sizes(TrainConfig(model=name), "quick")
+    task, config, values = figures_file.batches_of(name, BATCHES)
+    batches = [{"batch": batch} for batch in values]
     model, log = Loss(task), Log(config.batch_size or task.batch_size)
     if way == "accelerate()":
         called = accelerate(model, _adamw(model))
-        _loop(*called, _batches(task, config), torch.Tensor.backward, log)
+        _loop(*called, batches, torch.Tensor.backward, log)
     else:
-        LIBRARIES[library](model, _batches(task, config), way, log)
+        LIBRARIES[library](model, batches, way, log)
 
 
 def _rows(name: str, library: str, rounds: int) -> Iterator[list[str]]:

@@ -61,7 +61,7 @@ class TrainConfig:
     evaluate: bool = True
     """Measure the held-out metrics before the run ends."""
     pretrained: str | None = None
-    """Weights to start from: safetensors, a state dict, or a checkpoint. What misfits is named."""
+    """Weights to start from: safetensors, state dict, checkpoint. Misfits stay as drawn, named."""
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes. Image classifiers get an output
     for each class of the folder; without a folder they have ImageNet's 1000."""
@@ -81,7 +81,7 @@ class TrainConfig:
     run_dir: str | None = None
     """Run directory, without a finished run. Default: a new one below runs/."""
     checkpoint_every: str | None = None
-    """Save a checkpoint every so many steps (20) or minutes (10min), and at the end."""
+    """Checkpoints in the background, every so many steps (20) or minutes (10min) and at the end."""
     keep: int = 2
     """Newest checkpoints to keep; older ones are deleted."""
     resume: str | None = None

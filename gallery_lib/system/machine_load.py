@@ -13,6 +13,7 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -80,9 +81,26 @@ class Look:
     total: float
     busy: float  # of all processes of the machine
     own: float  # of the measured ones
-    # By thread of the measured processes: seconds on a core, and seconds of waiting for one.
-    threads: dict[int, tuple[float, float]]
+    threads: dict[int, ThreadTimes]  # of the measured processes
     cores: float = 1.0  # part of the machine's cores that the measured processes may use
+
+
+class ThreadTimes(NamedTuple):
+    """Seconds of a thread on a core and of waiting for one, and how often it got one."""
+
+    ran: float
+    waited: float
+    times: int
+
+
+def threads_of(pid: int) -> dict[int, ThreadTimes]:
+    """Return the threads of a process, as far as the kernel counts; OSError where there is none."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # ended, or not counted
+            ran, waited, times = map(int, (task / "schedstat").read_text().split())
+            threads[int(task.name)] = ThreadTimes(ran / 1e9, waited / 1e9, times)
+    return threads
 
 
 def look(root: int | None = None) -> Look:
@@ -92,7 +110,8 @@ def look(root: int | None = None) -> Look:
     loader's say, waits on purpose. A look takes some milliseconds. What cannot be read counts as
     none: a measurement does not fail.
     """
-    threads, own, niceness = {}, 0.0, os.nice(0)
+    threads: dict[int, ThreadTimes] = {}
+    own, niceness = 0.0, os.nice(0)
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(root)
         for one in (process, *process.children(recursive=True)):
@@ -100,9 +119,7 @@ def look(root: int | None = None) -> Look:
                 own += sum(one.cpu_times()[:4])  # with children that have ended
                 if one.nice() > niceness:
                     continue
-                for task in Path(f"/proc/{one.pid}/task").iterdir():
-                    ran, waited, _ = (task / "schedstat").read_text().split()
-                    threads[int(task.name)] = int(ran) / 1e9, int(waited) / 1e9
+                threads |= threads_of(one.pid)
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # no /proc/stat, or cut short
         times = psutil.cpu_times()
         busy = times.user + times.nice + times.system

@@ -21,9 +21,9 @@ import ctypes
 import os
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from gallery_lib.system.machine_load import threads_of
 from gallery_lib.system.processes import tell
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -53,7 +53,7 @@ def watch() -> str:
     found = _libgomp()
     if found is None:
         return "wait as their runtime does, which is not libgomp (Intel's: see KMP_BLOCKTIME)"
-    if not sum(one.ran for one in _looked().values()):
+    if not sum(thread.ran for thread in threads_of(os.getpid()).values()):
         return "spin while they wait: this kernel does not say whether cores are shared"
     if found.omp_get_num_procs() > _MOST_CPUS:
         return f"spin while they wait: there are more than {_MOST_CPUS} CPUs"
@@ -136,16 +136,21 @@ class _Watch:
 
     def _run(self) -> None:
         self._library.omp_set_dynamic(0)  # of this thread: a region has all its threads
-        choice, before, then = Choice(), _looked(), time.monotonic()
+        choice, pid = Choice(), os.getpid()
         # What cannot be read, or printed, ends the watch: a training goes on.
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError):
+            before, then = threads_of(pid), time.monotonic()
             while not self._ended.wait(PERIOD):
-                after, now = _looked(), time.monotonic()
-                both = [(before[task], after[task]) for task in before.keys() & after.keys()]
+                after, now = threads_of(pid), time.monotonic()
+                ran = waited = 0.0
+                for number in before.keys() & after.keys():
+                    old, new = before[number], after[number]
+                    ran += new.ran - old.ran
+                    waking = _WAKING * (new.times - old.times)
+                    waited += max(0.0, new.waited - old.waited - waking)
                 # A process that was stopped meanwhile neither ran nor waited.
                 seconds = min(now - then, 2 * PERIOD)
-                if sum(new.ran - old.ran for old, new in both) > _IDLE * seconds:
-                    waited = sum(new.waited_since(old) for old, new in both)
+                if ran > _IDLE * seconds:
                     self._switch(choice.look(waited > _BUSY * seconds))
                 before, then = after, now
         self._switch(False)
@@ -186,29 +191,6 @@ def _has_room_for(threads: int) -> bool:
         for one in started:
             one.join()
     return True
-
-
-@dataclass(frozen=True)
-class _Looked:
-    """What the kernel says of a thread: seconds on a core and waiting for one, and how often."""
-
-    ran: float
-    waited: float
-    times: int
-
-    def waited_since(self, earlier: _Looked) -> float:
-        """Return the seconds of waiting since, beyond what wake-ups take anyway."""
-        new = self.waited - earlier.waited - _WAKING * (self.times - earlier.times)
-        return max(0.0, new)
-
-
-def _looked() -> dict[str, _Looked]:
-    found = {}
-    for task in os.scandir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # ended
-            ran, waited, times = Path(task.path, "schedstat").read_text().split()
-            found[task.name] = _Looked(int(ran) / 1e9, int(waited) / 1e9, int(times))
-    return found
 
 
 def _forget() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from gallery_lib.compiler.passes.graph_pass import Pass, Passes
 
@@ -52,6 +53,35 @@ def both_passes(function: Callable[..., Tensor], number: int, **options: Any) ->
         return (out.detach(), *torch.autograd.grad(out, parts, given[number]))
 
     return passes
+
+
+def convolution(**options: Any) -> Passed:
+    """Return both passes of a convolution, and perhaps a bias behind its gradient."""
+
+    def passes(image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor) -> Any:
+        parts = [each.detach().requires_grad_() for each in (image, weight, *bias)]
+        out = functional.conv2d(*parts, **options)
+        return (out.detach(), *torch.autograd.grad(out, parts, gradient))
+
+    return passes
+
+
+def operands(
+    size: tuple[int, ...], out: int, kernel: tuple[int, int], dtype: torch.dtype, *,
+    bias: bool = False, images: Any = torch.channels_last, weights: Any = torch.contiguous_format,
+    **options: Any,
+) -> list[Tensor]:  # fmt: skip
+    """Return image, weight, the result's gradient and perhaps a bias, in these layouts."""
+    torch.manual_seed(0)
+    image = torch.randn(size)
+    weight = torch.randn(out, size[1] // options.get("groups", 1), *kernel)
+    weight /= (size[1] * kernel[0] * kernel[1]) ** 0.5
+    gradient = torch.randn_like(functional.conv2d(image, weight, **options))
+    parts = [
+        each.to(dtype).to(memory_format=layout)
+        for each, layout in ((image, images), (weight, weights), (gradient, images))
+    ]
+    return [*parts, torch.randn(out).to(dtype)] if bias else parts
 
 
 def rewritten(

@@ -72,11 +72,15 @@ def test_recurrent_layers_are_said_to_be_left_out(capsys: pytest.CaptureFixture[
     assert "The recurrent layers are not in it" in shown
 
 
+def on_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(hardware, "cores", lambda: count)
+
+
 def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
-    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    on_cores(monkeypatch, 2)
     monkeypatch.setattr(memory_estimate, "free_bytes", lambda: 3.0 * 2**30)
     settings = settings_for("hf_Bert", processes=2)
     capsys.readouterr()
@@ -86,6 +90,15 @@ def test_a_comparison_that_does_not_fit_into_memory_leaves_the_notebook_going(
     said = capsys.readouterr().out
     assert said.count("**Not measured**: hf_Bert") == said.count("3.0 GiB are free") > 0
     assert "2 process(es)" in said
+
+
+@pytest.mark.parametrize(("cores", "said"), [(1, "one device"), (2, "Set `processes` to 2")])
+def test_one_process_is_compared_with_none_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: int, said: str
+) -> None:
+    on_cores(monkeypatch, cores)
+    notebook.show_comparison(notebook.compare_on_several(settings_for("tts_angular")))
+    assert said in capsys.readouterr().out
 
 
 def waterfall_of(**parameters: Any) -> Any:

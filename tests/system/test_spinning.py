@@ -55,8 +55,7 @@ def spun():
 def bits():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
-    images = torch.randn(16, 3, 32, 32)
-    model(images).square().sum().backward()
+    model(torch.randn(16, 3, 32, 32)).square().sum().backward()
     return [p.grad.clone() for p in model.parameters()]
 
 found = {"spinning": spun()}
@@ -68,8 +67,8 @@ while not spinning.asleep() and time.monotonic() < end:
 found["asleep"] = spinning.asleep()
 found["sleeping"] = spun()
 found["same"] = all(map(torch.equal, before, bits()))
-torch.set_num_threads(1)
-torch.set_num_threads(2)
+for threads in (1, 2):
+    torch.set_num_threads(threads)
 found["after set_num_threads"] = spun()
 child = os.fork()
 if not child:
@@ -93,9 +92,7 @@ def test_threads_sleep_beside_other_work_and_compute_the_same_bits() -> None:
         done = subprocess.run(
             [sys.executable, "-c", TRAIN, json.dumps(cores)],
             env={"PYTHONPATH": search_path(), "OMP_NUM_THREADS": "2"},
-            capture_output=True,
-            text=True,
-            check=True,
+            **{"capture_output": True, "text": True, "check": True},
         )
     finally:
         for one in neighbours:

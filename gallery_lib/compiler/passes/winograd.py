@@ -26,7 +26,7 @@ from gallery_lib.kernels import winograd
 from gallery_lib.system import hardware
 
 FEWEST_TILES, FEWEST_CHANNELS = 256, 32
-"""A tile is 2 × 2 results of one image."""
+"""Fewest tiles (2 × 2 results of one image) and channels of a convolution that gains."""
 
 _aten = torch.ops.aten
 

@@ -28,7 +28,7 @@ from gallery_lib.notebooks.cells.display import (
     display_markdown,
     display_table,
 )
-from gallery_lib.notebooks.cells.task_settings import Settings, checked, completed
+from gallery_lib.notebooks.cells.task_settings import Settings, checked, completed, process_count
 from gallery_lib.notebooks.cells.your_code import with_your_code, your_settings
 from gallery_lib.report import tables
 from gallery_lib.system import hardware, paths
@@ -326,10 +326,10 @@ def compare_on_several(settings: Settings) -> Comparison | NotMeasured:
     from gallery_lib.tasks import memory_estimate
 
     if settings.processes == 1:
-        return NotMeasured(
-            "`processes` is 1. On one CPU several processes share the cores, and gain nothing: to "
-            "see it, set `processes` to 2 in the first cell."
-        )
+        reason = "this machine has one device, so there is no run on several."
+        if process_count(None) > 1:
+            reason = "several share a CPU's cores, and gain nothing. Set `processes` to 2 to see."
+        return NotMeasured(reason)
     train = dataclasses.replace(_per_process_config(settings, settings.processes), evaluate=False)
     try:
         return compare(dataclasses.replace(settings, train=train), settings.processes)
@@ -477,8 +477,6 @@ def show_techniques_added(bench: Bench | None) -> None:
     from gallery_lib.report.bench import chart
 
     if bench is None:
-        NotMeasured(
-            "the parameter `waterfall` is False. Set it to True in the first cell, and run all."
-        ).show()
+        NotMeasured("the parameter `waterfall` is False. Set it to True, and run all.").show()
     else:
         display_chart(chart(bench), fold=False)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.fx import GraphModule
-from written_operators import assert_as_exact, both_passes, rewritten
+from written_operators import assert_as_exact, both_passes, convolution, operands, rewritten
 
 from gallery_lib import tasks
 from gallery_lib.compiler.passes import small_convolutions
@@ -14,31 +13,9 @@ from gallery_lib.compiler.passes.small_convolutions import MOST_POSITIONS, PASS,
 from gallery_lib.system import hardware
 
 
-def convolution(**options: object):
-    """Return both passes of a convolution, and perhaps a bias behind its gradient."""
-
-    def passes(image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor):
-        parts = [each.detach().requires_grad_() for each in (image, weight, *bias)]
-        out = F.conv2d(*parts, **options)
-        return (out.detach(), *torch.autograd.grad(out, parts, gradient))
-
-    return passes
-
-
-def inputs(size, kernel, dtype=torch.bfloat16, *, bias=False, weights=torch.contiguous_format,
-           **options):  # fmt: skip
+def inputs(size, kernel, dtype=torch.bfloat16, **options):
     """Return the inputs of a convolution of 24 channels to 40, images in channels_last."""
-    torch.manual_seed(0)
-    image = torch.randn(3, 24, *size)
-    weight = torch.randn(40, 24 // options.get("groups", 1), *kernel)
-    weight /= (24 * kernel[0] * kernel[1]) ** 0.5
-    gradient = torch.randn_like(F.conv2d(image, weight, **options))
-    layouts = (torch.channels_last, weights, torch.channels_last)
-    parts = [
-        each.to(dtype).to(memory_format=layout)
-        for each, layout in zip((image, weight, gradient), layouts, strict=True)
-    ]
-    return [*parts, torch.randn(40).to(dtype)] if bias else parts
+    return operands((3, 24, *size), 40, kernel, dtype, **options)
 
 
 def convolutions(graph: GraphModule) -> list[str]:

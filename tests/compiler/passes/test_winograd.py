@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from written_operators import CPU, assert_as_exact, rewritten
+from written_operators import CPU, assert_as_exact, convolution, operands, rewritten
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.passes import winograd
@@ -21,31 +21,13 @@ from gallery_lib.system import hardware
 OPERATOR = torch.ops.gallery.winograd.default
 
 
-def both_ways(**options: int):
-    """Return both passes of a convolution, and perhaps a bias behind its gradient."""
-
-    def passes(image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor):
-        parts = [each.detach().requires_grad_() for each in (image, weight, *bias)]
-        out = F.conv2d(*parts, **{"padding": 1, **options})
-        return (out.detach(), *torch.autograd.grad(out, parts, gradient))
-
-    return passes
+def both_ways(**options):
+    return convolution(**{"padding": 1, **options})
 
 
-def inputs(
-    size: tuple[int, ...], out: int, *, bias: bool = False, weights=torch.contiguous_format,
-    dtype=torch.float32, kernel: int = 3, images=torch.channels_last, **options: int,
-) -> list[Tensor]:  # fmt: skip
-    torch.manual_seed(0)
-    image = torch.randn(size)
-    weight = torch.randn(out, size[1] // options.get("groups", 1), kernel, kernel)
-    weight /= (kernel**2 * size[1]) ** 0.5
-    gradient = torch.randn_like(F.conv2d(image, weight, **{"padding": 1, **options}))
-    parts = [
-        each.to(dtype).to(memory_format=layout)
-        for each, layout in ((image, images), (weight, weights), (gradient, images))
-    ]
-    return [*parts, torch.randn(out, dtype=dtype)] if bias else parts
+def inputs(size, out, dtype=torch.float32, kernel=3, **options):
+    options = {"padding": 1, **options}
+    return operands(size, out, (kernel, kernel), dtype, **options)
 
 
 def count(graph) -> tuple[int, ...]:
@@ -142,12 +124,8 @@ def test_it_is_for_processors_on_which_it_was_measured(flags, applied, monkeypat
 @pytest.mark.slow
 def test_a_compiled_model_in_fp32_calls_it_and_its_gradients_are_as_exact():
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 48, 3, padding=1),
-        nn.BatchNorm2d(48),
-    )
+    layers = nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 48, 3, padding=1)
+    model = nn.Sequential(*layers, nn.BatchNorm2d(48))
     x, found = torch.randn(4, 3, 24, 24), []
     for form, without in (("ours", ()), ("compiled", ("winograd",)), ("float64", None)):
         torch._dynamo.reset()
@@ -163,6 +141,5 @@ def test_a_compiled_model_in_fp32_calls_it_and_its_gradients_are_as_exact():
         called = [new[name, operators.KERNEL] for name in ("winograd", "winograd_gradient")]
         applied = form == "ours" and not winograd.reason_not_applied()
         assert called == ([2, 1] if applied else [0, 0])
-    assert_as_exact(
-        *(found[k][:4] for k in range(3)), factor=2, more=1e-6
-    )  # then: a bias without effect
+    # What follows is the gradient of a bias in front of a batch norm, which is 0.
+    assert_as_exact(*(found[k][:4] for k in range(3)), factor=2, more=1e-6)
