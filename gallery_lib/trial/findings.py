@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import psutil
 
 from gallery_lib.measure.comparison.pair import FAULT_SECONDS
-from gallery_lib.system import hardware
+from gallery_lib.system import hardware, spinning
+from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.trial.result import Form, Trial
 from gallery_lib.trial.run import Reports
 
@@ -16,12 +18,39 @@ _SOME = 0.12
 _ONE_PASS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "RAdam")  # that gallery_lib.optim has
 
 
-def of(trial: Trial, look: Reports) -> list[str]:
+def of(trial: Trial, look: Reports, load: MachineLoad) -> list[str]:
     """Return what stands out in the plain form of a trial; empty where nothing does."""
     if trial.plain is None or not trial.plain.cycle_seconds:
         return []
-    found = sorted(_weighted(trial, trial.plain, look), reverse=True)
-    return [sentence for _, sentence in found]
+    found = [*_weighted(trial, trial.plain, look), *_of_threads(trial, look, load)]
+    return [sentence for _, sentence in sorted(found, reverse=True)]
+
+
+def _of_threads(trial: Trial, look: Reports, load: MachineLoad) -> Iterator[tuple[float, str]]:
+    if any(model["device"] != "cpu" for model in trial.models):
+        return
+    threads, processes, cores = look.newest["threads"], trial.processes, hardware.cores()
+    if processes > 1 and processes * threads > cores:
+        yield (
+            1.0,
+            f"{processes} processes of {threads} threads share {cores} cores: threads that spin "
+            "while they wait take them from those that have work. Give each process "
+            f"{max(1, cores // processes)} (OMP_NUM_THREADS, torch.set_num_threads).",
+        )
+    elif threads > 1 and load.reasons() and not os.environ.keys() & {*spinning.VARIABLES}:
+        yield (
+            1.0,
+            "Other work takes cores, and the script's threads spin while they wait for each other: "
+            "that costs most of what the ratio shows. OMP_WAIT_POLICY=passive has them sleep, as "
+            "gallery_lib does while other work is there.",
+        )
+    physical = min(cores, psutil.cpu_count(logical=False) or 1)
+    if threads < physical and processes == 1:
+        yield (
+            0.1,
+            f"PyTorch uses {threads} threads where {physical} cores are there "
+            "(OMP_NUM_THREADS, torch.set_num_threads).",
+        )
 
 
 def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float, str]]:
@@ -67,11 +96,4 @@ def _weighted(trial: Trial, plain: Form, look: Reports) -> Iterator[tuple[float,
         yield (
             1.0,
             "bfloat16 is emulated on this CPU, which has no instructions for it: fp32 is faster.",
-        )
-    cores = min(hardware.cores(), psutil.cpu_count(logical=False) or 1)
-    if on_cpu and look.newest["threads"] < cores and look.newest["world"] == 1:
-        yield (
-            0.1,
-            f"PyTorch uses {look.newest['threads']} threads where {cores} cores are there "
-            "(OMP_NUM_THREADS, torch.set_num_threads).",
         )

@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gallery_lib.compiler import passes
-from gallery_lib.compiler.torch_backend import inductor_options
 from gallery_lib.config import TryConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.errors import InputError, RunFailed
@@ -77,7 +75,11 @@ class _Trial:
     ) -> None:
         self.command, self.config, self.progress, self.folder = command, config, progress, folder
         self.without = tuple(filter(None, (config.without or "").split(",")))
-        inductor_options("cpu", tuple(name for name in self.without if name not in PARTS))
+        if passes_left_out := tuple(name for name in self.without if name not in PARTS):
+            # It imports Inductor, which takes longer than a trial may wait for nothing.
+            from gallery_lib.compiler.torch_backend import inductor_options
+
+            inductor_options("cpu", passes_left_out)
         self.cycle, self.optimizers, self.runs = 1, 0, 0
         self.watch = machine_load.Watch()
         self.pace: Pace | None = None
@@ -140,6 +142,8 @@ class _Trial:
                 return self._checked(look, plain, *without, eager=eager).passed
             except (InputError, RunFailed):
                 return False  # the script itself does not run without these
+
+        from gallery_lib.compiler import passes  # imports Inductor
 
         for part in TECHNIQUES:
             if part != COMPILE and right(part):
@@ -261,6 +265,7 @@ class _Trial:
             name: dict(unusual(cycle for turns in rounds for cycle in turns[name]))
             for name in (PLAIN, ACCELERATED)
         }
+        load = self.watch.seen()
         if rounds:
             kept = {name: counted([t[name] for t in rounds]) for name in runs}
             whole = [i for i in range(len(rounds)) if all(turns[i] for turns in kept.values())]
@@ -272,7 +277,6 @@ class _Trial:
                     run.reports.said,
                     forward if name == PLAIN else None,
                 )
-            load = self.watch.seen()
             pace = [self.pace.rounds[i] for i in whole] if self.pace else [1.0] * len(whole)
             if len(whole) >= _FEWEST_ROUNDS:
                 ratio = _ratio(forms[PLAIN], forms[ACCELERATED], load)
@@ -311,7 +315,7 @@ class _Trial:
             change=None,
             seconds=0.0,
         )
-        return dataclasses.replace(result, findings=findings.of(result, look))
+        return dataclasses.replace(result, findings=findings.of(result, look, load))
 
 
 def cycle_of(order: Sequence[int]) -> int:

@@ -19,6 +19,7 @@ from gallery_lib.cli.main import COMMANDS, main
 from gallery_lib.config import TryConfig
 from gallery_lib.report import trial as report
 from gallery_lib.system import hardware
+from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.trial import findings, parity, scratch, trial
 from gallery_lib.trial.probe import CHECKPOINT, EVALUATION, Cycle
 from gallery_lib.trial.result import Form, Trial
@@ -157,8 +158,43 @@ def test_emulated_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch, units: bool
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device: units)
     work = [{"flops": 1e9, "bytes": 1e6, "dtype": "bfloat16"}]
     look = Reports(newest={"work": work, "items": 0, "threads": 2, "world": 1})
-    named = [one for one in findings.of(a_trial(), look) if "bfloat16 is emulated" in one]
+    quiet = MachineLoad(0.0, 0.0, 0.0)
+    named = [one for one in findings.of(a_trial(), look, quiet) if "bfloat16 is emulated" in one]
     assert bool(named) is not units
+
+
+@pytest.mark.parametrize(
+    ("processes", "threads", "waited", "policy", "named"),
+    [
+        (1, 2, 0.0, None, ""),
+        (2, 1, 0.0, None, ""),
+        (2, 2, 0.0, None, "2 processes of 2 threads share 2 cores"),
+        (1, 2, 0.5, None, "OMP_WAIT_POLICY=passive"),
+        (1, 2, 0.5, "passive", ""),
+    ],
+)
+def test_threads_that_take_each_other_s_cores_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    threads: int,
+    waited: float,
+    policy: str | None,
+    named: str,
+) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    look = Reports(newest={"work": [], "items": 0, "threads": threads, "world": processes})
+    load = MachineLoad(0.0, waited, waited)
+    found = findings.of(a_trial(processes=processes), look, load)
+    assert [named in one for one in found] == ([True] if named else [])
+
+
+def test_a_trial_begins_without_the_compiler() -> None:
+    """Inductor takes longer to import than torch."""
+    code = "import sys, gallery_lib.trial.trial; assert 'torch._inductor' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_one_fault_is_found_by_halving() -> None:
