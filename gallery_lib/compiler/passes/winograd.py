@@ -33,8 +33,8 @@ _aten = torch.ops.aten
 
 def reason_not_applied() -> str | None:
     """Return why convolutions stay as they are on this processor, or None."""
-    if "avx512f" not in hardware.cpu_flags():
-        return "the processor has no AVX-512"
+    if not {"avx2", "avx512f"} & set(hardware.cpu_flags()):
+        return "the processor has neither AVX2 nor AVX-512"
     return None if winograd.available() else "its C++ could not be built here"
 
 

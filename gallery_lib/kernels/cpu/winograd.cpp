@@ -15,9 +15,23 @@
 #include "tensor.h"
 #include "vectors.h"
 
-constexpr int64_t POINTS = 16, ROWS = 6, VECTORS = 4, COLUMNS = VECTORS * WIDTH;
-constexpr int64_t SOME = 8;         // channels whose kernels are transformed together; divides WIDTH
-constexpr int64_t CACHE = 1 << 18;  // floats of a block, before and behind its products
+// One register of the processor each: sums of ROWS by VECTORS stay in registers, where a vector of two registers would go to memory.
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, VECTORS = 4;
+#else
+constexpr int64_t LANES = 8, VECTORS = 2;
+#endif
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+constexpr int64_t POINTS = 16, ROWS = 6, COLUMNS = VECTORS * LANES;
+constexpr int64_t SOME = 8;             // channels whose kernels are transformed together; divides LANES
+constexpr int64_t CACHE = LANES << 14;  // floats of a block, before and behind its products: the second cache, 512 KB with AVX2
+
+static inline Lanes read_lanes(const float* from) {
+    Lanes values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+}
+static inline void write_lanes(float* to, Lanes values) { std::memcpy(to, &values, sizeof values); }
 
 struct Arguments {
     const int64_t* columns;
@@ -67,18 +81,18 @@ static void transform_kernels(const Tensor& weight, bool turned, const Sizes& s,
     for (int64_t begin = 0; begin < s.in; begin += SOME) {
         for_kernels(weight, turned, begin, first, count, [&](int64_t in, int64_t out, int64_t tap, float& element) { g[in][tap][out] = element; });
         for (int64_t in = 0; in < SOME; in++)
-            for (int64_t v = 0; v < COLUMNS; v += WIDTH) {
-                Floats half[4][3];
+            for (int64_t v = 0; v < COLUMNS; v += LANES) {
+                Lanes half[4][3];
                 for (int x = 0; x < 3; x++) {
-                    const Floats top = load(g[in][x] + v), middle = load(g[in][3 + x] + v), bottom = load(g[in][6 + x] + v);
+                    const Lanes top = read_lanes(g[in][x] + v), middle = read_lanes(g[in][3 + x] + v), bottom = read_lanes(g[in][6 + x] + v);
                     half[0][x] = top, half[3][x] = bottom;
                     half[1][x] = 0.5f * (top + middle + bottom), half[2][x] = 0.5f * (top - middle + bottom);
                 }
                 float* into = to + (strip * s.in + begin + in) * COLUMNS + v;
                 for (int y = 0; y < 4; y++) {
-                    const Floats left = half[y][0], middle = half[y][1], right = half[y][2];
-                    const Floats all[4] = {left, 0.5f * (left + middle + right), 0.5f * (left - middle + right), right};
-                    for (int x = 0; x < 4; x++) store(into + (4 * y + x) * apart, all[x]);
+                    const Lanes left = half[y][0], middle = half[y][1], right = half[y][2];
+                    const Lanes all[4] = {left, 0.5f * (left + middle + right), 0.5f * (left - middle + right), right};
+                    for (int x = 0; x < 4; x++) write_lanes(into + (4 * y + x) * apart, all[x]);
                 }
             }
     }
@@ -94,16 +108,16 @@ static void transform_pixels(const float* image, const float* zeros, const Sizes
             const bool inside = y + i >= 0 && y + i < s.height && x + j >= 0 && x + j < s.width;
             pixel[i][j] = inside ? sample + ((y + i) * s.width + x + j) * s.in : zeros;
         }
-    for (int64_t c = 0; c < s.in; c += WIDTH) {
-        Floats half[4][4];
+    for (int64_t c = 0; c < s.in; c += LANES) {
+        Lanes half[4][4];
         for (int j = 0; j < 4; j++) {
-            const Floats d[4] = {load(pixel[0][j] + c), load(pixel[1][j] + c), load(pixel[2][j] + c), load(pixel[3][j] + c)};
+            const Lanes d[4] = {read_lanes(pixel[0][j] + c), read_lanes(pixel[1][j] + c), read_lanes(pixel[2][j] + c), read_lanes(pixel[3][j] + c)};
             half[0][j] = d[0] - d[2], half[1][j] = d[1] + d[2], half[2][j] = d[2] - d[1], half[3][j] = d[1] - d[3];
         }
         for (int i = 0; i < 4; i++) {
-            const Floats* d = half[i];
-            const Floats all[4] = {d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]};
-            for (int j = 0; j < 4; j++) store(to + (4 * i + j) * apart + c, all[j]);
+            const Lanes* d = half[i];
+            const Lanes all[4] = {d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]};
+            for (int j = 0; j < 4; j++) write_lanes(to + (4 * i + j) * apart + c, all[j]);
         }
     }
 }
@@ -111,11 +125,11 @@ static void transform_pixels(const float* image, const float* zeros, const Sizes
 // ROWS tiles by a strip of N vectors: sums over the channels.
 template <int N>
 static void multiply(const float* pixels, int64_t in, const float* strip, float* sums, int64_t row) {
-    Floats sum[ROWS][N] = {};
+    Lanes sum[ROWS][N] = {};
     for (int64_t c = 0; c < in; c++, strip += COLUMNS) {
-        Floats right[N];
+        Lanes right[N];
 #pragma GCC unroll 4
-        for (int v = 0; v < N; v++) right[v] = load(strip + v * WIDTH);
+        for (int v = 0; v < N; v++) right[v] = read_lanes(strip + v * LANES);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             const float left = pixels[r * in + c];
@@ -126,7 +140,7 @@ static void multiply(const float* pixels, int64_t in, const float* strip, float*
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < N; v++) store(sums + r * row + v * WIDTH, sum[r][v]);
+        for (int v = 0; v < N; v++) write_lanes(sums + r * row + v * LANES, sum[r][v]);
 }
 
 // Sums of one tile, transformed back and written. What is outside the image goes to `nowhere`.
@@ -136,16 +150,16 @@ static void write_results(const float* sums, int64_t apart, const Sizes& s, int6
     const bool right = x + 1 < s.width, below = y + 1 < s.height;
     float* to[2][2] = {{first, right ? first + s.out : nowhere},
                        {below ? first + s.width * s.out : nowhere, right && below ? first + (s.width + 1) * s.out : nowhere}};
-    for (int64_t c = 0; c < s.out; c += WIDTH) {
-        Floats half[2][4];
+    for (int64_t c = 0; c < s.out; c += LANES) {
+        Lanes half[2][4];
         for (int j = 0; j < 4; j++) {
-            const Floats m[4] = {load(sums + j * apart + c), load(sums + (4 + j) * apart + c), load(sums + (8 + j) * apart + c),
-                                 load(sums + (12 + j) * apart + c)};
+            const Lanes m[4] = {read_lanes(sums + j * apart + c), read_lanes(sums + (4 + j) * apart + c), read_lanes(sums + (8 + j) * apart + c),
+                                 read_lanes(sums + (12 + j) * apart + c)};
             half[0][j] = m[0] + m[1] + m[2], half[1][j] = m[1] - m[2] - m[3];
         }
         for (int i = 0; i < 2; i++) {
-            store(to[i][0] + c, half[i][0] + half[i][1] + half[i][2]);
-            store(to[i][1] + c, half[i][1] - half[i][2] - half[i][3]);
+            write_lanes(to[i][0] + c, half[i][0] + half[i][1] + half[i][2]);
+            write_lanes(to[i][1] + c, half[i][1] - half[i][2] - half[i][3]);
         }
     }
 }
@@ -157,7 +171,7 @@ static void run_block(const Sizes& s, const float* image, const float* kernels, 
     for (int64_t point = 0; point < POINTS; point++)
         for (int64_t strip = 0; strip < s.strips(); strip++) {
             const float* right = kernels + (point * s.strips() + strip) * s.in * COLUMNS;
-            const int64_t vectors = std::min(VECTORS, (s.out - strip * COLUMNS) / WIDTH);
+            const int64_t vectors = std::min(VECTORS, (s.out - strip * COLUMNS) / LANES);
             for (int64_t t = 0; t < count; t += ROWS) {  // beyond `count` are rows that nobody reads
                 const float* left = pixels + (point * most + t) * s.in;
                 float* to = sums + (point * most + t) * row + strip * COLUMNS;
@@ -242,16 +256,16 @@ static void transform_gradients(const float* gradient, const float* zeros, const
     const bool right = x + 1 < s.width, below = y + 1 < s.height;
     const float* of[2][2] = {{first, right ? first + s.out : zeros},
                              {below ? first + s.width * s.out : zeros, right && below ? first + (s.width + 1) * s.out : zeros}};
-    for (int64_t c = 0; c < s.out; c += WIDTH) {
-        Floats half[4][2];
+    for (int64_t c = 0; c < s.out; c += LANES) {
+        Lanes half[4][2];
         for (int j = 0; j < 2; j++) {
-            const Floats top = load(of[0][j] + c), bottom = load(of[1][j] + c);
+            const Lanes top = read_lanes(of[0][j] + c), bottom = read_lanes(of[1][j] + c);
             half[0][j] = top, half[1][j] = top + bottom, half[2][j] = top - bottom, half[3][j] = -bottom;
         }
         float* into = to + c / COLUMNS * most * COLUMNS + c % COLUMNS;
         for (int i = 0; i < 4; i++) {
-            const Floats left = half[i][0], other = half[i][1], all[4] = {left, left + other, left - other, -other};
-            for (int j = 0; j < 4; j++) store(into + (4 * i + j) * s.strips() * most * COLUMNS, all[j]);
+            const Lanes left = half[i][0], other = half[i][1], all[4] = {left, left + other, left - other, -other};
+            for (int j = 0; j < 4; j++) write_lanes(into + (4 * i + j) * s.strips() * most * COLUMNS, all[j]);
         }
     }
 }
@@ -259,11 +273,11 @@ static void transform_gradients(const float* gradient, const float* zeros, const
 // ROWS channels by a strip of N vectors: sums over tiles, added to what earlier blocks gave.
 template <int N>
 static void add_products(const float* pixels, int64_t along, const float* strip, int64_t tiles, float* sums, int64_t row, bool beginning) {
-    Floats sum[ROWS][N] = {};
+    Lanes sum[ROWS][N] = {};
     for (int64_t t = 0; t < tiles; t++, pixels += along, strip += COLUMNS) {
-        Floats right[N];
+        Lanes right[N];
 #pragma GCC unroll 4
-        for (int v = 0; v < N; v++) right[v] = load(strip + v * WIDTH);
+        for (int v = 0; v < N; v++) right[v] = read_lanes(strip + v * LANES);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             const float left = pixels[r];
@@ -275,8 +289,8 @@ static void add_products(const float* pixels, int64_t along, const float* strip,
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < N; v++) {
-            float* to = sums + r * row + v * WIDTH;
-            store(to, beginning ? sum[r][v] : load(to) + sum[r][v]);
+            float* to = sums + r * row + v * LANES;
+            write_lanes(to, beginning ? sum[r][v] : read_lanes(to) + sum[r][v]);
         }
 }
 
@@ -285,18 +299,18 @@ static void write_kernels(const Tensor& weight, const Sizes& s, int64_t begin, i
     alignas(64) float g[SOME][9][COLUMNS];
     const int64_t first = strip * COLUMNS, count = std::min(COLUMNS, s.out - first);
     for (int64_t in = 0; in < SOME; in++)
-        for (int64_t v = 0; v < count; v += WIDTH) {
+        for (int64_t v = 0; v < count; v += LANES) {
             const float* from = sums + (begin + in) * s.padded() + first + v;
-            Floats half[3][4];
+            Lanes half[3][4];
             for (int j = 0; j < 4; j++) {
-                const Floats u[4] = {load(from + j * apart), load(from + (4 + j) * apart), load(from + (8 + j) * apart), load(from + (12 + j) * apart)};
+                const Lanes u[4] = {read_lanes(from + j * apart), read_lanes(from + (4 + j) * apart), read_lanes(from + (8 + j) * apart), read_lanes(from + (12 + j) * apart)};
                 half[0][j] = u[0] + 0.5f * (u[1] + u[2]), half[1][j] = 0.5f * (u[1] - u[2]), half[2][j] = 0.5f * (u[1] + u[2]) + u[3];
             }
             for (int i = 0; i < 3; i++) {
-                const Floats* u = half[i];
-                store(g[in][3 * i] + v, u[0] + 0.5f * (u[1] + u[2]));
-                store(g[in][3 * i + 1] + v, 0.5f * (u[1] - u[2]));
-                store(g[in][3 * i + 2] + v, 0.5f * (u[1] + u[2]) + u[3]);
+                const Lanes* u = half[i];
+                write_lanes(g[in][3 * i] + v, u[0] + 0.5f * (u[1] + u[2]));
+                write_lanes(g[in][3 * i + 1] + v, 0.5f * (u[1] - u[2]));
+                write_lanes(g[in][3 * i + 2] + v, 0.5f * (u[1] + u[2]) + u[3]);
             }
         }
     for_kernels(weight, false, begin, first, count, [&](int64_t in, int64_t out, int64_t tap, float& element) { element = g[in][tap][out]; });
@@ -310,7 +324,7 @@ static int64_t differentiate(const Arguments* arguments) {
     const Sizes s = sizes_of(t);
     const int64_t tiles = s.tiles(), most = std::min(std::max<int64_t>(CACHE / (POINTS * (s.in + s.out)), 48), tiles);
     const int64_t rows = (s.in + ROWS - 1) / ROWS * ROWS, apart = rows * s.padded();  // sums of one point
-    const int64_t along = s.in + WIDTH;  // of a tile: rows that are apart by a power of two would share places in the cache
+    const int64_t along = s.in + LANES;  // of a tile: rows that are apart by a power of two would share places in the cache
     const Memory pixels = allocated(POINTS * most * along), gradients = allocated(POINTS * s.strips() * most * COLUMNS);
     const Memory sums = allocated(POINTS * apart), zeros = zeros_of(std::max(s.in, s.out));
     if (!pixels || !gradients || !sums || !zeros) return refusal(OUT_OF_MEMORY);
@@ -326,7 +340,7 @@ static int64_t differentiate(const Arguments* arguments) {
 #pragma omp for schedule(static)
             for (int64_t part = 0; part < POINTS * s.strips(); part++) {
                 const int64_t point = part / s.strips(), strip = part % s.strips();
-                const int64_t vectors = std::min(VECTORS, (s.out - strip * COLUMNS) / WIDTH);
+                const int64_t vectors = std::min(VECTORS, (s.out - strip * COLUMNS) / LANES);
                 const float* right = gradients.get() + part * most * COLUMNS;
                 for (int64_t row = 0; row < rows; row += ROWS) {
                     const float* left = pixels.get() + point * most * along + row;

@@ -115,7 +115,9 @@ def test_infinite_pixels_spoil_their_tiles_alone():
     assert torch.allclose(ours[:, :, finite], theirs[:, :, finite], atol=1e-5)
 
 
-@pytest.mark.parametrize(("flags", "applied"), [({"avx2"}, False), ({"avx2", "avx512f"}, True)])
+@pytest.mark.parametrize(
+    ("flags", "applied"), [({"sse4_2"}, False), ({"avx2"}, True), ({"avx512f"}, True)]
+)
 def test_it_is_for_processors_on_which_it_was_measured(flags, applied, monkeypatch):
     monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
     assert (winograd.reason_not_applied() is None) is (applied and kernel.available())
