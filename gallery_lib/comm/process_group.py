@@ -87,16 +87,29 @@ def world_size() -> int:
 def device() -> torch.device:
     """Return this process's device, a GPU where there is one, and make it the current one.
 
-    The GPU is that of the local rank. Processes started by `torch.multiprocessing.spawn` have no
-    local rank. They get the GPU that the process has chosen with `torch.cuda.set_device`. Failing
-    that, the rank modulo this machine's number of GPUs decides.
+    The GPU is that of the local rank, or the only one that the process sees, as `--gpus-per-task=1`
+    of Slurm gives. Processes started by `torch.multiprocessing.spawn` have no local rank. They get
+    the GPU that the process has chosen with `torch.cuda.set_device`. Failing that, the rank modulo
+    this machine's number of GPUs decides.
+
+    Raises:
+        InputError: for a local rank beyond the several GPUs that the process sees.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    here = place()
+    here, visible = place(), torch.cuda.device_count()
     index = here.local_rank
     if index is None:
-        index = torch.cuda.current_device() or here.rank % torch.cuda.device_count()
+        index = torch.cuda.current_device() or here.rank % visible
+    elif visible == 1:
+        index = 0
+    elif index >= visible:
+        name = LAUNCHERS[here.launcher or TORCHRUN][2]
+        raise InputError(
+            f"{name}={index}: this process sees {visible} GPUs, and none is left for it. Start at "
+            f"most {visible} processes on this host, or give each process one GPU of its own.",
+            parameter=name,
+        )
     own_device = torch.device("cuda", index)
     torch.cuda.set_device(own_device)
     return own_device

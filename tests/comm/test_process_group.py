@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import tiny_task
+import torch
 from against_torch.case import Case
 from against_torch.launches import Server
 from against_torch.run import SAME, run
@@ -87,6 +88,34 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
     with refused(parameter, *values) as raised:
         process_group.ensure_initialized()
     assert "\n" not in str(raised.value)
+
+
+def chosen_device(
+    monkeypatch: pytest.MonkeyPatch, local_rank: str, visible: int
+) -> tuple[torch.device, list[torch.device]]:
+    """Return the device of a process that sees so many GPUs, and what it made its current one."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    set_all(monkeypatch, {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": local_rank})
+    return process_group.device(), current
+
+
+@pytest.mark.parametrize(("local_rank", "visible", "index"), [("2", 4, 2), ("3", 1, 0)])
+def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, local_rank: str, visible: int, index: int
+) -> None:
+    own = torch.device("cuda", index)
+    assert chosen_device(monkeypatch, local_rank, visible) == (own, [own])
+
+
+def test_more_processes_than_visible_gpus_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with refused("LOCAL_RANK", "LOCAL_RANK=2", "2 GPUs", "at most 2 processes") as raised:
+        chosen_device(monkeypatch, "2", 2)
+    assert "\n" not in str(raised.value) and raised.value.exit_code == 2
 
 
 @pytest.mark.slow
