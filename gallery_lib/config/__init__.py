@@ -65,8 +65,8 @@ class TrainConfig:
     data_dir: str | None = None
     """Data folder. Default: the mock data that prepare.sh makes. Image classifiers get an output
     for each class of the folder; without a folder they have ImageNet's 1000."""
-    workers: int = option(1, minimum=0)
-    """Data-loading processes per training process. On a CPU they share the cores with it."""
+    workers: int | None = option(None, minimum=0)
+    """Data-loading processes per process. Default: 1; on a GPU cores / processes - 1, up to 16."""
     threads: int | None = None
     """CPU threads per process. Default: cores / processes on this host."""
     rank_timeout: float = option(120.0, minimum=5)
@@ -332,7 +332,7 @@ class BenchConfig:
     sequence_length: int | None = option(None, minimum=8)
     """Tokens or frames per sample. Default: the profile's."""
     workers: int | None = option(None, minimum=0)
-    """Data-loading processes per training process. Default: 1; on a GPU one per core, up to 16."""
+    """Data-loading processes per training process. Default: that of a training."""
     threads: int | None = None
     """CPU threads per process. Default: all cores."""
     rounds: int | None = option(None, minimum=4)

@@ -116,9 +116,6 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
     on_cuda = hardware.device_type() == "cuda"
     full = config.profile == "full" or (config.profile == "auto" and on_cuda)
     values: dict[str, Any] = dict(task.full if full else task.quick)
-    if on_cuda:
-        # One process reads a few hundred images a second, and a GPU trains on thousands.
-        values["workers"] = min(hardware.cores(), 16)
     if config.profile == "large":
         values |= _large(task)
     of_run, of_turns = (

@@ -174,6 +174,8 @@ def conditions_line(comparison: Comparison) -> str:
     pair = " and ".join(dict.fromkeys(map(precision, comparison.variants.values())))
     processes = f"{r.world_size} process{'' if r.world_size == 1 else 'es'}"
     threads = f"{r.config['threads']} thread{'' if r.config['threads'] == 1 else 's'}"
+    if (workers := r.config["workers"]) > 1:
+        threads += f" and {workers} that load data"
     return (
         f"{task_name(r.task)}, {pair}, {batch(r)}, {processes} × {threads}; "
         f"baseline: PyTorch eager, default layout and allocator. {hardware.describe(r.environment)}"

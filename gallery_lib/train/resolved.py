@@ -32,6 +32,7 @@ class ResolvedConfig(TrainConfig):
     batch_size: int
     lr: float
     weight_decay: float
+    workers: int
     threads: int
     run_dir: str
 
@@ -39,6 +40,19 @@ class ResolvedConfig(TrainConfig):
 def threads_of(config: TrainConfig, local_processes: int) -> int:
     """Return the CPU threads of each process; `local_processes` share this host's cores."""
     return config.threads or max(1, hardware.cores() // local_processes)
+
+
+_MOST_WORKERS = 16
+
+
+def workers_of(config: TrainConfig, local_processes: int) -> int:
+    """Return the loading processes of each training process.
+
+    One reads a few hundred images a second, and a GPU trains on thousands.
+    """
+    if config.workers is not None or hardware.device_type() != "cuda":
+        return 1 if config.workers is None else config.workers
+    return max(1, min(hardware.cores() // local_processes - 1, _MOST_WORKERS))
 
 
 def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> ResolvedConfig:
@@ -73,6 +87,7 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
         "weight_decay": (
             default.weight_decay if config.weight_decay is None else config.weight_decay
         ),
+        "workers": workers_of(config, local_processes),
         "threads": threads_of(config, local_processes),
         "run_dir": config.run_dir or run_dir,
     }

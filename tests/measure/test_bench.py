@@ -21,6 +21,7 @@ from gallery_lib.measure.bench_result import (
     read_bench,
 )
 from gallery_lib.system import hardware
+from gallery_lib.train.resolved import resolve
 
 TINY, FAILING, WRONG_BASELINE = (
     f"{tiny_task.__file__}:{name}" for name in ("TASK", "FAILING_ACCELERATED", "WRONG_EAGER_O1")
@@ -216,14 +217,24 @@ def test_a_waterfall_adds_one_technique_after_another() -> None:
     assert all(why.startswith("does not apply: ") for why in plan.absent.values())
 
 
+@pytest.mark.parametrize(
+    ("device", "asked", "processes", "workers"),
+    [
+        ("cpu", None, 1, 1), ("cuda", None, 1, 11), ("cuda", None, 4, 2), ("cuda", None, 12, 1),
+        ("cuda", 3, 1, 3), ("cuda", 0, 1, 0),
+    ],
+)  # fmt: skip
 def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: int | None, processes: int, workers: int
 ) -> None:
     monkeypatch.setattr(hardware, "cores", lambda: 12)
-    for device, asked, workers in (("cpu", None, 1), ("cuda", None, 12), ("cuda", 3, 3)):
-        monkeypatch.setattr(hardware, "device_type", lambda device=device: device)
-        plan = bench_plan(TINY, BenchConfig(amp_level="O0", workers=asked))
-        assert plan.config.workers == workers
+    monkeypatch.setattr(hardware, "device_type", lambda: device)
+    plan = bench_plan(TINY, BenchConfig(amp_level="O0", workers=asked))
+    config = resolve(plan.config, local_processes=processes, run_dir="")
+    assert (plan.config.workers, config.workers) == (asked, workers)
+    monkeypatch.setattr(hardware, "cores", lambda: 96)
+    most = resolve(plan.config, local_processes=1, run_dir="").workers
+    assert most == (16 if (device, asked) == ("cuda", None) else workers)
 
 
 def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:

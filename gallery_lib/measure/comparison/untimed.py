@@ -116,6 +116,7 @@ def reference_config(config: TrainConfig, parity_steps: int) -> TrainConfig:
         lr_schedule_steps=schedule_steps,
         warmup_steps=0,
         evaluate=False,
+        workers=1 if config.workers is None else config.workers,  # for a few batches
     )
 
 
