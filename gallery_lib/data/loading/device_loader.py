@@ -221,6 +221,16 @@ def _is_plain(batch: Any) -> bool:
     return not objects and all(type(t) is Tensor and t.layout is torch.strided for t in tensors)
 
 
+@functools.cache
+def _stream_of_copies(device_index: int) -> torch.cuda.Stream:
+    """Return the stream on which batches are copied to a device, by all passes of this process.
+
+    torch's allocator keeps freed memory for the stream that had it, so each further stream would
+    have device memory of its own.
+    """
+    return torch.cuda.Stream(device_index)
+
+
 class CopiedAhead:
     """Iterator over `batches` on the CUDA `device`, up to `depth` of them copied before their use.
 
@@ -229,7 +239,8 @@ class CopiedAhead:
 
     def __init__(self, batches: Iterator[Any], device: torch.device, depth: int) -> None:
         self._batches, self._device, self._depth = batches, device, depth
-        self._stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device):
+            self._stream = _stream_of_copies(torch.cuda.current_device())
         self._waiting: deque[tuple[Any, Any, Exception | None]] = deque()
         self._ended = False
 
