@@ -1,12 +1,13 @@
 """Time the own CUDA kernels on a GPU, beside torch and a copy of as many bytes.
 
     python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
-    python3 benchmarks/kernels.py --only "AdamW, ResNet-50"
+    python3 benchmarks/kernels.py --only "AdamW, ResNet-50" --host
 
 Each kernel takes turns with torch eager, torch.compile where it is a rival, and a copy of as many
 bytes as the kernel has to move, which is the floor. Whether they are right is what the tests marked
 `gpu` check, also under compute-sanitizer: `compute-sanitizer --tool memcheck python -m pytest -n 0
--m gpu tests/kernels`. Without a CUDA device the exit code is 2.
+-m gpu tests/kernels`. With `--host` the seconds are those that the host takes to queue a call.
+Without a CUDA device the exit code is 2.
 
 A case is built where it is to run, and at a small size for the tests. Two calls with the same state
 give the same values on all sides (tests/project/test_benchmarks.py). The sizes are those of
@@ -19,6 +20,7 @@ import dataclasses
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +40,7 @@ from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.image_batch import prepare_images
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim import sync_free
+from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.stats import percentiles, ratio_of_medians
 
 Call = Callable[[], Any]
@@ -182,22 +185,19 @@ def optimizer_step(name: str, architecture: str, device: torch.device, small: bo
     mine, theirs = (_parameters(architecture, device, small) for _ in range(2))
     optimizer = getattr(sync_free, name)(mine, **arguments)
     torchs = torchs_form(theirs, **arguments, **torchs_arguments)
-    optimizer.grad_scale = torch.ones((), device=device)
 
-    def ours() -> list[Tensor]:
-        gradients = [parameter.grad for parameter in mine]
-        optimizer.found_inf = gradient_statistics.gradient_statistics(gradients)[1]
-        optimizer.step()
-        return mine
+    def stepping(optimizer: torch.optim.Optimizer, kind: type[torch.amp.GradScaler]) -> Call:
+        scaler = kind(device.type, init_scale=1.0, growth_interval=10**9)
+        scaler.scale(torch.ones((), device=device))
 
-    scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=10**9)
-    scaler.scale(torch.ones((), device=device))
+        def step() -> list[Tensor]:
+            scaler.step(optimizer)
+            scaler.update()
+            return optimizer.param_groups[0]["params"]
 
-    def eager() -> list[Tensor]:
-        scaler.step(torchs)
-        scaler.update()
-        return theirs
+        return step
 
+    ours, eager = stepping(optimizer, GradScaler), stepping(torchs, torch.amp.GradScaler)
     bytes_moved = bytes_per_element * sum(parameter.numel() for parameter in mine)
     return Case(ours, eager, bytes_moved, aim)
 
@@ -281,8 +281,19 @@ CALLS = 5
 """Calls of each candidate in a round."""
 
 
-def timed(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
-    """Return the seconds of each candidate over the rounds, with ratios."""
+def queued(call: Call, calls: int, device: str) -> list[float]:
+    """Return the seconds that the host takes for each of so many calls to an idle device."""
+    seconds = []
+    for _ in range(calls):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def timed(case: Case, device: torch.device, rounds: int, *, host: bool = False) -> dict[str, Any]:
+    """Return the seconds of each candidate over the rounds, or those of the host, with ratios."""
     source = torch.zeros(max(case.bytes_moved // 2, 1), dtype=torch.uint8, device=device)
     copy = partial(torch.empty_like(source).copy_, source)
     candidates: dict[str, Call] = {"ours": case.ours, "eager": case.eager, "copy": copy}
@@ -292,7 +303,8 @@ def timed(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
             call()
 
     def turn(name: str) -> list[float]:
-        return figures_file.seconds_of_calls(candidates[name], CALLS, device.type)
+        seconds = queued if host else figures_file.seconds_of_calls
+        return seconds(candidates[name], CALLS, device.type)
 
     rows = figures_file.in_turns(candidates, rounds, turn)
     ratios = {
@@ -320,6 +332,7 @@ def run() -> int:
     """Time, print and write; return the exit code."""
     parser = figures_file.parser(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in their name")
+    parser.add_argument("--host", action="store_true", help="the seconds of the host alone")
     figures_file.add_numbers(parser, rounds=(20, "turns of each; more narrow the intervals"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -329,7 +342,8 @@ def run() -> int:
     if reason := usage.reason_not_launched(device):
         raise InputError(f"own kernels do not run on this device: {reason}. Nothing was run.")
     for name in (name for name in CASES if arguments.only in name):
-        found[name] = timed(CASES[name](device, False), device, arguments.rounds)
+        case = CASES[name](device, False)
+        found[name] = timed(case, device, arguments.rounds, host=arguments.host)
         torch.cuda.empty_cache()
         figures_file.show(rows_of({name: found[name]}))
         figures_file.write(arguments.out, {"kernels": found}, "CUDA kernels", rows_of(found))

@@ -18,16 +18,19 @@ from gallery_lib.kernels.runtime.launch import (
     ELEMENTS,
     LONG,
     POINTER,
-    enqueue,
+    Launch,
+    defines_of,
+    filled,
     is_dense,
     packed,
+    run,
     structure,
     tensor_list,
+    tensors_of_a_launch,
 )
 from gallery_lib.kernels.runtime.operators import register
 
 _SOURCE = "gradient_statistics.cu"
-_Squares = structure(tensors=tensor_list(1), partial=POINTER)
 _Finish = structure(partial=POINTER, count=LONG, norm=POINTER, found_inf=POINTER)
 
 
@@ -51,22 +54,24 @@ def _device(gradients: Sequence[Tensor]) -> torch.device | None:
 
 
 def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    first = gradients[0]
+    first, tensors = gradients[0], tensors_of_a_launch(gradients[0].device)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
     parts = [
-        (part[0], packing, blocks)
-        for part in ([g for g in dense if g.dtype is dtype] for dtype in ELEMENTS)
-        for packing, _, blocks in packed([part])
+        (dtype, packing, blocks)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in dense)
+        for packing, blocks in packed([[g for g in dense if g.dtype is dtype]], tensors)
     ]
     count = sum(blocks for *_, blocks in parts)
     partial = first.new_empty(count, dtype=torch.float64)
     norm, found_inf = (first.new_empty((), dtype=torch.float32) for _ in range(2))
-    before = 0
-    for like, packing, blocks in parts:
-        values = (packing, partial.data_ptr() + 8 * before)
-        enqueue(_SOURCE, "sum_squares", like, blocks, _Squares, *values)
-        before += blocks
-    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, partial, count, norm, found_inf)
+    squares = structure(tensors=tensor_list(1, tensors), partial=POINTER)
+    address = partial.data_ptr()
+    for dtype, packing, blocks in parts:
+        defines, arguments = defines_of(dtype, tensors), filled(squares, packing, address)
+        run(Launch(_SOURCE, "sum_squares", defines, blocks, arguments), first.device)
+        address += 8 * blocks
+    finish = filled(_Finish, partial, count, norm, found_inf)
+    run(Launch(_SOURCE, "finish_norm", defines, 1, finish), first.device)
     return norm, found_inf
 
 

@@ -23,12 +23,16 @@ from gallery_lib.kernels.runtime.launch import (
     DOUBLE,
     INT,
     POINTER,
+    Launch,
+    defines_of,
     each,
-    enqueue,
+    filled,
     laid_out_as,
     packed,
+    run,
     structure,
     tensor_list,
+    tensors_of_a_launch,
 )
 from gallery_lib.kernels.runtime.operators import kernel_device, register
 
@@ -195,9 +199,9 @@ COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
 
 def _columns(
     rule: str, states: list[Tensor], present: list[int], count: int
-) -> list[Sequence[Tensor | None]]:
+) -> list[Sequence[Tensor] | None]:
     """Return the states of `count` tensors in columns; absent ones are None."""
-    columns: list[Sequence[Tensor | None]] = [[None] * count] * STATES[rule]
+    columns: list[Sequence[Tensor] | None] = [None] * STATES[rule]
     for place, k in enumerate(present):
         columns[k] = states[place * count : (place + 1) * count]
     return columns
@@ -237,7 +241,7 @@ def _reference(
         step = steps[i] if steps else None
         if step is not None:
             step.add_(1 if skip is None else (~skip).to(step.dtype))
-        old_states = [column[i] for column in columns]
+        old_states = [None if column is None else column[i] for column in columns]
         given = [None if state is None else state.to(wide) for state in old_states]
         scaled = gradient.to(wide) * factor
         new_weight, new_states = RULES[rule](weight.to(wide), scaled, given, step, lr, h)
@@ -250,13 +254,12 @@ def _reference(
 # --------------------------------------------------------------------------------------------------
 # The kernels.
 
-_StepArguments = structure(
-    tensors=tensor_list(6),  # weight, gradient, three states, step
-    **each(POINTER, "gradient_scale found_inf learning_rate_on_device"),
-    **each(POINTER, "partial trust_ratio"),
+_ARGUMENTS = {
+    **each(POINTER, "gradient_scale found_inf learning_rate_on_device partial trust_ratio"),
     **each(DOUBLE, "learning_rate weight_decay beta1 beta2 log_beta1 log_beta2 epsilon momentum"),
-    flags=INT,
-)
+    "flags": INT,
+}
+"""Arguments behind the list of tensors: weight, gradient, three states, step."""
 
 
 def _kernel(
@@ -270,13 +273,15 @@ def _kernel(
 ) -> None:
     *scalars, numbers, switches = rest
     h, first = _hyperparameters(numbers, switches), weights[0]
-    absent: list[Tensor | None] = [None] * len(weights)
-    of_states = [*_columns(rule, states, present, len(weights)), absent, absent][:3]
-    columns = [weights, laid_out_as(weights, gradients), *of_states, steps or absent]
+    of_states = [*_columns(rule, states, present, len(weights)), None, None][:3]
+    columns = [weights, laid_out_as(weights, gradients), *of_states, steps or None]
     logarithms = [math.log(beta) if beta > 0 else -math.inf for beta in (h.beta1, h.beta2)]
     rates = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
     flags = sum(1 << bit for bit, switch in enumerate(switches) if switch)
-    for packing, _, blocks in packed(columns):
+    tensors = tensors_of_a_launch(first.device)
+    kind = structure(tensors=tensor_list(len(columns), tensors), **_ARGUMENTS)
+    defines = defines_of(first.dtype, tensors)
+    for packing, blocks in packed(columns, tensors):
         partial = ratio = None
         launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", rule, blocks)]
         if rule == "lamb":
@@ -287,9 +292,9 @@ def _kernel(
                 ("lamb.cu", "lamb_trust_ratios", packing.count),
                 ("lamb.cu", "lamb_update", blocks),
             ]
-        values = (packing, *scalars, partial, ratio, *rates, flags)
+        arguments = filled(kind, packing, *scalars, partial, ratio, *rates, flags)
         for source, kernel, number in launches:
-            enqueue(source, kernel, first, number, _StepArguments, *values)
+            run(Launch(source, kernel, defines, number, arguments), first.device)
 
 
 register(

@@ -15,6 +15,7 @@ torch's class takes the step of a group with amsgrad, dampening, differentiable,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.optimizer_step import Hyperparameters, optimizer_step
-from gallery_lib.kernels.runtime.launch import is_dense, same_layout
+from gallery_lib.kernels.runtime.launch import is_dense, layouts, same_layout
 from gallery_lib.optim import torchs_step
 
 
@@ -31,6 +32,36 @@ def _hyperparameters(group: Mapping[str, Any], lr: float) -> Hyperparameters:
     names = ("weight_decay", "eps", "momentum", "nesterov", "decoupled_weight_decay", "maximize")
     options = {name: group[name] for name in names if name in group}
     return Hyperparameters(lr, beta1=beta1, beta2=beta2, **options)
+
+
+Group, Column = dict[str, Any], list[Tensor]
+_DTYPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "device", "layout"))
+_DTYPES, _STRIDED = {torch.float32, torch.float64}, {torch.strided}
+
+
+def _suit(parameters: Column, columns: list[Column]) -> bool:
+    """Return whether the kernels take these parameters with their gradients and states.
+
+    Whole columns are looked at, the gradients first: a step has hundreds of tensors.
+    """
+    dtypes, devices = list(map(_DTYPE, parameters)), list(map(_DEVICE, parameters))
+    if not _DTYPES.issuperset(dtypes):
+        return False
+    for column in columns:
+        if not _STRIDED.issuperset(map(_LAYOUT, column)):
+            return False
+        if list(map(_DTYPE, column)) != dtypes or list(map(_DEVICE, column)) != devices:
+            return False
+    addresses = [list(map(Tensor.data_ptr, column)) for column in (parameters, columns[0])]
+    if any(weight == gradient != 0 for weight, gradient in zip(*addresses, strict=True)):
+        return False
+    if not any(device.type == "cuda" for device in set(devices)):
+        return True
+    of_weights = layouts(parameters)
+    return all(map(is_dense, parameters)) and all(
+        layouts(column) == of_weights or all(map(same_layout, parameters, column))
+        for column in columns[1:]
+    )
 
 
 class SyncFree(torchs_step.PickledAsTorchs):
@@ -51,45 +82,39 @@ class SyncFree(torchs_step.PickledAsTorchs):
         """Return the keys of a parameter's state, in the rule's order; None for one not kept."""
         return ("exp_avg", "exp_avg_sq")
 
-    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
-        """Return whether the kernels can take the group's step with the present gradients."""
-        names = [name for name in self._state_names(group) if name is not None]
-        return (
-            self.offers(group)
-            and len(set(map(id, parameters))) == len(parameters)
-            and all(self._suits(p, names) for p in parameters)
-        )
+    def _takes(self, group: Group, parameters: Column, gradients: Column) -> bool:
+        """Return whether the kernels can take the group's step with these gradients."""
+        if not self.offers(group) or len(set(map(id, parameters))) < len(parameters):
+            return False
+        columns = [gradients]
+        for name in self._state_names(group):
+            if name is not None:
+                found = [(self.state.get(p) or {}).get(name) for p in parameters]
+                columns.append(
+                    [p if t is None else t for p, t in zip(parameters, found, strict=True)]
+                )
+        return _suit(parameters, columns)
 
-    def _suits(self, p: Tensor, names: Sequence[str]) -> bool:
-        grad, state = p.grad, self.state.get(p) or {}
-        assert grad is not None
-        tensors = [grad, *(state[name] for name in names if state.get(name) is not None)]
-        return (
-            p.dtype in (torch.float32, torch.float64)
-            and all(
-                t.layout is torch.strided and t.dtype is p.dtype and t.device == p.device
-                for t in tensors
-            )
-            and (not p.numel() or grad.data_ptr() != p.data_ptr())
-            and (not p.is_cuda or (is_dense(p) and all(same_layout(p, t) for t in tensors[1:])))
-        )
-
-    def _initialised(self, parameter: Tensor, names: Iterable[str | None]) -> dict[str, Any]:
-        """Return a parameter's state, with missing entries created.
+    def _initialised(
+        self, parameters: list[Tensor], names: Sequence[str | None], device: torch.device
+    ) -> list[dict[str, Any]]:
+        """Return the states of parameters on `device`, with missing entries created.
 
         The step count lies on the parameter's device, also when it comes from a checkpoint.
         """
         if not self._counts_steps and not any(names):
-            return {}  # as in torch, SGD without momentum keeps nothing
-        state = self.state[parameter]
-        if self._counts_steps:
-            step = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
-            if state.get("step") is not step or step.device != parameter.device:
-                state["step"] = step.to(parameter.device)
-        for name in names:
-            if name is not None and state.get(name) is None:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return state
+            return []  # as in torch, SGD without momentum keeps nothing
+        states = [self.state[p] for p in parameters]
+        for p, state in zip(parameters, states, strict=True):
+            if self._counts_steps:
+                step = state.get("step", 0.0)
+                here = isinstance(step, Tensor) and step.device == device
+                if not here or step.dtype is not torch.float32:
+                    state["step"] = torch.as_tensor(step, dtype=torch.float32).to(device)
+            for name in names:
+                if name is not None and state.get(name) is None:
+                    state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return states
 
     @torch._disable_dynamo  # below a compiled caller, too: Dynamo loses states of several groups
     @torch.no_grad()
@@ -100,14 +125,20 @@ class SyncFree(torchs_step.PickledAsTorchs):
         work = []
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            work.append((group, parameters, self._takes(group, parameters)))
-        for group, parameters, taken in work:
+            gradients = [p.grad for p in parameters]
+            taken = self._takes(group, parameters, gradients)
+            work.append((group, parameters, gradients, taken))
+        for group, parameters, gradients, taken in work:
             if not taken:
                 self._leave_to_torch(group, parameters, scale, found_inf)
                 continue
-            for device, dtype in dict.fromkeys((p.device, p.dtype) for p in parameters):
-                alike = [p for p in parameters if p.device == device and p.dtype == dtype]
-                self._step_alike(group, alike, device, scale, found_inf)
+            kinds = list(zip(map(_DEVICE, parameters), map(_DTYPE, parameters), strict=True))
+            for kind in dict.fromkeys(kinds):
+                alike = [
+                    [t for t, k in zip(column, kinds, strict=True) if k == kind]
+                    for column in (parameters, gradients)
+                ]
+                self._step_alike(group, *alike, kind[0], scale, found_inf)
         return loss
 
     def _leave_to_torch(
@@ -135,7 +166,8 @@ class SyncFree(torchs_step.PickledAsTorchs):
     def _step_alike(
         self,
         group: dict[str, Any],
-        parameters: list[Tensor],
+        parameters: Column,
+        gradients: Column,
         device: torch.device,
         scale: Tensor | None,
         found_inf: Tensor | None,
@@ -146,12 +178,12 @@ class SyncFree(torchs_step.PickledAsTorchs):
             return scalar.to(device=device, dtype=torch.float32, non_blocking=True)
 
         names, lr = self._state_names(group), group["lr"]
-        states = [self._initialised(parameter, names) for parameter in parameters]
+        states = self._initialised(parameters, names, device)
         on_device = isinstance(lr, Tensor) and lr.is_cuda  # reading it would wait
         optimizer_step(
             self._rule,
             parameters,
-            [p.grad.resolve_neg() for p in parameters if p.grad is not None],
+            list(map(Tensor.resolve_neg, gradients)),
             [None if name is None else [state[name] for state in states] for name in names],
             _hyperparameters(group, 0.0 if on_device else float(lr)),
             steps=[state["step"] for state in states] if self._counts_steps else (),
@@ -207,8 +239,8 @@ class LAMB(SyncFree):
         options = {"eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, {"lr": lr, "betas": betas, **options})
 
-    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
-        if not super()._takes(group, parameters):  # there is no class of torch's to leave it to
+    def _takes(self, group: Group, parameters: Column, gradients: Column) -> bool:
+        if not super()._takes(group, parameters, gradients):  # no class of torch's could
             raise InputError(
                 "LAMB steps distinct fp32 and fp64 parameters without gaps, whose gradients are "
                 "dense and in memory of their own.",

@@ -72,7 +72,7 @@ MUTATIONS = [
         "advance", "optimizers.cu", "advance(",
         "test_optimizer_step and (skip or every_element or more_tensors)",
         (" && !a.skips())", ")"),
-        ("threadIdx.x < a.tensors.count", "threadIdx.x + 1 < a.tensors.count"),
+        ("tensor = threadIdx.x;", "tensor = threadIdx.x + 1;"),
         ("+= 1.0f", "+= 2.0f"),
     ),
     *_mutations(

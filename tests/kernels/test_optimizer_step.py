@@ -10,7 +10,7 @@ from cuda_on_host import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.optimizer_cases import BY_NAME, CASES, Case, bounds, step_of
-from kernels.ways import KERNELS, OnHost, tensors_in
+from kernels.ways import KERNELS, OnDevice, OnHost, tensors_in
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -20,7 +20,7 @@ from gallery_lib.kernels.optimizer_step import (
     Hyperparameters,
     optimizer_step,
 )
-from gallery_lib.kernels.runtime.launch import ELEMENTS
+from gallery_lib.kernels.runtime.launch import ELEMENTS, FEW_TENSORS, MANY_TENSORS
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 
@@ -92,10 +92,18 @@ def test_a_skipped_step_changes_no_bit(way, case, dtype):
         assert torch.equal(now.view(torch.uint8), old.view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("way", "tensors"),
+    [
+        pytest.param(OnHost, 2 * FEW_TENSORS + 4, id="host"),
+        pytest.param(OnDevice, MANY_TENSORS + 4, id="device", marks=pytest.mark.gpu),
+    ],
+)
 @EACH_CASE
-def test_more_tensors_than_fit_one_launch_and_a_learning_rate_on_the_device(case):
-    device, rate = OnHost(), case.hyperparameters.lr
-    arguments = step_of(case, [1 + i % 5 for i in range(100)], device=device, learning_rate=rate)
+def test_more_tensors_than_fit_one_launch_and_a_learning_rate_on_the_device(case, way, tensors):
+    device, rate = way(), case.hyperparameters.lr
+    sizes = [1 + i % 5 for i in range(tensors)]
+    arguments = step_of(case, sizes, device=device, learning_rate=rate)
     expected = exact((*arguments[:8], None, *arguments[9:]))
     arguments[9][NUMBERS.index("lr")] = 1e9
     device.call("optimizer_step_", *arguments)

@@ -3,8 +3,8 @@
 
 // Before the step, once for each launch: counts a step that is done.
 extern "C" __global__ void __launch_bounds__(THREADS) advance(const __grid_constant__ StepArguments a) {
-    if (threadIdx.x < a.tensors.count && a.has(STEP, threadIdx.x) && !a.skips())
-        *static_cast<float*>(a.tensors.pointers[STEP][threadIdx.x]) += 1.0f;
+    for (unsigned tensor = threadIdx.x; tensor < a.tensors.count; tensor += THREADS)
+        if (a.has(STEP, tensor) && !a.skips()) *static_cast<float*>(a.tensors.pointers[STEP][tensor]) += 1.0f;
 }
 
 // State 0: momentum buffer, null without momentum. It starts at 0, which gives the first step that torch takes.

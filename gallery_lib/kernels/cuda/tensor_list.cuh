@@ -3,7 +3,9 @@
 // elements of one tensor; tensor t has the blocks from first_block[t] to first_block[t + 1]. Empty tensors have none.
 #pragma once
 
-constexpr int TENSORS = 48;    // of one launch: 4096 bytes of arguments are what every device takes
+#ifndef TENSORS
+#define TENSORS 48             // of one launch: 4096 bytes of arguments are what every device takes; most take more
+#endif
 constexpr int CHUNK = 8192;    // a multiple of all vectors, so that alignment is the same in every chunk of a tensor
 constexpr int THREADS = 256;
 

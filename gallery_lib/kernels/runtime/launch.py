@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import GalleryError
-from gallery_lib.kernels.runtime.nvrtc import Defines, compiled
+from gallery_lib.kernels.runtime.nvrtc import Defines, compiled, versions
 
 THREADS = 256
 """Threads of a block in all kernels; the sources are written for this number."""
@@ -36,10 +37,13 @@ ELEMENTS: dict[torch.dtype, Defines] = {
 """Defines of every source for elements of a dtype."""
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 FLOAT, DOUBLE = ctypes.c_float, ctypes.c_double
-TENSORS, CHUNK = 48, 8192
-"""TENSORS: the most tensors of a launch. CHUNK: elements of a tensor that one block works on."""
+CHUNK = 8192
+"""Elements of a tensor that one block works on."""
+FEW_TENSORS, MANY_TENSORS = 48, 512
+"""The most tensors of a launch that takes 4096 bytes of arguments, or 32,764."""
 
 
+@functools.cache
 def structure(**fields: type) -> type[ctypes.Structure]:
     """Return the ctypes class of a structure with these fields, in their order."""
     return type("Arguments", (ctypes.Structure,), {"_fields_": list(fields.items())})
@@ -165,12 +169,34 @@ def enqueue(
 
 
 @functools.cache
-def tensor_list(lists: int) -> type[ctypes.Structure]:
-    """Return the ctypes class of `TensorList<lists>`."""
+def tensors_of_a_launch(device: torch.device) -> int:
+    """Return the most tensors of a launch on `device`.
+
+    Launches take 32,764 bytes of arguments from sm_70 on, by driver and NVRTC of CUDA 12.1 or
+    later, and 4096 elsewhere.
+    """
+    if device.type != "cuda":
+        return FEW_TENSORS
+    from cuda.bindings import driver
+
+    _, of_driver = driver.cuDriverGetVersion()
+    of_nvrtc = tuple(map(int, versions()["nvrtc"].split(".")))
+    many = architecture(device) >= 70 and of_driver >= 12010 and of_nvrtc >= (12, 1)
+    return MANY_TENSORS if many else FEW_TENSORS
+
+
+def defines_of(dtype: torch.dtype, tensors: int) -> Defines:
+    """Return the defines of a source that takes lists of so many tensors of a dtype."""
+    return (*ELEMENTS[dtype], ("TENSORS", str(tensors)))
+
+
+@functools.cache
+def tensor_list(lists: int, tensors: int) -> type[ctypes.Structure]:
+    """Return the ctypes class of `TensorList<lists>` for so many tensors of a launch."""
     fields = [
-        ("pointers", ctypes.c_void_p * TENSORS * lists),
-        ("sizes", ctypes.c_longlong * TENSORS),
-        ("first_block", ctypes.c_uint * (TENSORS + 1)),
+        ("pointers", ctypes.c_void_p * tensors * lists),
+        ("sizes", ctypes.c_longlong * tensors),
+        ("first_block", ctypes.c_uint * (tensors + 1)),
         ("count", ctypes.c_uint),
     ]
     return type(f"TensorList{lists}", (ctypes.Structure,), {"_fields_": fields})
@@ -189,11 +215,18 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
     return one.numel() <= 1 or all(a == b for size, a, b in strides if size > 1)
 
 
+def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+    """Return strides and sizes of all tensors, in lists that are fast to make and to compare."""
+    return list(map(Tensor.stride, tensors)), list(map(Tensor.size, tensors))
+
+
 def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Tensor]:
     """Return the column with every tensor in its weight's memory layout.
 
     A tensor with another layout is replaced by a copy.
     """
+    if layouts(weights) == layouts(column):
+        return list(column)
     return [
         tensor if same_layout(weight, tensor) else torch.empty_like(weight).copy_(tensor)
         for weight, tensor in zip(weights, column, strict=True)
@@ -205,7 +238,7 @@ def is_dense(tensor: Tensor) -> bool:
 
     The dimensions may be in any order (channels_last, for instance).
     """
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
         return True
     expected = 1
     for stride, size in sorted(
@@ -220,26 +253,24 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def packed(
-    columns: Sequence[Sequence[Tensor | None]],
-) -> Iterator[tuple[ctypes.Structure, slice, int]]:
-    """Yield (structure, slice of the tensors, blocks) for each launch.
+    columns: Sequence[Sequence[Tensor] | None], tensors: int
+) -> Iterator[tuple[ctypes.Structure, int]]:
+    """Yield (structure, blocks) for each launch of at most `tensors` tensors.
 
-    `columns[0]` gives the sizes; None becomes a null pointer.
+    `columns[0]` gives the sizes; None becomes null pointers. Values go in by slices: hundreds of
+    tensors are packed anew each step, since gradients get new addresses.
     """
-    structure = tensor_list(len(columns))
-    count = len(columns[0])
-    for begin in range(0, count, TENSORS):
-        part = slice(begin, min(begin + TENSORS, count))
-        packing = structure()
-        packing.count = part.stop - part.start
-        blocks = 0
-        for place, index in enumerate(range(part.start, part.stop)):
-            for pointers, column in zip(packing.pointers, columns, strict=True):
-                tensor = column[index]
-                pointers[place] = None if tensor is None else tensor.data_ptr()
-            size = columns[0][index].numel()  # type: ignore[union-attr]
-            packing.sizes[place] = size
-            packing.first_block[place] = blocks
-            blocks += -(-size // CHUNK)
-        packing.first_block[packing.count] = blocks
-        yield packing, part, blocks
+    kind = tensor_list(len(columns), tensors)
+    addresses = [column and list(map(Tensor.data_ptr, column)) for column in columns]
+    sizes = list(map(Tensor.numel, columns[0] or ()))
+    for begin in range(0, len(sizes), tensors):
+        part = slice(begin, begin + tensors)
+        packing, of_part = kind(), sizes[part]
+        first_block = [0, *itertools.accumulate(-(-size // CHUNK) for size in of_part)]
+        packing.count = count = len(of_part)
+        packing.sizes[:count] = of_part
+        packing.first_block[: count + 1] = first_block
+        for pointers, column in zip(packing.pointers, addresses, strict=True):
+            if column:
+                pointers[:count] = column[part]
+        yield packing, first_block[-1]

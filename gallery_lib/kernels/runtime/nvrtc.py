@@ -123,27 +123,28 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
 
 
 def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> Compiled:
-    from cuda.core import Program, ProgramOptions
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    headers = find_nvidia_header_directory("cudart")
-    if headers is None:
-        raise CompilationFailed(
-            "the CUDA headers (cuda_fp16.h) were not found. They are in the package "
-            "nvidia-cuda-runtime."
-        )
-    options = ProgramOptions(
-        name=source,
-        arch=f"sm_{architecture}",
-        include_path=[str(folder), headers],
-        define_macro=list(defines) or None,
-        **_OPTIONS,
-    )
     log = io.StringIO()
     text = source_with_includes(source, folder)[source]
     try:
+        from cuda.core import Program, ProgramOptions
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        headers = find_nvidia_header_directory("cudart")
+        if headers is None:
+            raise FileNotFoundError(
+                "the CUDA headers (cuda_fp16.h) were not found. They are in the package "
+                "nvidia-cuda-runtime."
+            )
+        options = ProgramOptions(
+            name=source,
+            arch=f"sm_{architecture}",
+            include_path=[str(folder), headers],
+            define_macro=list(defines) or None,
+            **_OPTIONS,
+        )
         code = Program(text, "c++", options).compile("cubin", logs=log)
-    except Exception as error:  # cuda-core's NVRTCError is private
+    # cuda-core's NVRTCError is private, and other releases know other options.
+    except Exception as error:
         raise CompilationFailed(
             f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}"
         ) from error

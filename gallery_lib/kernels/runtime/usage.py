@@ -15,6 +15,7 @@ nothing to announce.
 from __future__ import annotations
 
 import functools
+import textwrap
 import warnings
 
 import torch
@@ -48,12 +49,13 @@ def reason_not_launched(device: torch.device) -> str | None:
 
 @functools.cache
 def _cannot_compile(architecture: int) -> str | None:
+    """Return why kernels cannot be compiled, in one line; None: one has been."""
     try:
-        known = nvrtc.supported_architectures()
+        if architecture not in nvrtc.supported_architectures():
+            return f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}"
+        launch.compiled("image_batch.cu", launch.ELEMENTS[torch.float32], architecture)
     except GalleryError as error:
-        return str(error)
-    if architecture not in known:
-        return f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}"
+        return textwrap.shorten(str(error), 300)
     return None
 
 
