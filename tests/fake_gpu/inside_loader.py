@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,29 @@ def test_batches_are_those_of_the_loader_though_memory_is_used_again(prefetch, k
     found = torch.stack(results).cpu()
     expected = torch.stack([used(each) for each in VALUES.split(SAMPLES)])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_may_be_used_on_a_stream_of_the_callers_own(seed):
+    """The order of copies and their use is drawn."""
+    work.LIBRARY.fake_gpu_order(f"random:{seed}".encode())
+    try:
+        with work.on_a_side_stream(DEVICE):
+            found = torch.stack([used(batch) for batch in device_loader(2, "as they are")])
+        found = found.cpu()
+    finally:
+        work.LIBRARY.fake_gpu_order(os.environ["FAKE_GPU_ORDER"].encode())
+    expected = torch.stack([used(each) for each in VALUES.split(SAMPLES)])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+
+
+def test_all_passes_copy_to_the_same_memory():
+    loader, reserved = device_loader(2, "as they are"), []
+    for _ in range(5):
+        results = [used(batch) for batch in loader]
+        torch.stack(results).cpu()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[1:] == reserved[1:2] * 4
 
 
 def test_the_host_does_not_wait_for_the_device():

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tiny_task
 import torch
-import torch.distributed as dist
 from fake_gpu import plugin, work
 from stand_in_compilers import leave_eager
 
+from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.compiler import backend
 from gallery_lib.config import Comm
@@ -64,9 +64,10 @@ def record(file: Path, run_dir: str) -> None:
 def average() -> bool:
     """Try every way; return whether all were right on this rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl")
+    process_group.ensure_initialized()
+    device = process_group.device()
+    own = torch.device("cuda", rank if torch.cuda.device_count() > 1 else 0)
+    assert (device, plugin.devices_of_groups) == (own, [own]), (device, plugin.devices_of_groups)
     batches = torch.randn(world, 8, 40, generator=torch.Generator().manual_seed(1))
     of_ranks = [gradients(copy.deepcopy(model()), batch) for batch in batches]
     mean = [sum(each) / world for each in zip(*of_ranks, strict=True)]
@@ -83,7 +84,7 @@ def average() -> bool:
         wrong += not right
         if rank == 0 or not right:
             print(f"{name}: relative error {error:.1e}{'' if right else ' FAILED'}", flush=True)
-    dist.destroy_process_group()
+    process_group.leave()
     return wrong == 0
 
 

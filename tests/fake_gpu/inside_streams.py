@@ -23,6 +23,12 @@ two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FA
 DEVICE = torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def kernels_on(monkeypatch):
+    monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
+    monkeypatch.setenv("GALLERY_KERNELS", "1")
+
+
 @pytest.fixture
 def ordered():
     """Set the order of the streams' work within a test; the process's own comes back."""
@@ -157,6 +163,23 @@ def test_a_kernel_goes_to_its_tensors_device():
     norm, _ = gradient_statistics([values.to("cuda:1")])
     assert torch.cuda.current_device() == 0 and norm.device.index == 1
     torch.testing.assert_close(norm.cpu(), values.norm())
+
+
+@two_devices
+def test_kernels_are_compiled_for_the_device_of_their_tensors(monkeypatch):
+    compiled, asked = launch.compiled, []
+
+    def noted(source: str, defines: object, architecture: int) -> object:
+        asked.append(architecture)
+        return compiled(source, defines, architecture)
+
+    monkeypatch.setattr(launch, "compiled", noted)
+    for cached in (launch._launcher, launch.architecture):
+        cached.cache_clear()
+    for number in range(2):
+        gradient_statistics([torch.ones(64, device=f"cuda:{number}")])
+    of_devices = [int(text) for text in os.environ["FAKE_GPU_ARCHITECTURES"].split(",")]
+    assert len(set(of_devices)) == 2 and list(dict.fromkeys(asked)) == of_devices
 
 
 def launch_of_packing(gradient: torch.Tensor) -> launch.Launch:

@@ -24,12 +24,14 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, LOADER = ("inside_steps.py",), ("inside_loader.py",)
+OPTIMIZERS = ("inside_optimizers.py",)
 KERNELS = ("../kernels/test_compression.py", "-m", "gpu")
 STATISTICS = ("../kernels/test_cuda_operators.py", "-m", "gpu")
 RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
 
 
 LOADING = "data/loading/device_loader.py"
+GROUP = "comm/process_group.py"
 LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/reducer.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
 CAPTURED = "compiler/backend.py"
@@ -37,6 +39,9 @@ FAULTS = [
     Fault("a dropped record_stream", LOADING,
           "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
           "        pass\n", LOADER),
+    Fault("a record_stream of the device's own stream", LOADING,
+          "tensor.record_stream(torch.cuda.current_stream(tensor.device))",
+          "tensor.record_stream(torch.cuda.default_stream(tensor.device))", LOADER),
     Fault("a dropped wait for the copy", LOADING,
           "            torch.cuda.current_stream(self._device).wait_event(copied)\n", "", LOADER),
     Fault("the event is recorded before the copy", LOADING,
@@ -54,6 +59,14 @@ FAULTS = [
     Fault("a missing device guard", LAUNCH, "    if index != current:\n", "    if False:\n", STEPS),
     Fault("the guard takes the wrong device", LAUNCH,
           "with torch.cuda.device(index):", "with torch.cuda.device(0):", STEPS),
+    Fault("the architecture of the first device", LAUNCH,
+          "torch.cuda.get_device_capability(device)", "torch.cuda.get_device_capability(0)",
+          ("inside_streams.py",)),
+    Fault("arguments are long whatever the driver", LAUNCH,
+          "of_driver >= 12010", "of_driver", OPTIMIZERS),
+    Fault("step counts of the first block alone", "kernels/cuda/optimizers.cu",
+          "tensor < a.tensors.count; tensor += THREADS", "tensor < THREADS; tensor += THREADS",
+          OPTIMIZERS),
     Fault("one block too few", LAUNCH,
           "        launch.blocks,\n        torch._C",
           "        max(1, launch.blocks - 1),\n        torch._C",
@@ -74,14 +87,18 @@ FAULTS = [
     Fault("the reference stands in for the kernel", "kernels/runtime/operators.py",
           "if place is None or not usage.kernels_run(place):", "if True:", STEPS),
     Fault("a copy dies before its kernel runs", "kernels/gradient_statistics.py",
-          '    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, partial,',
+          '    finish = filled(_Finish, partial,',
           "    address = partial.data_ptr()\n    del partial\n"
           "    _next = torch.full((64,), -1.0, dtype=torch.float64, device=first.device)\n"
-          '    enqueue(_SOURCE, "finish_norm", parts[0][0], 1, _Finish, address,',
+          "    finish = filled(_Finish, address,",
           STATISTICS),
     Fault("the last part of the gradients is left out", "kernels/gradient_statistics.py",
-          "    for like, packing, blocks in parts:\n",
-          "    for like, packing, blocks in parts[1:]:\n", STATISTICS),
+          "    for dtype, packing, blocks in parts:\n",
+          "    for dtype, packing, blocks in parts[1:]:\n", STATISTICS),
+    Fault("every rank takes the first device", GROUP,
+          'torch.device("cuda", index)\n', 'torch.device("cuda", 0)\n', RANKS),
+    Fault("a group without its device", GROUP,
+          "        device_id=own_device if over_nccl else None,\n", "", RANKS),
     Fault("the channel does not wait for the gradients", CHANNEL,
           "        self._stream.wait_stream(torch.cuda.current_stream())\n", "", RANKS),
     Fault("nobody waits for the channel", CHANNEL,
@@ -114,6 +131,14 @@ FAULTS = [
           "[p for p in model.parameters() if p.requires_grad]  # frozen", GRAPHS),
     Fault("copies of gradients are kept alive", CAPTURED,
           "weakref.ref(p.grad)", "(lambda kept=p.grad: kept)", GRAPHS),
+    Fault("a stream for each pass", LOADING,
+          "_stream_of_copies(torch.cuda.current_device())", "torch.cuda.Stream(device)", LOADER),
+    Fault("states in another layout are taken", SYNC_FREE,
+          "layouts(column) == of_weights or all(map(same_layout, parameters, column))", "True",
+          OPTIMIZERS),
+    Fault("the device's random state is not saved", "data/loading/random_states.py",
+          '        states["cuda"] = torch.cuda.get_rng_state()\n', "        pass\n",
+          ("inside_checkpoint.py",)),
     Fault("the option for graphs is ignored", CAPTURED,
           " and options.cuda_graphs", "", GRAPHS),
 ]  # fmt: skip
@@ -128,7 +153,8 @@ path = f"tests/fake_gpu/{name}"
 if name == "inside_ranks.py":
     running.code_on_ranks(path, ranks=2, order=order)
 else:
-    running.pytest_on_device(path, "-x", "--tb=line", *options, order=order, devices=2)
+    device = {"order": order, "devices": 2, "architectures": "90,80"}
+    running.pytest_on_device(path, "-x", "--tb=line", *options, **device)
 """
 
 

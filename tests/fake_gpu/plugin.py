@@ -17,6 +17,8 @@ import pytest
 from gallery_lib.kernels.runtime import launch, nvrtc
 
 _WORD = "fake GPU: "  # kernels.cpp knows it
+devices_of_groups: list[object] = []
+"""What `device_id` each process group over NCCL was given in this process."""
 
 
 def _compiled(
@@ -44,7 +46,9 @@ def install() -> None:
 
     def with_gloo(backend: str | None = None, *arguments: object, **options: object) -> None:
         """Start gloo where NCCL is asked for, which needs a device."""
-        options.pop("device_id", None)
+        device = options.pop("device_id", None)
+        if backend == "nccl":
+            devices_of_groups.append(device)
         return begin("cpu:gloo,cuda:gloo" if backend == "nccl" else backend, *arguments, **options)
 
     dist.init_process_group = with_gloo

@@ -79,6 +79,7 @@ def environment(
     order: str = "late",
     devices: int = 1,
     memory_gib: float = 8,
+    architectures: str = "90",
     everywhere: bool = False,
     arithmetic: bool = True,
 ) -> dict[str, str]:
@@ -88,6 +89,7 @@ def environment(
         order: the order in which streams do their work: "late", "early" or "random:SEED".
         devices: the number of devices.
         memory_gib: memory of each, in GiB.
+        architectures: of the devices in their order, "90,80" say; others are of 90.
         everywhere: install the device in each process that imports torch, not only in those that
             call `plugin.install()`.
         arithmetic: let operators compute, and refuse kernels of torch that nothing stands in for.
@@ -109,6 +111,7 @@ def environment(
         "FAKE_GPU_ORDER": order,
         "FAKE_GPU_DEVICES": str(devices),
         "FAKE_GPU_MEMORY": str(int(memory_gib * 2**30)),
+        "FAKE_GPU_ARCHITECTURES": architectures,
         "FAKE_GPU_TORCH_KERNELS": "refuse" if arithmetic else "count",
         "FAKE_GPU_OWN_KERNELS": "run" if arithmetic else "count",
     }

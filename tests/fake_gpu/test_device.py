@@ -27,10 +27,10 @@ def in_orders(*drawn: int) -> pytest.MarkDecorator:
 @in_orders(1, 2, 4, 5, 6)
 def test_what_runs_inside(order):
     """One task of the gallery trains here; thorough tests have the others."""
-    names = ("streams", "loader", "steps", "graphs", "training")
+    names = ("streams", "loader", "steps", "optimizers", "checkpoint", "graphs", "training")
     files = [f"tests/fake_gpu/inside_{name}.py" for name in names]
     tasks = ("-k", "not inside_training or tts_angular")
-    pytest_on_device(*files, *tasks, order=order, devices=2)
+    pytest_on_device(*files, *tasks, order=order, devices=2, architectures="90,80")
 
 
 @pytest.mark.slow
@@ -55,6 +55,12 @@ def test_the_tasks_train_on_it_as_on_the_cpu():
 @in_orders(5)
 def test_two_ranks_average_their_gradients(order):
     printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", ranks=2, order=order)
+    assert "int8: relative error" in printed and "FAILED" not in printed
+
+
+@pytest.mark.slow
+def test_two_ranks_that_see_one_device_each_average_their_gradients():
+    printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", ranks=2, devices=1)
     assert "int8: relative error" in printed and "FAILED" not in printed
 
 

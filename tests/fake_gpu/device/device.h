@@ -64,12 +64,12 @@ struct Event {
 };
 
 constexpr const char* NAME = "Fake H100";
-constexpr int MAJOR = 9, MINOR = 0;
 
 extern std::recursive_mutex lock;  // of all that is declared here; never held while work runs
 
 int devices();
 int current_device();
+int architecture(int device);  // 90 for compute capability 9.0, unless FAKE_GPU_ARCHITECTURES says otherwise
 void make_current(int device);
 
 Stream* stream_of(void* handle);           // null and the special handles: that of the current device

@@ -18,6 +18,7 @@ std::vector<std::weak_ptr<Graph>> graphs;
 
 // Machine code as the test's plugin writes it: this word, then the path of the host's library.
 constexpr char OWN[] = "fake GPU: ";
+constexpr size_t MOST_ARGUMENTS = 32764;  // bytes, from sm_70 on
 
 struct Kernel {
     std::string name;
@@ -62,7 +63,7 @@ CUresult launch(Kernel* kernel, unsigned blocks, unsigned blocks_y, unsigned blo
                 kernel->name.c_str(), stream->device, current_device());
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    if (blocks > 2147483647u) return CUDA_ERROR_INVALID_VALUE;
+    if (blocks > 2147483647u || kernel->argument_bytes > MOST_ARGUMENTS) return CUDA_ERROR_INVALID_VALUE;
     if (!blocks || !blocks_y || !blocks_z || !threads || !threads_y || !threads_z)
         return CUDA_ERROR_INVALID_VALUE;
     static const char* own = getenv("FAKE_GPU_OWN_KERNELS");

@@ -68,8 +68,8 @@ API int nvmlDeviceGetName(uintptr_t, char* text, unsigned bytes) {
     snprintf(text, bytes, "%s", NAME);
     return DONE;
 }
-API int nvmlDeviceGetCudaComputeCapability(uintptr_t, int* major, int* minor) {
-    *major = MAJOR;
-    *minor = MINOR;
+API int nvmlDeviceGetCudaComputeCapability(uintptr_t device, int* major, int* minor) {
+    *major = architecture(static_cast<int>(device) - 1) / 10;
+    *minor = architecture(static_cast<int>(device) - 1) % 10;
     return DONE;
 }

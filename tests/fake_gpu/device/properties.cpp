@@ -16,6 +16,12 @@ size_t total_memory() {
 
 }  // namespace
 
+int fake::architecture(int device) {
+    const char* text = getenv("FAKE_GPU_ARCHITECTURES");  // of the devices in their order: 90,80
+    for (; text && device > 0; device--) text = strchr(text, ',') ? strchr(text, ',') + 1 : nullptr;
+    return text ? atoi(text) : 90;
+}
+
 API cudaError_t cudaGetDeviceCount(int* number) {
     note_use("driver");
     *number = devices();
@@ -31,13 +37,13 @@ API cudaError_t cudaSetDevice(int device) {
     make_current(device);
     return cudaSuccess;
 }
-API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* given, int) {
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* given, int device) {
     memset(given, 0, sizeof *given);
     note_use("properties");
     strcpy(given->name, NAME);
     given->totalGlobalMem = total_memory();
-    given->major = MAJOR;
-    given->minor = MINOR;
+    given->major = architecture(device) / 10;
+    given->minor = architecture(device) % 10;
     given->multiProcessorCount = PROCESSORS;
     given->sharedMemPerBlock = 48 << 10;
     given->sharedMemPerBlockOptin = 227 << 10;
@@ -58,7 +64,7 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* given, int) {
     given->unifiedAddressing = given->concurrentKernels = given->canMapHostMemory = 1;
     return cudaSuccess;
 }
-API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     static const std::map<int, int> known = {
         {cudaDevAttrMaxThreadsPerBlock, THREADS_OF_A_BLOCK},
         {cudaDevAttrMaxSharedMemoryPerBlock, 48 << 10},
@@ -74,12 +80,12 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
         {cudaDevAttrMemoryClockRate, 2619000},
         {cudaDevAttrGlobalMemoryBusWidth, 5120},
         {cudaDevAttrL2CacheSize, 50 << 20},
-        {cudaDevAttrComputeCapabilityMajor, 9},
-        {cudaDevAttrComputeCapabilityMinor, 0},
         {cudaDevAttrUnifiedAddressing, 1},
     };
     auto found = known.find(attribute);
     *value = found == known.end() ? 0 : found->second;
+    if (attribute == cudaDevAttrComputeCapabilityMajor) *value = architecture(device) / 10;
+    if (attribute == cudaDevAttrComputeCapabilityMinor) *value = architecture(device) % 10;
     return cudaSuccess;
 }
 API cudaError_t cudaDriverGetVersion(int* version) {
