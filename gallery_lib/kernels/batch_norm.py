@@ -33,8 +33,8 @@ from gallery_lib.kernels.runtime.operators import Autograd, kernel_device, regis
 
 OVER = (0, 2, 3)
 TILE, LANES = 8, THREADS // 8
-BLOCKS = 1024  # they fill a large device once
-SLABS = 512  # at most, since the results of all slabs have to be merged
+MERGED = (1024, 512)  # the most blocks and slabs where what slabs give has to be merged
+APART = (4096, 4096)  # elsewhere: so many that it matters little how full the last wave is
 _CPP = cpp.Functions(
     "batch_norm.cpp", "-fopenmp", **each(LONG, "given threads"), **each(DOUBLE, "number epsilon")
 )
@@ -135,18 +135,18 @@ _Shape = structure(**each(LONG, "rows rows_per_slab"), **each(INT, "channels til
 _Channels = structure(**each(POINTER, "mean inverse_deviation weight bias"))
 
 
-def slabs_of(x: Tensor, *others: Tensor) -> tuple[Any, int, int]:
+def slabs_of(x: Tensor, *others: Tensor, most: tuple[int, int] = MERGED) -> tuple[Any, int, int]:
     """Return how x [N, C, H, W] in channels_last is divided: (structure, slabs, blocks).
 
     A slab is some of the rows, and a block works on a tile of a slab's channels. It depends only on
     the batch's shape, and so does every bit of a result. Results of slabs are [slabs, C] in fp32.
-    `others` are the tensors that are read and written beside x.
+    `others` are the tensors that are read and written beside x; `most` is MERGED or APART.
     """
     rows, channels, width = _rows_of(x), x.shape[1], 16 // x.element_size()
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (x, *others))
     in_vectors = aligned and channels % width == 0
     tiles = -(-channels // (TILE * width if in_vectors else TILE))
-    wanted = max(4 * LANES, -(-rows * tiles // BLOCKS), -(-rows // SLABS))
+    wanted = max(4 * LANES, -(-rows * tiles // most[0]), -(-rows // most[1]))
     rows_per_slab = -(-wanted // LANES) * LANES
     count = -(-rows // rows_per_slab)
     shape = _Shape(rows, rows_per_slab, channels, tiles, in_vectors)
@@ -242,7 +242,7 @@ def _relu_kernel(x: Tensor, *channels: Tensor | None) -> Tensor:
     # These names keep the copies alive until the launch.
     x, c = _in_channels_last(x), _without_gaps(*channels)
     result = _new_like(x)
-    shape, _, blocks = slabs_of(x, result)
+    shape, _, blocks = slabs_of(x, result, most=APART)
     values = (shape, x, filled(_Channels, *c), result)
     enqueue("batch_norm.cu", "batch_norm_relu", x, blocks, _Relu, *values)
     return result
@@ -314,14 +314,15 @@ def _gradient_kernel(gradient: Tensor, x: Tensor, *channels: Any) -> tuple[Tenso
     # These names keep the copies alive until the launch.
     gradient, x, c = _in_channels_last(gradient), _in_channels_last(x), _without_gaps(*channels)
     of_x, *of_affine = results = _gradient_fake(gradient, x)
-    shape, slabs, blocks = slabs_of(x, gradient, of_x)
+    shape, slabs, blocks = slabs_of(x, gradient)
     source = "batch_norm_backward.cu"
-    parts, read = _new_pair(x, slabs), (shape, gradient, x, filled(_Channels, *c))
-    enqueue(source, "batch_norm_sums", x, blocks, _Sums, *read, *parts)
+    parts, read = _new_pair(x, slabs), (gradient, x, filled(_Channels, *c))
+    enqueue(source, "batch_norm_sums", x, blocks, _Sums, shape, *read, *parts)
     totals = (*parts, c[1], *parts[0].shape, *of_affine)
     merge_blocks = -(-x.shape[1] // TILE)
     enqueue(source, "batch_norm_totals", parts[0], merge_blocks, _Totals, *totals)
-    enqueue(source, "batch_norm_input", x, blocks, _Input, *read, *of_affine, of_x)
+    shape, _, blocks = slabs_of(x, gradient, of_x, most=APART)
+    enqueue(source, "batch_norm_input", x, blocks, _Input, shape, *read, *of_affine, of_x)
     return results
 
 

@@ -31,7 +31,7 @@ _SHARED: dict[str, type] = {
     **{"labels": POINTER, "ignored_label": LONG, "smoothing": FLOAT},
 }
 _Rows = structure(**_SHARED, loss=POINTER, log_sum=POINTER)
-_Gradient = structure(**_SHARED, log_sum=POINTER, of_loss=POINTER, gradient=POINTER)
+_Gradient = structure(**_SHARED, log_sum=POINTER, of_loss=POINTER, stride=LONG, gradient=POINTER)
 available = _CPP.available
 
 
@@ -162,8 +162,8 @@ def _gradient_kernel(
 ) -> Tensor:
     # These names keep the copies alive until the launch.
     gradient, rows, labels = _new_gradient(logits), _rows_without_gaps(logits), labels.contiguous()
-    log_sum, of_loss = (tensor.contiguous() for tensor in rest)
-    values = (*_shared(rows, labels, smoothing, ignore_index), log_sum, of_loss, gradient)
+    rest = rest[0].contiguous(), rest[1]  # all rows may share the memory of one gradient
+    values = (*_shared(rows, labels, smoothing, ignore_index), *rest, rest[1].stride(0), gradient)
     enqueue(_SOURCE, "cross_entropy_gradient", logits, logits.shape[0], _Gradient, *values)
     return gradient
 

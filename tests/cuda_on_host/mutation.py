@@ -122,13 +122,14 @@ MUTATIONS = [
     ),
     *_mutations(
         "cross_entropy_rows", "cross_entropy.cu", "struct RowStatistics", _CROSS_ENTROPY,
-        ("sum * expf(maximum - value) + 1", "sum + 1"),  # without rescaling
-        ("        if (larger != -infinity()) sum", "        sum"),
-        ("if (tail < a.classes) take(elements[tail]);", ""),
+        ("fmaf(sum, exponential(maximum - larger), others)", "sum + others"),  # without rescaling
+        ("maximum = LOWEST", "maximum = -__builtin_inff()"),
+        ("if (tail < classes) part.add<ADDS_LOGITS>(load_vector<1>(elements + tail));", ""),
     ),
     *_mutations(
         "cross_entropy_gradient", "cross_entropy.cu", "cross_entropy_gradient(", _CROSS_ENTROPY,
-        ("- each -", "-"),
+        ("exponential(logit - log_sum) - each", "exponential(logit - log_sum)"),
+        ("    __syncthreads();\n", ""),
         ("a.gradient + row * a.classes", "a.gradient + row * a.row_stride"),
         ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
     ),
@@ -167,15 +168,15 @@ MUTATIONS = [
     *_mutations(
         "batch_norm_relu", "batch_norm.cu", "normalise_slab(const", _GRADIENT,
         ("relu(affine(lane, to_float(vector.at[lane])))", "relu(to_float(vector.at[lane]))"),
-        ("row < place.end; row += LANES", "row + 1 < place.end; row += LANES"),
+        ("row < place.rows;", "row + 1 < place.rows;"),
         (
-            "store_vector(a.result + at, vector)",
-            "store_vector(a.result + at - place.channel, vector)",
+            "store_vector(a.result + place.at, vector)",
+            "store_vector(a.result + place.at - place.channel, vector)",
         ),
     ),
     *_mutations(
         "batch_norm_sums", "batch_norm_backward.cu", "sums_of_slab(const", _GRADIENT,
-        ("is_blocked(relu(affine(lane, value)))", "is_blocked(relu(value))"),
+        ("is_blocked(affine(lane, value))", "is_blocked(value)"),
         ("value - affine.mean[lane], products[lane]", "value, products[lane]"),
         ("    __syncthreads();\n", ""),
     ),
@@ -189,16 +190,22 @@ MUTATIONS = [
     *_mutations(
         "batch_norm_input", "batch_norm_backward.cu", "gradient_of_slab(const", _GRADIENT,
         (" - average[lane]", ""),
-        ("is_blocked(relu(affine(lane, value)))", "is_blocked(relu(value))"),
+        ("is_blocked(affine(lane, value))", "is_blocked(value)"),
         ("double(a.shape.rows)", "double(a.shape.rows + 1)"),
     ),
     *_mutations(
         "every kernel of batch norm", "batch_norm.cuh", "place_of_thread",
         "test_batch_norm and host",
-        ("end < shape.rows ? end : shape.rows", "end"),
-        ("channel < shape.channels ? end : first", "end"),
+        ("left < shape.rows_per_slab ? left : shape.rows_per_slab", "shape.rows_per_slab"),
+        ("channel < shape.channels ? (rows", "shape.channels ? (rows"),
         # NaN becomes 0.
         ("value <= 0.0f ? 0.0f : value, result", "value > 0.0f ? value : 0.0f, result"),
+    ),
+    *_mutations(
+        "every kernel: what rounds to 0", "scalars.cuh", "", "test_batch_norm and host and rounds",
+        ("__half> = 0x1p-25f", "__half> = 0.0f"),
+        ("__half> = 0x1p-25f", "__half> = 0x1p-24f"),
+        ("__nv_bfloat16> = 0x1p-134f", "__nv_bfloat16> = 0x1p-133f"),
     ),
     *_mutations(
         "pack_int8", "compression.cu", "pack_int8(", _PACKED,

@@ -155,18 +155,23 @@ def test_every_result_and_gradient_is_within_the_bound_of_float64(
 
 
 @pytest.mark.parametrize(
-    ("way", "dtype", "power", "kept"),
+    ("way", "dtype", "power", "factor", "kept"),
     [
-        (OnHost, torch.float32, -20, True),
-        (OnHost, torch.bfloat16, -20, True),
-        (OnHost, torch.float16, -20, False),  # 2^-30 is 0 in fp16 only
-        (InCpp, torch.bfloat16, -67, False),  # 2^-134 rounds to 0
+        (OnHost, torch.float32, -20, -10, True),
+        (OnHost, torch.bfloat16, -20, -10, True),
+        (OnHost, torch.float16, -20, -10, False),  # 2^-30 is 0 in fp16 only
+        (OnHost, torch.float16, -15, -10, False),  # half of the smallest number
+        (OnHost, torch.float16, -14, -10, True),
+        (OnHost, torch.bfloat16, -67, -67, False),
+        (OnHost, torch.bfloat16, -67, -66, True),
+        (InCpp, torch.bfloat16, -67, -67, False),  # 2^-134 rounds to 0
     ],
 )
-def test_what_rounds_to_zero_has_no_gradient(way, dtype, power, kept):
+def test_what_rounds_to_zero_has_no_gradient(way, dtype, power, factor, kept):
     """The result decides, as torch judges it."""
-    x, factor = as_batch(torch.full((4, 8), 2.0**power, dtype=dtype)), 2.0**-10
-    c = torch.zeros(8), torch.full((8,), factor if power == -20 else 2.0**power), None, None
+    x = as_batch(torch.full((4, 8), 2.0**power, dtype=dtype))
+    c = torch.zeros(8), torch.full((8,), 2.0**factor), None, None
+    assert bool(way().call("batch_norm_relu", x, *c).any()) == kept
     of_bias = way().call("batch_norm_relu_gradient", torch.ones_like(x), x, *c)[2]
     assert torch.equal(of_bias, torch.full((8,), 4.0 if kept else 0.0))
 

@@ -84,8 +84,9 @@ def test_every_element_is_within_the_bound_of_float64(
     logits = logits.t().contiguous().t() if transposed else logits
     labels = torch.randint(0, classes, (rows,), generator=generator)
     labels[torch.rand(rows, generator=generator) < 0.2] = IGNORED
-    of_loss = torch.randn(rows, generator=generator)
-    got = both(device.call, logits, device.take(labels), smoothing, device.take(of_loss))
+    given = torch.randn(1 if gap % 2 else rows, generator=generator)  # 1: that of a sum
+    of_loss = device.take(given).expand(rows)
+    got = both(device.call, logits, device.take(labels), smoothing, of_loss)
     got_loss, got_log_sum, got_gradient = got
     loss, log_sum, gradient = exact(logits, labels, smoothing, of_loss)
     terms = min(classes, 1024) / 16 + 1 if way is InCpp else classes / 256 + 16
@@ -112,11 +113,9 @@ def test_infinite_and_nan_logits_give_what_float64_gives(way, bad, dtype, place)
         return
     logits = draw.values(2400, dtype, 3).view(2, 1200)
     logits[0, place] = bad
-    labels, of_loss = torch.tensor([5, 6]), torch.ones(2)
-    got, expected = (
-        both(way().call, logits, labels, 0.0, of_loss),
-        exact(logits, labels, 0, of_loss),
-    )
+    labels, of_loss, smoothing = torch.tensor([5, 6]), torch.ones(2), 0.1 * (place % 2)
+    got = both(way().call, logits, labels, smoothing, of_loss)
+    expected = exact(logits, labels, smoothing, of_loss)
     for ours, other in zip(got, expected, strict=True):
         torch.testing.assert_close(
             ours.double(), other.double(), equal_nan=True, rtol=1e-2, atol=1e-2
@@ -134,6 +133,20 @@ def test_masked_logits_count_for_nothing(way, dtype):
     expected = torch.logsumexp(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
     torch.testing.assert_close(log_sum[1].double(), expected, rtol=1e-6, atol=1e-6)
     assert gradient[1].count_nonzero() == 3
+
+
+@ON_THE_CPU
+@pytest.mark.parametrize("dtype", list(ELEMENTS))
+def test_logits_at_the_ends_of_the_range_have_the_log_of_the_sum_of_float64(way, dtype):
+    if dtype not in way.dtypes:
+        return
+    ends = torch.finfo(dtype)
+    logits = torch.full((4, 1200), ends.min, dtype=dtype)
+    logits[1], logits[2, 7], logits[3, ::2] = ends.max, ends.max, -math.inf
+    labels, of_loss = torch.tensor([1, 1, 7, 1]), torch.ones(4)
+    log_sum = both(way().call, logits, labels, 0.0, of_loss)[1]
+    expected = exact(logits, labels, 0.0, of_loss)[1]
+    torch.testing.assert_close(log_sum.double(), expected, rtol=1e-6, atol=0)
 
 
 def test_the_exponential_of_the_cpp_is_within_two_units_of_float64():

@@ -28,8 +28,8 @@ static __device__ __forceinline__ void moments_of_slab(const MomentsArguments& a
     Place place = place_of_thread<COUNT>(a.shape);
     float count = 0, mean[COUNT] = {}, squares[COUNT] = {};
 #pragma unroll 4
-    for (long long row = place.row; row < place.end; row += LANES) {
-        auto vector = load_vector<COUNT>(a.x + row * a.shape.channels + place.channel);
+    for (int row = 0; row < place.rows; row++, place.at += place.step) {
+        auto vector = load_vector<COUNT>(a.x + place.at);
         count += 1;
         float share = 1.0f / count;
         for (int lane = 0; lane < COUNT; lane++) {
@@ -124,13 +124,12 @@ struct ReluArguments {
 template <int COUNT>
 static __device__ __forceinline__ void normalise_slab(const ReluArguments& a) {
     Place place = place_of_thread<COUNT>(a.shape);
-    if (place.row >= place.end) return;
+    if (place.rows == 0) return;
     Affine<COUNT> affine(a.channels, place.channel);
-    for (long long row = place.row; row < place.end; row += LANES) {
-        long long at = row * a.shape.channels + place.channel;
-        auto vector = load_vector<COUNT>(a.x + at);
+    for (int row = 0; row < place.rows; row++, place.at += place.step) {
+        auto vector = load_vector<COUNT>(a.x + place.at);
         for (int lane = 0; lane < COUNT; lane++) vector.at[lane] = relu(affine(lane, to_float(vector.at[lane])));
-        store_vector(a.result + at, vector);
+        store_vector(a.result + place.at, vector);
     }
 }
 

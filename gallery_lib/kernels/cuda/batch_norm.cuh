@@ -19,16 +19,18 @@ struct Shape {
 
 struct Place {
     int slab, first_channel, channel;  // first_channel: of the block
-    long long row, end;                // a thread beside the last channel has no rows
+    int rows;                          // of the thread, LANES apart; beside the last channel it has none
+    long long at, step;                // its first element, and the way from row to row
 };
 
 template <int COUNT>
 static __device__ __forceinline__ Place place_of_thread(const Shape& shape) {
     int slab = blockIdx.x / shape.tiles, first_channel = (blockIdx.x - slab * shape.tiles) * TILE * COUNT;
-    int channel = first_channel + int(threadIdx.x % TILE) * COUNT;
-    long long first = slab * shape.rows_per_slab, end = first + shape.rows_per_slab;
-    end = end < shape.rows ? end : shape.rows;
-    return {slab, first_channel, channel, first + threadIdx.x / TILE, channel < shape.channels ? end : first};
+    int channel = first_channel + int(threadIdx.x % TILE) * COUNT, lane = threadIdx.x / TILE;
+    long long first = slab * shape.rows_per_slab, left = shape.rows - first;
+    int rows = int(left < shape.rows_per_slab ? left : shape.rows_per_slab);
+    rows = channel < shape.channels ? (rows - lane + LANES - 1) / LANES : 0;
+    return {slab, first_channel, channel, rows, (first + lane) * shape.channels + channel, (long long)LANES * shape.channels};
 }
 
 struct Channels {
@@ -58,8 +60,8 @@ static __device__ __forceinline__ ELEMENT relu(float value) {
     return result;
 }
 
-// Whether ReLU lets no gradient through: judged by what it gave, as torch does.
-static __device__ __forceinline__ bool is_blocked(ELEMENT result) { return to_float(result) <= 0.0f; }
+// Whether ReLU lets no gradient through: judged by what it gave after rounding, as torch does.
+static __device__ __forceinline__ bool is_blocked(float value) { return value <= ROUNDS_TO_ZERO<ELEMENT>; }
 
 // The sum over the threads with the same place in TILE, for each of them. Every thread has to call it; `scratch` serves once.
 static __device__ __forceinline__ double over_lanes(double value, double (&scratch)[WARPS][TILE]) {

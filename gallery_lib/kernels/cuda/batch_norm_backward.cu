@@ -17,16 +17,16 @@ template <int COUNT>
 static __device__ __forceinline__ void sums_of_slab(const SumsArguments& a, SumsScratch& scratch) {
     Place place = place_of_thread<COUNT>(a.shape);
     float products[COUNT] = {}, gradients[COUNT] = {};
-    if (place.row < place.end) {
+    if (place.rows > 0) {
         Affine<COUNT> affine(a.channels, place.channel);
-        for (long long row = place.row; row < place.end; row += LANES) {
-            long long at = row * a.shape.channels + place.channel;
-            auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
+#pragma unroll 1  // two rows at once take more than the 64 registers that four blocks leave a thread
+        for (int row = 0; row < place.rows; row++, place.at += place.step) {
+            auto gradient = load_vector<COUNT>(a.gradient + place.at), x = load_vector<COUNT>(a.x + place.at);
             for (int lane = 0; lane < COUNT; lane++) {
-                float value = to_float(x.at[lane]);
-                if (is_blocked(relu(affine(lane, value)))) from_float(0.0f, gradient.at[lane]);
-                gradients[lane] += to_float(gradient.at[lane]);
-                products[lane] = fmaf(to_float(gradient.at[lane]), value - affine.mean[lane], products[lane]);
+                float value = to_float(x.at[lane]), passed = to_float(gradient.at[lane]);
+                if (is_blocked(affine(lane, value))) passed = 0.0f;
+                gradients[lane] += passed;
+                products[lane] = fmaf(passed, value - affine.mean[lane], products[lane]);
             }
         }
     }
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void sums_of_slab(const SumsArguments& a, Sums
     a.gradients[(long long)place.slab * a.shape.channels + channel] = gradient;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_sums(const __grid_constant__ SumsArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) batch_norm_sums(const __grid_constant__ SumsArguments a) {
     __shared__ SumsScratch scratch;
     if (a.shape.in_vectors)
         sums_of_slab<WIDTH>(a, scratch);
@@ -91,22 +91,21 @@ struct InputArguments {
 template <int COUNT>
 static __device__ __forceinline__ void gradient_of_slab(const InputArguments& a) {
     Place place = place_of_thread<COUNT>(a.shape);
-    if (place.row >= place.end) return;
+    if (place.rows == 0) return;
     Affine<COUNT> affine(a.channels, place.channel);
     float share = float(1.0 / double(a.shape.rows)), average[COUNT], slope[COUNT];
     for (int lane = 0; lane < COUNT; lane++) {
         average[lane] = a.of_bias[place.channel + lane] * share;
         slope[lane] = a.of_weight[place.channel + lane] * a.channels.inverse_deviation[place.channel + lane] * share;
     }
-    for (long long row = place.row; row < place.end; row += LANES) {
-        long long at = row * a.shape.channels + place.channel;
-        auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
+    for (int row = 0; row < place.rows; row++, place.at += place.step) {
+        auto gradient = load_vector<COUNT>(a.gradient + place.at), x = load_vector<COUNT>(a.x + place.at);
         for (int lane = 0; lane < COUNT; lane++) {
             float value = to_float(x.at[lane]), passed = to_float(gradient.at[lane]);
-            if (is_blocked(relu(affine(lane, value)))) passed = 0.0f;
+            if (is_blocked(affine(lane, value))) passed = 0.0f;
             from_float(affine.scale[lane] * (passed - average[lane] - (value - affine.mean[lane]) * slope[lane]), x.at[lane]);
         }
-        store_vector(a.of_x + at, x);
+        store_vector(a.of_x + place.at, x);
     }
 }
 

@@ -9,6 +9,7 @@
 
 constexpr int THREADS = 256;
 constexpr int WIDTH = 16 / sizeof(ELEMENT);
+constexpr float LOWEST = -0x1.fffffep127f;  // of the finite numbers: unlike -infinity, it can be subtracted from itself
 
 struct RowArguments {
     const ELEMENT* logits;
@@ -22,26 +23,40 @@ struct RowArguments {
 };
 
 struct RowStatistics {
-    float maximum = -infinity(), sum = 0, logits = 0;
+    float maximum = LOWEST, sum = 0, logits = 0;
 
-    __device__ __forceinline__ void add(float value) {
-        logits += value;
-        if (value > maximum) {
-            sum = sum * expf(maximum - value) + 1;
-            maximum = value;
-        } else if (value != -infinity()) {  // NaN arrives here
-            sum += expf(value - maximum);
+    // An infinity makes the sum NaN, as a NaN does; -infinity adds nothing to it.
+    template <bool ADDS_LOGITS, int COUNT>
+    __device__ __forceinline__ void add(const Vector<ELEMENT, COUNT>& elements) {
+        float larger = maximum, others = 0;
+        for (int lane = 0; lane < COUNT; lane++) larger = fmaxf(larger, to_float(elements.at[lane]));
+        for (int lane = 0; lane < COUNT; lane++) {
+            others += exponential(to_float(elements.at[lane]) - larger);
+            if (ADDS_LOGITS) logits += to_float(elements.at[lane]);
         }
+        sum = fmaf(sum, exponential(maximum - larger), others);
+        maximum = larger;
     }
 
     __device__ __forceinline__ void merge(float other_maximum, float other_sum, float other_logits) {
         float larger = fmaxf(maximum, other_maximum);
-        if (larger != -infinity()) sum = sum * expf(maximum - larger) + other_sum * expf(other_maximum - larger);
-        else sum += other_sum;  // 0, or NaN
+        sum = sum * exponential(maximum - larger) + other_sum * exponential(other_maximum - larger);
         maximum = larger;
         logits += other_logits;
     }
 };
+
+// What one thread reads of a row.
+template <bool ADDS_LOGITS>
+static __device__ __forceinline__ RowStatistics part_of_row(const ELEMENT* elements, int classes) {
+    RowStatistics part;
+    int head = min(elements_before_boundary(elements), classes), vectors = (classes - head) / WIDTH;
+    for (int i = threadIdx.x; i < vectors; i += THREADS) part.add<ADDS_LOGITS>(load_vector<WIDTH>(elements + head + i * WIDTH));
+    if (int(threadIdx.x) < head) part.add<ADDS_LOGITS>(load_vector<1>(elements + threadIdx.x));
+    int tail = head + vectors * WIDTH + threadIdx.x;
+    if (tail < classes) part.add<ADDS_LOGITS>(load_vector<1>(elements + tail));
+    return part;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const __grid_constant__ RowArguments a) {
     __shared__ float maxima[THREADS / 32], sums[THREADS / 32], logits[THREADS / 32];
@@ -54,17 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const _
     bool known = label >= 0 && label < a.classes;
     float own = known ? to_float(elements[label]) : not_a_number();
 
-    RowStatistics statistics;
-    int head = min(elements_before_boundary(elements), a.classes), vectors = (a.classes - head) / WIDTH;
-    auto take = [&](ELEMENT element) { statistics.add(to_float(element)); };
-    if (int(threadIdx.x) < head) take(elements[threadIdx.x]);
-    for (int i = threadIdx.x; i < vectors; i += THREADS) {
-        auto vector = load_vector<WIDTH>(elements + head + i * WIDTH);
-        for (int lane = 0; lane < WIDTH; lane++) take(vector.at[lane]);
-    }
-    int tail = head + vectors * WIDTH + threadIdx.x;
-    if (tail < a.classes) take(elements[tail]);
-
+    RowStatistics statistics = a.smoothing != 0.0f ? part_of_row<true>(elements, a.classes) : part_of_row<false>(elements, a.classes);
     for (int distance = 16; distance > 0; distance /= 2) {
         float maximum = __shfl_xor_sync(0xffffffffu, statistics.maximum, distance), sum = __shfl_xor_sync(0xffffffffu, statistics.sum, distance);
         statistics.merge(maximum, sum, __shfl_xor_sync(0xffffffffu, statistics.logits, distance));
@@ -74,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_rows(const _
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int other = 1; other < THREADS / 32; other++) statistics.merge(maxima[other], sums[other], logits[other]);
-    float log_sum = statistics.maximum == infinity() ? not_a_number() : statistics.maximum + logf(statistics.sum);
+    float log_sum = statistics.maximum + logf(statistics.sum);
     float loss = log_sum - own;
     if (a.smoothing != 0.0f) loss = (1 - a.smoothing) * loss + a.smoothing * (log_sum - statistics.logits / a.classes);
     a.loss[row] = loss;
@@ -90,30 +95,31 @@ struct GradientArguments {
     float smoothing;
     const float* log_sum;
     const float* of_loss;  // the gradient of each row's loss
-    ELEMENT* gradient;     // rows without gaps
+    long long of_loss_stride;  // 0: all rows have the same one
+    ELEMENT* gradient;  // rows without gaps
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_gradient(const __grid_constant__ GradientArguments a) {
     long long row = blockIdx.x, label = a.labels[row];
     const ELEMENT* elements = a.logits + row * a.row_stride;
     ELEMENT* gradient = a.gradient + row * a.classes;
-    bool ignored = label == a.ignored_label, known = label >= 0 && label < a.classes;
-    float of_loss = ignored ? 0.0f : known ? a.of_loss[row] : not_a_number(), log_sum = a.log_sum[row], each = a.smoothing / a.classes;
-
-    auto at = [&](int index, ELEMENT element) {
-        float difference = expf(to_float(element) - log_sum) - each - (index == label ? 1 - a.smoothing : 0.0f);
-        ELEMENT result;
-        from_float(ignored ? 0.0f : of_loss * difference, result);
-        return result;
+    auto write_row = [&](auto of_logit) {
+        int head = min(elements_before_boundary(elements), a.classes), vectors = (a.classes - head) / WIDTH;
+        if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;
+        for (int i = threadIdx.x; i < vectors; i += THREADS) {
+            auto vector = load_vector<WIDTH>(elements + head + i * WIDTH);
+            for (int lane = 0; lane < WIDTH; lane++) from_float(of_logit(to_float(vector.at[lane])), vector.at[lane]);
+            store_vector(gradient + head + i * WIDTH, vector);
+        }
+        if (int(threadIdx.x) < head) from_float(of_logit(to_float(elements[threadIdx.x])), gradient[threadIdx.x]);
+        for (int i = head + vectors * WIDTH + threadIdx.x; i < a.classes; i += THREADS) from_float(of_logit(to_float(elements[i])), gradient[i]);
     };
-    int head = min(elements_before_boundary(elements), a.classes), vectors = (a.classes - head) / WIDTH;
-    if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;
-    for (int i = threadIdx.x; i < vectors; i += THREADS) {
-        int start = head + i * WIDTH;
-        auto vector = load_vector<WIDTH>(elements + start);
-        for (int lane = 0; lane < WIDTH; lane++) vector.at[lane] = at(start + lane, vector.at[lane]);
-        store_vector(gradient + start, vector);
-    }
-    if (int(threadIdx.x) < head) gradient[threadIdx.x] = at(threadIdx.x, elements[threadIdx.x]);
-    for (int i = head + vectors * WIDTH + threadIdx.x; i < a.classes; i += THREADS) gradient[i] = at(i, elements[i]);
+    if (label == a.ignored_label) return write_row([](float) { return 0.0f; });  // reads no logits
+
+    bool known = label >= 0 && label < a.classes;
+    float of_loss = known ? a.of_loss[row * a.of_loss_stride] : not_a_number(), log_sum = a.log_sum[row], each = a.smoothing / a.classes;
+    auto of_other = [&](float logit) { return exponential(logit - log_sum) - each; };
+    write_row([&](float logit) { return of_loss * of_other(logit); });
+    __syncthreads();
+    if (threadIdx.x == 0 && known) from_float(of_loss * (of_other(to_float(elements[label])) - (1 - a.smoothing)), gradient[label]);
 }
