@@ -56,7 +56,7 @@ LIMITS = {
     "report": 2_040,  # what `gallery try` prints
     "notebooks": 2_540,
     "gallery_lib": 37_560,
-    "tests": 34_215,
+    "tests": 34_350,  # blocks and instructions of the CUDA kernels
     "benchmarks": 2_815,  # steps beside other work
 }
 GOALS = {

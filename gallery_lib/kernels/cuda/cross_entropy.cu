@@ -1,8 +1,8 @@
 // Softmax cross-entropy over the rows of a matrix of logits, with label smoothing and ignored labels. One block a row.
 //
 // Forward reads a row once: running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-// 2018), and the sum of logits for smoothing. It keeps one number a row, the log of the sum; the gradient is computed from
-// that and the logits, so no second matrix lives between.
+// 2018), rescaled once for a vector, and the sum of logits for smoothing. It keeps one number a row, the log of the sum; the
+// gradient is computed from that and the logits, so no second matrix lives between.
 // A label outside of the classes gives NaN; nothing outside of the row is read for it.
 #include "scalars.cuh"
 #include "vectors.cuh"
@@ -94,9 +94,9 @@ struct GradientArguments {
     long long ignored_label;
     float smoothing;
     const float* log_sum;
-    const float* of_loss;  // the gradient of each row's loss
+    const float* of_loss;      // the gradient of each row's loss
     long long of_loss_stride;  // 0: all rows have the same one
-    ELEMENT* gradient;  // rows without gaps
+    ELEMENT* gradient;         // rows without gaps
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_gradient(const __grid_constant__ GradientArguments a) {
