@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gallery_lib.measure.comparison.result import Parity
 from gallery_lib.stats import Ratio
 from gallery_lib.system.files import read_json, write_json
+from gallery_lib.system.gpu import GpuState
 from gallery_lib.train.results import hidden_wait
 
 SCHEMA = 1
@@ -22,7 +23,9 @@ AmpLevel = Literal["O0", "O1"]
 EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
 OURS = "ours"
 # The peers, and eager PyTorch, as somebody who tunes by hand uses them (variants.py).
-BEST = ("torch.compile-best", "accelerate-best", "fabric-best", "eager-best")
+GRAPHS = ("reduce-overhead-best", "max-autotune-best")
+"""torch.compile in its modes with CUDA graphs, which ours has as well; for GPUs."""
+BEST = ("torch.compile-best", *GRAPHS, "accelerate-best", "fabric-best", "eager-best")
 VARIANTS = (*EAGER.values(), *BEST, OURS)  # all variants, in the order of tables
 # All variants, in the order in which they get a place beside the baseline. What a headline
 # compares is alive at the same time if memory allows.
@@ -42,6 +45,7 @@ class Row:
     parity: Parity | None = None  # None for the baseline
     # As in `train.results`; samples_per_second has `sustained` where there is one.
     sustained: dict[str, float] = dataclasses.field(default_factory=dict)
+    gpu: GpuState | None = None  # as in `train.results`
 
     @property
     def hidden_wait(self) -> float:
@@ -77,6 +81,12 @@ class Outcome:
     def baseline(self) -> str:
         """Return the variant that the others are compared with."""
         return next(iter(self.rows))
+
+    @property
+    def short_of_gpu_memory(self) -> bool:
+        """Return whether the memory of the GPU ran out for a variant."""
+        reasons = (self.reason, *(row.reason for row in self.rows.values()))
+        return any("the memory of the GPU ran out" in str(reason) for reason in reasons)
 
     def ratio(self, slower: str, faster: str) -> Ratio | None:
         """Return how many times as fast `faster` is as `slower`, or None without such a ratio."""

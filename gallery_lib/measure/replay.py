@@ -33,7 +33,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 from gallery_lib.system.files import read_json, write_json
 from gallery_lib.train.loop import train
-from gallery_lib.train.session import Observer, Session
+from gallery_lib.train.session import Observer, Session, mark, seconds_between
 
 SCHEMA = 1
 BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -143,15 +143,15 @@ class Recorder(Observer):
 
         def marked(loss: Tensor) -> None:
             self._ready.append([])
-            self._began.append(_mark(cuda))
+            self._began.append(mark(cuda))
             propagate(loss)
-            self._ended.append(_mark(cuda))
+            self._ended.append(mark(cuda))
 
         session.propagate = marked
         for place, parameter in enumerate(session.plain.parameters()):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(
-                    lambda _, place=place: self._ready[-1].append((place, _mark(cuda)))
+                    lambda _, place=place: self._ready[-1].append((place, mark(cuda)))
                 )
 
     def after_training(self, session: Session) -> None:
@@ -167,8 +167,8 @@ class Recorder(Observer):
         }
         times_of: dict[int, list[float]] = {}
         for began, marks in zip(self._began, self._ready, strict=True):
-            for place, mark in marks:
-                times_of.setdefault(place, []).append(_seconds(began, mark))
+            for place, ended in marks:
+                times_of.setdefault(place, []).append(seconds_between(began, ended))
         if not times_of:
             raise InputError(
                 f"no parameter of {session.task.name} gets a gradient: there is nothing to record.",
@@ -181,7 +181,7 @@ class Recorder(Observer):
             name, parameter = parameters[place]
             dtype = str(parameter.dtype).removeprefix("torch.")
             gradients.append(Gradient(name, place, tuple(parameter.shape), dtype, ready[place]))
-        backward = median(map(_seconds, self._began, self._ended))
+        backward = median(map(seconds_between, self._began, self._ended))
         settings = {name: getattr(session.config, name) for name in _SETTINGS}
         self.timeline = Timeline(
             task=session.task.name,
@@ -195,21 +195,6 @@ class Recorder(Observer):
             gradients=tuple(gradients),
             **phases,
         )
-
-
-def _mark(cuda: bool) -> Any:
-    if not cuda:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _seconds(began: Any, ended: Any) -> float:
-    if isinstance(began, float):
-        return ended - began
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000.0
 
 
 def record(config: TrainConfig, steps: int = 5) -> Timeline:

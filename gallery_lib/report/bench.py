@@ -23,7 +23,7 @@ from gallery_lib.measure.bench_result import (
     Row,
     best_of_others,
 )
-from gallery_lib.measure.comparison.result import NOT_ANY_MORE, Parity
+from gallery_lib.measure.comparison.result import NOT_ANY_MORE, OTHER_CLOCKS, Parity
 from gallery_lib.report import style
 from gallery_lib.report.style import Chart, listed
 from gallery_lib.stats import Ratio
@@ -105,8 +105,10 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
             continue
         above = (before, name) if waterfall and before != baseline else (name, OURS)
         rates = row.samples_per_second
-        memory = row.peak_memory_bytes.get("device") or row.peak_memory_bytes.get("host")
-        sustained = f" (sustained {number(rates['sustained'])})" if row.hidden_wait else ""
+        on_gpu = row.peak_memory_bytes.get("device")
+        memory = on_gpu or row.peak_memory_bytes.get("host")
+        two_rates = "sustained" in rates and (row.hidden_wait or on_gpu)
+        sustained = f" (sustained {number(rates['sustained'])})" if two_rates else ""
         rows.append(
             [
                 label,
@@ -115,12 +117,19 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
                 number(rates["whole_run"]),
                 f"{row.startup_seconds['total']:.1f} s",
                 f"{memory / 2**30:.2f} GiB" if memory else "",
-                *(str(outcome.ratio(*pair) or "") for pair in ((baseline, name), above)),
+                *(_over(outcome, *pair) for pair in ((baseline, name), above)),
                 _parity(row.parity),
             ]
         )
         before = name
     return rows
+
+
+def _over(outcome: Outcome, slower: str, faster: str) -> str:
+    """Return the ratio of two variants, or that their GPU clocks forbid one, or ''."""
+    rows = [outcome.rows.get(name, Row("not asked for")) for name in (slower, faster)]
+    judged = slower != faster and all(row.comparable and row.gpu for row in rows)
+    return str(outcome.ratio(slower, faster) or (OTHER_CLOCKS if judged else ""))
 
 
 def _reason(row: Row) -> str:
@@ -205,7 +214,7 @@ def _no_ratio(outcome: Outcome, other: str) -> str:
             return _reason(row).partition(":")[0] + f" ({name})"
         if not row.comparable:
             return f"no parity ({name})"
-    return "not measured"
+    return _over(outcome, other, OURS) or "not measured"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -75,19 +75,24 @@ _MEASURED: dict[str, Callable[[Results], str]] = {
     "… of which compiling": _compiling,
     "peak memory, host": lambda run: _gibibytes(run.peak_memory_bytes["host"]),
     "page faults a step, host": lambda run: f"{run.page_faults:,.0f}",
-    "peak memory, device": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
+    "peak memory, device, after warm-up": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
+    "reserved memory, device": lambda run: _gibibytes(run.peak_memory_bytes.get("device_reserved")),
+    "GPU at work": lambda run: str(run.gpu or "does not say"),
     "loss, first → last": _losses,
 }
 
 
 def measured_rows(runs: Mapping[str, Results], chance: Mapping[str, float]) -> Rows:
     """Return a table of runs side by side, with a line for each measured quantity."""
+    on_gpu = any(run.environment["device"] != "cpu" for run in runs.values())
     waits = any(hidden_wait(r.step_seconds["p50"], r.sustained) for r in runs.values())
+    shown = {"sustained, with waits for data": on_gpu or waits}
+    shown |= dict.fromkeys(("reserved memory, device", "GPU at work"), on_gpu)
     rows = [["", *runs]]
     rows += [
         [name, *map(cell, runs.values())]
         for name, cell in _MEASURED.items()
-        if cell is not _sustained or waits
+        if shown.get(name, True)
     ]
     for name in next(iter(runs.values())).metrics:
         label = f"held-out {name}"
@@ -186,7 +191,8 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
     if not shared:
         rows[0].append("scaling efficiency")
     for name in one.variants:
-        alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))
+        rates = [c.variants[name].samples_per_second for c in (one, several)]
+        alone, together = (its.get("sustained", its["global"]) for its in rates)
         rows.append([name, rate(alone), rate(together), f"{together / alone:.2f}×"])
         rows[-1] += [] if shared else [f"{together / alone / n:.0%}"]
     parts = [markdown_table(rows)]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from gallery_lib.console.text import number, seconds
 from gallery_lib.console.user_errors import short_name
 from gallery_lib.system import hardware
+from gallery_lib.system.gpu import CLOCKS_APART
 from gallery_lib.train.results import Results, hidden_wait
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison.result import Comparison, Parity
+    from gallery_lib.measure.comparison.result import Comparison
 
 BASELINE = "PyTorch eager"  # name of the variant `baseline` in texts
 
@@ -87,7 +88,7 @@ def one_line(comparison: Comparison) -> str:
     subject, other = f"{task_name(comparison.task)}{where}", _compared_with(comparison)
     ratio = comparison.speedup
     if ratio is None:
-        return f"{subject}: {_why_no_speedup(comparison.parity, other)}, so no speed-up is given."
+        return f"{subject}: {_why_no_speedup(comparison, other)}, so no speed-up is given."
     level = f"{100 * comparison.confidence:.4g} % interval"
     interval = f"{level} {ratio.low:.2f} to {ratio.high:.2f}"
     if comparison.verdict == "no measurable difference":
@@ -102,8 +103,12 @@ def one_line(comparison: Comparison) -> str:
     )
 
 
-def _why_no_speedup(parity: Parity, other: str) -> str:
-    """Return why there is no speed-up over `other`, with the checks that failed."""
+def _why_no_speedup(comparison: Comparison, other: str) -> str:
+    """Return why there is no speed-up over `other`, with the checks that failed, or both clocks."""
+    parity = comparison.parity
+    if parity.passed:
+        clocks = " and ".join(f"{run.gpu} for {name}" for name, run in comparison.variants.items())
+        return f"{comparison.verdict} ({clocks}; at most {CLOCKS_APART:.0%} apart is comparable)"
     failed = "; ".join(
         f"{c.name}: {figure(c.worst)} where {figure(c.limit)} is allowed, {c.where}"
         for c in parity.failed

@@ -134,6 +134,8 @@ class Gpu:
 
     name: str
     capability: tuple[int, int]  # compute capability, major and minor
+    memory_bytes: int = 0
+    bus: str = ""  # address on the PCI bus, by which NVML knows it
 
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
@@ -169,12 +171,16 @@ def visible_gpus() -> tuple[Gpu, ...]:
     ask("cuInit", 0)
     for number in range(count):
         device, major, minor = (ctypes.c_int() for _ in range(3))
-        name = ctypes.create_string_buffer(96)
+        name, bus = ctypes.create_string_buffer(96), ctypes.create_string_buffer(32)
+        memory = ctypes.c_size_t()
         ask("cuDeviceGet", ctypes.byref(device), number)
         ask("cuDeviceGetName", name, len(name), device)
+        ask("cuDeviceGetPCIBusId", bus, len(bus), device)
+        ask("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
         for value, attribute in ((major, _MAJOR), (minor, _MINOR)):
             ask("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
-        gpus.append(Gpu(name.value.decode(), (major.value, minor.value)))
+        capability = (major.value, minor.value)
+        gpus.append(Gpu(name.value.decode(), capability, memory.value, bus.value.decode()))
     return tuple(gpus)
 
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import psutil
 
+from gallery_lib.system import gpu
+
 # Limits of a quiet machine. Of the time with work to do, threads wait for a core (a loader costs
 # some per cent); of the CPU time, the hypervisor gives to other machines, and other processes take.
 WAITED, STOLEN, OTHERS = 0.1, 0.02, 0.02
@@ -38,6 +40,7 @@ class MachineLoad:
     # CPU time of processes beside the measured ones, as a part of the measured ones' cores. It errs
     # upwards, since the others may have run on other cores.
     others: float | None = None
+    gpu_processes: int | None = None  # most that used a GPU beside the measured ones, at a pause
 
     @property
     def _long_waits(self) -> bool:
@@ -50,6 +53,8 @@ class MachineLoad:
             reasons = [f"threads with work to do waited for a core {self.waited:.0%} of the time"]
         if self.stolen is not None and self.stolen > STOLEN:
             reasons += [f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines"]
+        if self.gpu_processes:
+            reasons += [f"{self.gpu_processes} other process(es) used the GPU"]
         return reasons
 
     @property
@@ -156,12 +161,16 @@ class Watch:
     def __init__(self, root: int | None = None) -> None:
         self._root, self._tells_others = (None, False) if root == 1 else (root, True)
         self._looks: list[Look] = []
+        self._gpu_processes: int | None = None
 
     def at_pause(self) -> None:
-        """Read the counters once more."""
+        """Read the counters once more, and who uses the GPUs."""
         self._looks = [*self._looks[:1], look(self._root)]
+        if self._tells_others and (users := gpu.other_processes(self._root)) is not None:
+            self._gpu_processes = max(users, self._gpu_processes or 0)
 
     def seen(self) -> MachineLoad:
         """Return what was seen."""
         load = load_between(self._looks[0], self._looks[-1])
+        load = replace(load, gpu_processes=self._gpu_processes)
         return load if self._tells_others else replace(load, others=None)

@@ -41,7 +41,7 @@ from gallery_lib.data.loading import workers
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import Diverged, RunFailed
 from gallery_lib.kernels.runtime import operators, usage
-from gallery_lib.system import hardware, paths
+from gallery_lib.system import gpu, hardware, paths
 from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.system.processes import HEARS_NOTICE_VARIABLE, LAUNCHED_AT_VARIABLE, began_at, now
 from gallery_lib.train import precision
@@ -190,6 +190,7 @@ def _run_steps(
         session.step(batch)
         if step + 1 == warmup:  # the last step that does not count begins the next phase
             phases.begin(TRAINING, count=warmup, total=total_steps)
+            session.forget_peak_memory()
         clock.step_done()
         save, end = checkpoints.due(step + 1)
         if save or (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
@@ -242,6 +243,7 @@ def _in_time(session: Session, batches: Iterable[Any]) -> Iterator[Any]:
 def _log(session: Session, trained: Trained, steps: int) -> None:
     """Log the steps since the last call, extend the loss curve, and look for divergence."""
     since = len(trained.curve)
+    step_seconds = session.clock.read()[since:]
     own = session.losses[since:]
     sums = process_group.sum_over_ranks(torch.stack([loss.double() for loss in own]))
     losses = (sums / process_group.world_size()).tolist()
@@ -253,7 +255,7 @@ def _log(session: Session, trained: Trained, steps: int) -> None:
         batch_size=session.config.batch_size,
         loss=losses[-1],
         learning_rate=session.learning_rate,
-        step_seconds=session.clock.read()[since:],
+        step_seconds=step_seconds,
         warmup=session.config.warmup_steps,
         world_size=process_group.world_size(),
         peak_memory_bytes=memory["device"] or memory["host"] or 0,
@@ -351,12 +353,12 @@ def evaluate(session: Session) -> dict[str, float]:
 
 
 def _peak_memory_bytes(device_type: str) -> dict[str, int | None]:
-    """Return the highest memory use of this process so far, on the host and on its device."""
+    """Return the highest memory use of this process so far, as `Results` has it."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "host": host,
-        "device": torch.cuda.max_memory_allocated() if device_type == "cuda" else None,
-    }
+    if device_type != "cuda":
+        return {"host": host, "device": None}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"host": host, "device": allocated, "device_reserved": reserved}
 
 
 def _data_facts(session: Session) -> dict[str, Any]:
@@ -419,7 +421,8 @@ def _results_of(
     world_size = process_group.world_size()
     whole_batch = config.batch_size * world_size
     ready = int(getattr(session.loader, "prefetch_factor", None) or 2)  # batches of a worker
-    sustained = clock.sustained(warmup, config.workers * ready)
+    ahead = Loader().prefetch if clock.cuda else 0  # batches on the device
+    sustained = clock.sustained(warmup, config.workers * ready + ahead)
     rates = {
         "per_device": config.batch_size / step_seconds["p50"],
         "global": whole_batch / step_seconds["p50"],
@@ -456,5 +459,6 @@ def _results_of(
         interruptions=trained.interruptions,
         status="diverged" if trained.broken_off else "finished",
         load=load,
+        gpu=gpu.at_work(clock.looks),
         tuning=choice.explanation(session.plain),
     )

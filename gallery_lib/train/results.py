@@ -18,6 +18,7 @@ from typing import Any
 from gallery_lib.console.text import rate, visible
 from gallery_lib.errors import InputError
 from gallery_lib.system.files import read_json, write_json, written_if_possible
+from gallery_lib.system.gpu import GpuState
 from gallery_lib.system.machine_load import MachineLoad
 
 STEPS_FILE = "steps.jsonl"
@@ -50,7 +51,8 @@ class Results:
     phase_seconds: dict[str, float]
     # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it.
     startup_seconds: dict[str, float]
-    # host: of rank 0's process; device: None without a GPU.
+    # host: of rank 0's process; device: of its tensors after the warm-up, None without a GPU;
+    # device_reserved: what torch's allocator took for them and for captured graphs.
     peak_memory_bytes: dict[str, int | None]
     page_faults: float  # median minor faults of rank 0's process in a step after the warm-up
     skipped_steps: int
@@ -66,6 +68,7 @@ class Results:
     status: str = "finished"  # "diverged" where it ended there
     # What else wanted the machine; None: not looked at, as in a comparison, which looks itself.
     load: MachineLoad | None = None
+    gpu: GpuState | None = None  # rank 0's, under load; None: it does not say
     tuning: str = ""  # why `--tune` chose as it did, as a table; '' without tuning
     # Where the run was resumed: step, lost_steps, processes_before, processes.
     # Its times are then those of several processes' lives.

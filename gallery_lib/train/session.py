@@ -34,7 +34,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.memory import takes_any_layout
 from gallery_lib.optim.grad_scaler import Updates
-from gallery_lib.system import spinning
+from gallery_lib.system import gpu, hardware, spinning
 from gallery_lib.tasks.task import Splits, Task
 from gallery_lib.train import precision, pretrained
 from gallery_lib.train.resolved import ResolvedConfig
@@ -143,6 +143,11 @@ class Session:
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`, scaled by the scaler, to `.grad`."""
         self.propagate(self.scaler.scale(loss))
+
+    def forget_peak_memory(self) -> None:
+        """Have the peak of device memory begin anew: the first steps try kernels and compile."""
+        if self.loader.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.loader.device)
 
     def step(self, batch: Any) -> None:
         """Run one training step."""
@@ -343,6 +348,7 @@ def _schedule(
 #
 # On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device. So
 # events on the stream time the steps. They are read later, which does not make the device wait.
+# Before the host waits to read them, while the device is at work, it looks at the device's clocks.
 # `pause` and `resume` cut out the time in which another variant has its turn. The step that is
 # under way keeps the time that it has taken before, which is that of its wait for data.
 
@@ -353,6 +359,20 @@ _IN_FLIGHT = 10
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def mark(cuda: bool) -> Any:
+    """Return the time of the host's clock, or an event that will have the device's."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(began: Any, ended: Any) -> float:
+    """Return the seconds from one mark to another; the device must have come to both."""
+    return float(ended - began if isinstance(began, float) else began.elapsed_time(ended) / 1000)
 
 
 class StepClock:
@@ -368,55 +388,43 @@ class StepClock:
         # Minor faults of this process, by step: pages that its allocator had given back.
         self.page_faults: list[int] = []
         self.phases: dict[str, list[float]] = {}
-        self.paused_seconds = 0.0
+        self.looks: list[gpu.GpuState] = []
         self._pending: list[tuple[list[float], Any, Any, float]] = []
         self._last: Any = None
         self._last_phase: Any = None
         self._last_faults = 0
-        self._paused_at = 0.0
         self._before_pause = 0.0
-
-    def _mark(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def start(self) -> None:
         """Start the clock: the first step begins now."""
-        self._last = self._last_phase = self._mark()
+        self._last = self._last_phase = mark(self.cuda)
         self._last_faults = _page_faults()
 
     def phase_done(self, name: str) -> None:
         """Mark the end of a part of the current step (on CUDA: that it is queued)."""
-        now = self._mark()
-        self._add(self.phases.setdefault(name, []), self._last_phase, now)
+        now = mark(self.cuda)
+        self._pending.append((self.phases.setdefault(name, []), self._last_phase, now, 0.0))
         self._last_phase = now
 
     def step_done(self) -> None:
         """Mark the end of one step (on CUDA: that it is queued) and the beginning of the next."""
-        now = self._mark()
-        self._add(self.durations, self._last, now, self._before_pause)
+        now = mark(self.cuda)
+        self._pending.append((self.durations, self._last, now, self._before_pause))
         self._before_pause = 0.0
         self._last = self._last_phase = now
         faults = _page_faults()
         self.page_faults.append(faults - self._last_faults)
         self._last_faults = faults
 
-    def _add(self, series: list[float], begin: Any, end: Any, before: float = 0.0) -> None:
-        if self.cuda:
-            self._pending.append((series, begin, end, before))
-        else:
-            series.append(end - begin + before)
-
     def read(self) -> list[float]:
         """Return all durations so far in seconds; on CUDA this waits for the device."""
-        if self._pending:
+        if self.cuda and self._pending:
+            bus = hardware.visible_gpus()[torch.cuda.current_device()].bus
+            self.looks += filter(None, [gpu.look(bus)])
             self._pending[-1][2].synchronize()
-            for series, begin, end, before in self._pending:
-                series.append(begin.elapsed_time(end) / 1000.0 + before)
-            self._pending.clear()
+        for series, begin, end, before in self._pending:
+            series.append(seconds_between(begin, end) + before)
+        self._pending.clear()
         return self.durations
 
     def usual_phases(self, warmup: int = 0) -> dict[str, float]:
@@ -456,16 +464,11 @@ class StepClock:
 
     def pause(self) -> None:
         """Stop the clock in the middle of a step, after the device has finished its queued work."""
-        now = self._mark()
+        now = mark(self.cuda)
+        self._pending.append(([], self._last, now, 0.0))  # to wait for
         self.read()
-        if self.cuda:
-            now.synchronize()
-            self._before_pause += self._last.elapsed_time(now) / 1000.0
-        else:
-            self._before_pause += now - self._last
-        self._paused_at = time.perf_counter()
+        self._before_pause += seconds_between(self._last, now)
 
     def resume(self) -> None:
         """Restart the clock in the middle of the step in which it was stopped."""
-        self.paused_seconds += time.perf_counter() - self._paused_at
         self.start()

@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
+import sys
 
 import pytest
 import torch
 from fake_gpu import work
+from fake_gpu.running import ROOT
 
 from gallery_lib.kernels.compression import pack
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import launch
+from gallery_lib.system import gpu, hardware
+from gallery_lib.system.machine_load import Watch
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import figures_file
 
 ORDER = os.environ["FAKE_GPU_ORDER"]
 late_only = pytest.mark.skipif(ORDER != "late", reason="the order late alone promises it")
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs FAKE_GPU_DEVICES=2")
 DEVICE = torch.device("cuda", 0)
+EVENT = functools.partial(torch.cuda.Event, enable_timing=True)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +99,39 @@ def test_what_is_forgotten_shows_in_an_order_and_what_is_not_never_does(program,
     assert program(True).eq(1).all()
     ordered(order)
     assert not program(False).eq(1).all()
+
+
+@late_only
+def test_an_event_has_the_devices_time_once_the_device_has_come_to_it():
+    values, began, ended = torch.zeros(4, device=DEVICE), *(EVENT() for _ in range(2))
+    torch.cuda.synchronize()
+    began.record()
+    values.add_(1).mul_(2)
+    ended.record()
+    with pytest.raises(RuntimeError, match=r"not ready|must be completed|NotReady"):
+        began.elapsed_time(ended)
+    ended.synchronize()
+    assert began.elapsed_time(ended) == 2000  # a second for each operator
+
+
+def test_benchmarks_time_the_device_by_its_own_clock():
+    values = torch.zeros(4, device=DEVICE)
+    seconds = figures_file.seconds_of_calls(lambda: values.add_(1).mul_(2), 3, "cuda")
+    assert seconds == [2.0, 2.0, 2.0]
+
+
+def test_clocks_power_and_other_processes_are_read_from_nvml(monkeypatch):
+    first = hardware.visible_gpus()[0]
+    assert gpu.look(first.bus) == gpu.GpuState(1755, 2619, 640.0, ["power cap"])
+    assert gpu.look("0000:00:40.0") is None  # there is no such device
+    assert first.memory_bytes == torch.cuda.get_device_properties(0).total_memory
+    watch = Watch()
+    for other, seen in (("0", 0), ("1", 1), ("0", 1)):  # at one of the pauses
+        monkeypatch.setenv("FAKE_GPU_OTHER", other)
+        watch.at_pause()
+        assert watch.seen().gpu_processes == seen
+    assert gpu.other_processes(os.getppid()) == 0
+    assert gpu.other_processes(1) is not None
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import tiny_task
 import torch
 import without_dropout
 from fake_gpu import work
@@ -24,8 +25,10 @@ from stand_in_compilers import capture_graphs, leave_eager
 from gallery_lib import tasks
 from gallery_lib.compiler import backend
 from gallery_lib.config import TrainConfig
+from gallery_lib.system.gpu import GpuState
 from gallery_lib.tasks.domains import cross_entropy
 from gallery_lib.train.loop import train
+from gallery_lib.train.results import each_step_seconds
 from gallery_lib.train.session import Observer
 
 BUDGET = Path(__file__).with_name("budget.json")
@@ -107,6 +110,29 @@ def within_budget(name: str, variant: str, step: dict[str, int]) -> None:
 
 def losses(results) -> list[float]:
     return [loss for _, loss in results.loss["curve"]]
+
+
+class Trying(Counted):
+    """Takes memory before the first step, as cuDNN does for its trials, and gives it back."""
+
+    def before_step(self, session, step, batch):
+        super().before_step(session, step, batch)
+        if step == 0:
+            torch.empty(2**26, device="cuda")
+
+
+def test_figures_are_the_devices_own_and_its_peak_of_memory_is_that_after_the_warm_up():
+    config = tiny_task.config(warmup_steps=2, max_steps=6, log_interval=3, evaluate=False)
+    observer = Trying()
+    run = train(config, observer)
+    launches = observer.of_a_step()["launches"]
+    # A second for each launch; the last step's also log.
+    assert 20 < 0.8 * launches < run.step_seconds["p50"] <= launches
+    assert sum(run.phase_seconds.values()) == pytest.approx(run.step_seconds["p50"], rel=0.1)
+    assert sum(each_step_seconds(Path(run.config["run_dir"]))) > 6 * 0.8 * launches
+    assert run.gpu == GpuState(1755, 2619, 640, ["power cap"])
+    memory = run.peak_memory_bytes
+    assert 0 < memory["device"] < 2**26 <= memory["device_reserved"]
 
 
 @pytest.mark.parametrize("name", [*WITH_ALL_PRECISIONS, "hf_Bert", "pytorch_unet"])

@@ -28,13 +28,14 @@ OPTIMIZERS = ("inside_optimizers.py",)
 KERNELS = ("../kernels/test_compression.py", "-m", "gpu")
 STATISTICS = ("../kernels/test_cuda_operators.py", "-m", "gpu")
 RANKS, GRAPHS = ("inside_ranks.py",), ("inside_graphs.py",)
+STREAMS, TIMED = ("inside_streams.py",), ("inside_training.py", "-k", "figures")
 
 
 LOADING = "data/loading/device_loader.py"
 GROUP = "comm/process_group.py"
 LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/reducer.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
-CAPTURED = "compiler/backend.py"
+CAPTURED, CLOCK = "compiler/backend.py", "train/session.py"
 FAULTS = [
     Fault("a dropped record_stream", LOADING,
           "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
@@ -79,7 +80,17 @@ FAULTS = [
           "launch.kernel, launch.defines, index)(",
           "launch.kernel, ELEMENTS[torch.float32], index)(", KERNELS),
     Fault("an error of the driver is not raised", LAUNCH, "    if error:\n", "    if False:\n",
-          ("inside_streams.py",)),
+          STREAMS),
+    Fault("the host's clock times steps", CLOCK,
+          'self.cuda = device_type == "cuda"', "self.cuda = False", TIMED),
+    Fault("events are read without waiting for the device", CLOCK,
+          "            self._pending[-1][2].synchronize()\n", "", TIMED),
+    Fault("the device's trials and compilation count as its peak of memory", "train/loop.py",
+          "            session.forget_peak_memory()\n", "", TIMED),
+    Fault("benchmarks publish host time as device time", "../benchmarks/figures_file.py",
+          'if device == "cpu":', "if True:", STREAMS),
+    Fault("benchmarks read events without waiting", "../benchmarks/figures_file.py",
+          "    torch.cuda.synchronize()\n", "", STREAMS),
     Fault("an operator without fake", "kernels/runtime/operators.py",
           "    torch.library.register_fake(qualified, fake)\n", "", STEPS),
     Fault("a fake in another layout", "kernels/batch_norm.py",
@@ -162,8 +173,9 @@ def noticed(fault: Fault) -> str | None:
     """Return the order in which the tests notice the fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in ("gallery_lib", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        left_out = shutil.ignore_patterns("__pycache__", "results")
+        for name in ("gallery_lib", "tests", "benchmarks"):
+            shutil.copytree(ROOT / name, copy / name, ignore=left_out)
         shutil.copy(ROOT / "pyproject.toml", copy)
         fault.plant(copy / "gallery_lib")
         places = os.pathsep.join(str(copy / part) for part in ("tests", "tests/helpers", "."))

@@ -29,7 +29,7 @@ def test_what_runs_inside(order):
     """One task of the gallery trains here; thorough tests have the others."""
     names = ("streams", "loader", "steps", "optimizers", "checkpoint", "graphs", "training")
     files = [f"tests/fake_gpu/inside_{name}.py" for name in names]
-    tasks = ("-k", "not inside_training or tts_angular")
+    tasks = ("-k", "not inside_training or tts_angular or figures")
     pytest_on_device(*files, *tasks, order=order, devices=2, architectures="90,80")
 
 
@@ -37,12 +37,13 @@ def test_what_runs_inside(order):
 @in_orders()
 def test_the_tests_for_a_gpu_pass(order):
     folders = {
-        str(path.parent.relative_to(ROOT))
+        path.parent.relative_to(ROOT)
         for path in (ROOT / "tests").rglob("*.py")
         if "mark.gpu" in path.read_text()
-    } - {"tests/fake_gpu"}
-    assert "tests/kernels" in folders
-    pytest_on_device("-m", "gpu", *sorted(folders), order=order)
+    }
+    kernels, variants = Path("tests/kernels"), Path("tests/measure/test_variants.py")
+    assert folders == {kernels, variants.parent, Path("tests/fake_gpu")}
+    pytest_on_device("-m", "gpu", str(kernels), str(variants), order=order)
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ from made_comparison import ENVIRONMENT
 from gallery_lib.cli.main import main
 from gallery_lib.console.text import Rows
 from gallery_lib.measure.bench_result import Bench, Outcome, Row, read_bench, write_bench
-from gallery_lib.measure.comparison.result import Check, Parity
+from gallery_lib.measure.comparison.result import OTHER_CLOCKS, Check, Parity
 from gallery_lib.report.bench import (
     MEANINGS,
     chart,
@@ -19,6 +19,7 @@ from gallery_lib.report.bench import (
     task_rows,
     text,
 )
+from gallery_lib.system.gpu import GpuState
 
 PASSED = Parity(True, [])
 FAILED = Parity(
@@ -72,6 +73,23 @@ def test_rows_say_why_there_is_no_parity_and_where_a_loader_hides() -> None:
     assert a[-1] == "FAILED: same until step 12, then not"
     assert b[-1] == "too small to judge: take a batch size of 16 or more"
     assert ours[2:4] == ["16.0 (sustained 4.00)", "0.0400"]
+
+
+def test_a_gpu_has_both_rates_and_clocks_that_forbid_a_ratio_are_named() -> None:
+    def on_gpu(megahertz: float) -> Row:
+        return dataclasses.replace(
+            row(0.5),
+            samples_per_second={"global": 16.0, "sustained": 15.9, "whole_run": 0.04},
+            peak_memory_bytes={"host": 2**30, "device": 2**31, "device_reserved": 2**32},
+            gpu=GpuState(megahertz, 2619, 600, []),
+        )
+
+    rows = {"eager-O1": on_gpu(1980), "fabric-best": on_gpu(1755), "ours": on_gpu(1980)}
+    found = outcome(rows, ("eager-O1", "ours", 2.0))
+    _, eager, fabric, ours = task_rows(found, "bench")
+    assert (eager[2], eager[5]) == ("16.0 (sustained 15.9)", "2.00 GiB")
+    assert fabric[6:8] == [OTHER_CLOCKS, OTHER_CLOCKS] and ours[6:8] == ["2.00× (1.90 to 2.10)", ""]
+    assert by_name(summary_rows(bench(a=found)))["a"][2] == OTHER_CLOCKS
 
 
 def with_best_forms() -> Bench:

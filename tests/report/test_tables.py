@@ -7,9 +7,10 @@ import pytest
 from made_comparison import FASTER, NO_DIFFERENCE, SLOWER, changed, comparison
 
 from gallery_lib.console.text import number, rate, seconds
-from gallery_lib.measure.comparison.result import Check, Comparison, Parity
+from gallery_lib.measure.comparison.result import OTHER_CLOCKS, Check, Comparison, Parity
 from gallery_lib.report import tables, verdict
 from gallery_lib.report.tables import folded, unfolded
+from gallery_lib.system.gpu import GpuState
 from gallery_lib.system.machine_load import MachineLoad
 
 QUIET = MachineLoad(0.001, 0.05)
@@ -71,6 +72,26 @@ def test_the_verdict_is_one_line_with_interval_parity_and_break_even(
     *_, paid = said.partition("(parity passed), ")
     break_even = f"Break-even: {paid}" if paid else "There is no break-even."
     assert verdict.break_even_line(found) == break_even
+
+
+def test_other_clocks_of_the_gpu_are_named_in_place_of_a_speed_up() -> None:
+    fast, slow = GpuState(1980, 2619, 610.0, []), GpuState(1755, 2619, 700.0, ["power cap"])
+    on_gpu = changed(GAIN, environment={"device": "1 × A GPU"}, gpu=fast)
+    names, runs = zip(*on_gpu.variants.items(), strict=True)
+    runs = (runs[0], dataclasses.replace(runs[1], gpu=slow))
+    parted = dataclasses.replace(
+        on_gpu, variants=dict(zip(names, runs, strict=True)), speedup=None, verdict=OTHER_CLOCKS
+    )
+    said = (
+        "resnet50: at other GPU clocks (1,980 MHz, memory at 2,619 MHz, 610 W for baseline and "
+        "1,755 MHz, memory at 2,619 MHz, 700 W, slowed by power cap for compiler-opt; at most 3% "
+        "apart is comparable), so no speed-up is given."
+    )
+    assert tables.comparison_text(parted).splitlines()[-3] == said
+    shown = {row[0]: row[1:] for row in tables.measured_rows(on_gpu.variants, {})}
+    assert shown["GPU at work"] == [str(fast)] * 2
+    assert shown["sustained, with waits for data"] == ["not measured"] * 2
+    assert "GPU at work" not in tables.comparison_text(GAIN)
 
 
 def test_precision_processes_tasks_other_variants_and_sizes_are_named() -> None:

@@ -34,6 +34,7 @@ def test_waiting_is_a_part_of_the_time_with_work_of_threads_that_were_there_all_
         (MachineLoad(0.0, 0.11), "The machine was busy", 1),  # a file that does not say
         (MachineLoad(0.0, 0.11, 0.01), "Threads waited for each other's cores 11%", 0),
         (MachineLoad(0.03, 0.11, 0.01), "The machine was busy: the hypervisor", 1),
+        (MachineLoad(gpu_processes=2, stolen=0.0), "The machine was busy: 2 other process(es)", 1),
     ],
 )
 def test_threads_that_wait_for_each_other_alone_do_not_make_a_machine_busy(

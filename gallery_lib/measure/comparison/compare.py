@@ -20,6 +20,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison import interleaved, pair
 from gallery_lib.measure.comparison.interleaved import Turns, Variant, configuration
 from gallery_lib.measure.comparison.result import (
+    OTHER_CLOCKS,
     Comparison,
     break_even_steps,
     write_comparison,
@@ -123,7 +124,7 @@ def compare(
         speedup=speedup,
         parity=parity,
         break_even_steps=break_even_steps(*results.values()) if faster else None,
-        verdict=speedup.verdict if speedup else str(parity.verdict),
+        verdict=speedup.verdict if speedup else parity.verdict or OTHER_CLOCKS,
         chance=tasks.get(config.model).chance(tasks.data_of(config)),
         confidence=stats.CONFIDENCE,
         load=load,

@@ -67,13 +67,14 @@ class Turns:
 
 def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
     """Return the options of a variant's run, which goes on when it diverges."""
+    steps = turns.warmup_steps + turns.rounds * turns.block_steps
     return dataclasses.replace(
         config,
         run_dir=str(run_dir),
-        max_steps=turns.warmup_steps + turns.rounds * turns.block_steps,
+        max_steps=steps,
         epochs=None,
         warmup_steps=turns.warmup_steps,
-        log_interval=1,
+        log_interval=steps if hardware.gpu_count() else 1,  # on CUDA, a line waits for the device
         terminate_on_nan=False,
     )
 

@@ -13,17 +13,23 @@ from gallery_lib.measure.comparison.interleaved import Measurement
 from gallery_lib.measure.comparison.parity import ERROR_FACTOR, Deviation, check_of
 from gallery_lib.measure.comparison.result import LATER_LOSSES, Check, Parity
 from gallery_lib.measure.comparison.untimed import UntimedRuns
+from gallery_lib.system.gpu import clocks_apart
 from gallery_lib.system.machine_load import MachineLoad
 from gallery_lib.train.results import Results
 
 _LARGER = 4  # how many times as large a batch to take where one is too small to judge
 
 
-def ratio(slower: Measurement, faster: Measurement, load: MachineLoad | None = None) -> stats.Ratio:
+def ratio(
+    slower: Measurement, faster: Measurement, load: MachineLoad | None = None
+) -> stats.Ratio | None:
     """Return how many times as fast `faster` is as `slower`, which took turns with it.
 
-    The interval allows for the process spread, and for the load of the machine.
+    The interval allows for the process spread, and for the load of the machine. None stands for a
+    GPU that had other clocks for one than for the other.
     """
+    if clocks_apart(slower.results.gpu, faster.results.gpu):
+        return None
     spread = process_spread(slower.results, faster.results)
     return stats.ratio_of_medians(
         slower.rounds,

@@ -21,6 +21,7 @@ FINITE_LOSSES, SAME_START, LATER_LOSSES = "finite losses", "same start", "all lo
 NOT_COMPARABLE = "not comparable"
 NOT_ANY_MORE = "same at first, then not"
 TOO_SMALL = "too small to judge"
+OTHER_CLOCKS = "at other GPU clocks"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Comparison:
 
     task: str
     variants: dict[str, Results]
-    speedup: stats.Ratio | None  # None: parity failed
+    speedup: stats.Ratio | None  # None: parity failed, or the GPU had other clocks
     parity: Parity
     break_even_steps: int | None  # None unless the second variant is measurably faster
     verdict: str

@@ -302,6 +302,7 @@ class TakingTurns(Probing):
         session.clock.pause()
         if counted == 0:
             self.probe(session, restore=True)
+            session.forget_peak_memory()
             session.phases.begin(TURNS)
         with _loading_stopped():
             self.turns.wait()

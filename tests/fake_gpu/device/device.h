@@ -58,7 +58,8 @@ struct Mark {
 
 struct Event {
     Mark mark;
-    double milliseconds = 0;  // of the host's clock, when it was recorded
+    // Of the device's clock, when its stream came to it; negative before.
+    std::shared_ptr<double> milliseconds = std::make_shared<double>(-1);
     std::shared_ptr<Capture> capture;
     int queries = 0;
 };

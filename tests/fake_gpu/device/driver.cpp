@@ -29,6 +29,9 @@ API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     memset(uuid, device + 1, sizeof *uuid);
     return CUDA_SUCCESS;
 }
+API CUresult cuDeviceGetPCIBusId(char* text, int bytes, CUdevice device) {
+    return static_cast<CUresult>(cudaDeviceGetPCIBusId(text, bytes, device));
+}
 API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
     size_t free_bytes;
     return static_cast<CUresult>(cudaMemGetInfo(&free_bytes, bytes));

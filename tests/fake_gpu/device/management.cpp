@@ -1,5 +1,6 @@
-// NVML, which tells what devices there are without a context on them. library.py gives this library
-// the name libnvidia-ml.so.1 as well.
+// NVML, which tells what devices there are, and how they are, without a context on them. running.py
+// gives this library the name libnvidia-ml.so.1 as well. The clock of their processors in MHz is
+// FAKE_GPU_CLOCK; FAKE_GPU_OTHER is the id of a process that uses them beside the one that asks.
 //
 // Here is also the log of who uses CUDA itself: where FAKE_GPU_USERS names a file, each process
 // writes a line into it for the first call of each kind.
@@ -40,7 +41,20 @@ using namespace fake;
 
 namespace {
 
-constexpr int DONE = 0, NO_SUCH_ARGUMENT = 2;  // nvmlReturn_t
+constexpr int DONE = 0, NO_SUCH_ARGUMENT = 2, TOO_SMALL = 7;  // nvmlReturn_t
+constexpr int PROCESSORS = 1;                                 // nvmlClockType_t
+constexpr unsigned long long POWER_CAP = 4;                   // of nvmlClocksThrottleReasons
+
+struct Process {  // nvmlProcessInfo_t
+    unsigned id;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+unsigned number_of(const char* variable, unsigned otherwise) {
+    const char* text = getenv(variable);
+    return text ? atoi(text) : otherwise;
+}
 
 }  // namespace
 
@@ -55,9 +69,33 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned number, uintptr_t* device) {
     *device = number + 1;
     return number < static_cast<unsigned>(devices()) ? DONE : NO_SUCH_ARGUMENT;
 }
-API int nvmlDeviceGetHandleByPciBusId_v2(const char*, uintptr_t* device) { return nvmlDeviceGetHandleByIndex_v2(0, device); }
+API int nvmlDeviceGetHandleByPciBusId_v2(const char* text, uintptr_t* device) {
+    unsigned bus = 1;  // as cudaDeviceGetPCIBusId numbers them
+    sscanf(text, "%*x:%*x:%x", &bus);
+    return nvmlDeviceGetHandleByIndex_v2(bus ? bus - 1 : 0, device);
+}
 API int nvmlDeviceGetComputeRunningProcesses(uintptr_t, unsigned* number, void*) {
     *number = 0;
+    return DONE;
+}
+API int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t, unsigned* number, Process* processes) {
+    unsigned other = number_of("FAKE_GPU_OTHER", 0), room = *number;
+    *number = other ? 2 : 1;
+    if (room < *number) return TOO_SMALL;
+    processes[0] = {static_cast<unsigned>(getpid()), 1 << 30, ~0u, ~0u};
+    if (other) processes[1] = {other, 1 << 30, ~0u, ~0u};
+    return DONE;
+}
+API int nvmlDeviceGetClockInfo(uintptr_t, int of, unsigned* megahertz) {
+    *megahertz = of == PROCESSORS ? number_of("FAKE_GPU_CLOCK", 1755) : 2619;
+    return DONE;
+}
+API int nvmlDeviceGetPowerUsage(uintptr_t, unsigned* milliwatts) {
+    *milliwatts = 640000;
+    return DONE;
+}
+API int nvmlDeviceGetCurrentClocksThrottleReasons(uintptr_t, unsigned long long* reasons) {
+    *reasons = POWER_CAP;
     return DONE;
 }
 API int nvmlDeviceGetUUID(uintptr_t device, char* text, unsigned bytes) {

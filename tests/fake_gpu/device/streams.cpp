@@ -8,12 +8,12 @@
 //   early      work of the streams that a program makes runs at once; that of the device's own
 //              stream waits until somebody waits for it
 //   random:N   after each piece of work, streams drawn from the seed N run part of their work
+//
+// The device's clock is not the host's: each piece of work takes a second of it. An event has the
+// time at which its stream comes to it, and none before.
 #include "device.h"
 
 #include <dlfcn.h>
-
-#include <dlfcn.h>
-#include <time.h>
 
 #include <algorithm>
 #include <random>
@@ -36,11 +36,7 @@ enum class Order { late, early, random };
 Order order = Order::late;
 std::mt19937 drawn;
 
-double milliseconds_now() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
-}
+double milliseconds = 0;  // of the device's clock
 
 // Work may be Python. Who waits for another thread's work must not hold Python's lock meanwhile.
 struct WithoutPython {
@@ -146,6 +142,7 @@ cudaError_t run_until(Mark mark) {
             if (mark.stream->done >= mark.position || mark.stream->queue.empty()) break;
             work = std::move(mark.stream->queue.front());
             mark.stream->queue.pop_front();
+            milliseconds += 1000;
         }
         cudaError_t error = work();
         std::lock_guard<std::recursive_mutex> held(lock);
@@ -292,13 +289,23 @@ API cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     count("cudaEventRecord");
-    std::lock_guard<std::recursive_mutex> held(lock);
     Event* event = reinterpret_cast<Event*>(e);
     Stream* stream = stream_of(s);
-    event->mark = {stream, stream->enqueued};
-    event->milliseconds = milliseconds_now();
-    event->capture = stream->capture;
-    event->queries = 0;
+    auto reached = std::make_shared<double>(-1);
+    {
+        std::lock_guard<std::recursive_mutex> held(lock);
+        if (stream->done >= stream->enqueued) {
+            *reached = milliseconds;
+        } else if (!stream->capture) {  // a record takes no time itself
+            stream->queue.push_back([=] { *reached = milliseconds -= 1000; return cudaSuccess; });
+            stream->enqueued++;
+        }
+        event->mark = {stream, stream->enqueued};
+        event->milliseconds = reached;
+        event->capture = stream->capture;
+        event->queries = 0;
+    }
+    if (!event->capture) run_ahead(stream);
     return cudaSuccess;
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
@@ -320,9 +327,11 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     }
     return run_until(reinterpret_cast<Event*>(e)->mark);
 }
-API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-    *milliseconds = static_cast<float>(reinterpret_cast<Event*>(to)->milliseconds -
-                                       reinterpret_cast<Event*>(from)->milliseconds);
+API cudaError_t cudaEventElapsedTime(float* elapsed, cudaEvent_t from, cudaEvent_t to) {
+    double began = *reinterpret_cast<Event*>(from)->milliseconds;
+    double ended = *reinterpret_cast<Event*>(to)->milliseconds;
+    if (began < 0 || ended < 0) return cudaErrorNotReady;
+    *elapsed = static_cast<float>(ended - began);
     return cudaSuccess;
 }
 

@@ -16,10 +16,19 @@ from tiny_task import config
 
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.errors import RunFailed
+from gallery_lib.measure.comparison import interleaved, pair
 from gallery_lib.measure.comparison.compare import compare
-from gallery_lib.measure.comparison.interleaved import Turns, rounds_of
-from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
+from gallery_lib.measure.comparison.interleaved import Measurement, Turns, rounds_of
+from gallery_lib.measure.comparison.result import (
+    OTHER_CLOCKS,
+    Parity,
+    break_even_steps,
+    read_comparison,
+)
+from gallery_lib.measure.comparison.untimed import UntimedRuns
 from gallery_lib.report.tables import comparison_text, folder_text
+from gallery_lib.system.gpu import GpuState, at_work
+from gallery_lib.system.machine_load import MachineLoad, Watch
 from gallery_lib.train.results import read_steps
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
@@ -125,6 +134,28 @@ def test_a_variant_that_fails_ends_the_comparison_with_the_line_of_code_that_fai
     ):
         compared(tmp_path, "FAILING")
     assert not (tmp_path / "comparison.json").exists()
+
+
+@pytest.mark.parametrize(("megahertz", "judged"), [(1755, False), (1925, True)])
+def test_forms_at_other_gpu_clocks_get_no_speedup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, megahertz: int, judged: bool
+) -> None:
+    rounds = [[0.5, 0.5], [0.5, 0.5]]
+    idle, clocks = GpuState(345, 2619, 90, ["idleness"]), {"one": 1980, "other": megahertz}
+    measured = {}
+    for name, clock in clocks.items():
+        busy = [GpuState(clock + more, 2619, 600, ["power cap"]) for more in (-9, 0, 5)]
+        run = dataclasses.replace(results(0.5), gpu=at_work([idle, *busy]))
+        measured[name] = Measurement(run, {}, rounds)
+    monkeypatch.setattr(interleaved, "take_turns", lambda *_, **__: measured)
+    monkeypatch.setattr(UntimedRuns, "reference", lambda self: None)
+    monkeypatch.setattr(pair, "parity", lambda *_: Parity(True, []))
+    monkeypatch.setattr(Watch, "seen", lambda self: MachineLoad(0.0))
+    variants = {name: config() for name in clocks}
+    outcome = compare(variants, folder=tmp_path, progress=False)
+    assert (outcome.speedup is not None) == judged
+    assert outcome.verdict == ("no measurable difference" if judged else OTHER_CLOCKS)
+    assert read_comparison(tmp_path).candidate.gpu == measured["other"].results.gpu
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
