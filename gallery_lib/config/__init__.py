@@ -319,12 +319,12 @@ class BenchConfig:
     """Options of `gallery bench`, which measures tasks in several variants (measure/bench.py)."""
 
     variants: str | None = None
-    """Variants, with commas between. The eager one always takes part. Default: all."""
+    """Variants, with commas between. The eager one always takes part. Default: all here."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """Precision of all variants. auto is O1 where the device computes in bfloat16, else O0."""
     profile: Literal["auto", "quick", "large", "full"] = "auto"
     """Sizes of the tasks. quick is for a few cores; large has quick's batches with images of 224²
-    and sequences of 128. auto is full on a GPU, else quick."""
+    and sequences of 128. auto is quick; on a GPU full, with a batch that fits into its memory."""
     batch_size: int | None = None
     """Samples per process and step. Default: the profile's."""
     image_size: int | None = option(None, minimum=32)
@@ -408,8 +408,8 @@ class ComparedConfig:
     """Parameters of a notebook that compares trainings."""
 
     profile: Literal["auto", "quick", "full"] = "auto"
-    """Sizes: quick is minutes on two cores, full is the task at its real size. auto is full on a
-    GPU, else quick."""
+    """Sizes: quick is minutes on two cores, full is the task at its real size. auto is quick; on a
+    GPU full, with a batch that fits into its memory."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """Precision of both variants. auto is O1 where the device computes in bf16 or fp16, else O0."""
     amp_dtype: Literal["auto", "bf16", "fp16"] = "auto"

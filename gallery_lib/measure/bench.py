@@ -29,6 +29,7 @@ from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.measure.bench_result import (
     BEST,
     EAGER,
+    GRAPHS,
     OURS,
     TURN_ORDER,
     VARIANTS,
@@ -46,6 +47,7 @@ from gallery_lib.measure.comparison.untimed import UntimedRuns, measured_key
 from gallery_lib.measure.variants import missing, reason_not_applied, variables_of
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.hardware import library_version
+from gallery_lib.system.processes import tell
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import precision
 
@@ -87,7 +89,8 @@ def variant_names(config: BenchConfig) -> list[str]:
     """Return the variants, the baseline first; raise InputError for an unknown one."""
     baseline = EAGER[amp_level(config)]
     # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
-    names = [name for name in VARIANTS if name != EAGER["O1"]]
+    left_out = {EAGER["O1"], *(() if hardware.device_type() == "cuda" else GRAPHS)}
+    names = [name for name in VARIANTS if name not in left_out]
     if config.variants is not None:
         words = [word.strip() for word in config.variants.split(",") if word.strip()]
         for word in words:
@@ -127,7 +130,10 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
             values[option] = value
     compare = {option: values.pop(option) for option in of_turns & values.keys()}
     train = {**values, "model": name, "amp_level": amp_level(config), "evaluate": False}
-    return options.from_mapping(TrainConfig, train), options.from_mapping(CompareConfig, compare)
+    result = options.from_mapping(TrainConfig, train)
+    if config.profile == "auto" and config.batch_size is None:
+        result = memory_estimate.fitting(result)
+    return result, options.from_mapping(CompareConfig, compare)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -217,6 +223,15 @@ def _plans(names: Sequence[str], config: BenchConfig) -> dict[str, Plan]:
     return by_name
 
 
+def _half(plan: Plan, config: BenchConfig) -> Plan | None:
+    """Return the plan with half the batch, and say so; None where the options name the batch."""
+    half = memory_estimate.halved(plan.config)
+    if half is None or config.profile != "auto" or config.batch_size is not None:
+        return None
+    tell(f"{half.model}: the memory of the GPU ran out; again with batch_size={half.batch_size}")
+    return bench_plan(half.model, dataclasses.replace(config, batch_size=half.batch_size))
+
+
 def run(
     names: Sequence[str],
     config: BenchConfig,
@@ -256,6 +271,9 @@ def run(
         label = f"{name} ({number} of {len(by_name)})" if len(by_name) > 1 else name
         run_folder = paths.free_name(folder, name)
         outcome = measure_task(plan, digest, run_folder, label=label)
+        while outcome.short_of_gpu_memory and (half := _half(plan, config)):
+            plan, run_folder = half, paths.free_name(folder, name)
+            outcome = measure_task(plan, digest, run_folder, label=label)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         after_task(folder, bench)
@@ -282,6 +300,7 @@ def _row(measurement: Measurement, parity: Parity | None) -> Row:
         peak_memory_bytes=results.peak_memory_bytes,
         techniques=results.techniques,
         parity=parity,
+        gpu=results.gpu,
     )
 
 
@@ -317,8 +336,7 @@ class _TaskMeasurement:
         for slower, faster in plan.pairs:
             if all(
                 name in self.group_of and self.rows[name].comparable for name in (slower, faster)
-            ):
-                ratio = self._ratio(slower, faster)
+            ) and (ratio := self._ratio(slower, faster)):
                 self.ratios.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
 
     def _run_group(self, names: list[str], folder: Path, progress: Progress) -> None:
@@ -337,8 +355,8 @@ class _TaskMeasurement:
             self.rows[name] = Row(interleaved.reason_of(error))
         self.group_of |= dict.fromkeys(measured, measured)
 
-    def _ratio(self, slower: str, faster: str) -> stats.Ratio:
-        """Return how many times as fast `faster` is as `slower`.
+    def _ratio(self, slower: str, faster: str) -> stats.Ratio | None:
+        """Return how many times as fast `faster` is as `slower`, or None at other GPU clocks.
 
         The ratio is direct where both took turns with one another, otherwise through the baseline.
         """
@@ -346,9 +364,8 @@ class _TaskMeasurement:
         if slower in b:
             return pair.ratio(b[slower], b[faster])
         first = self.plan.baseline
-        return stats.change_of_ratio(
-            pair.ratio(a[first], a[slower]), pair.ratio(b[first], b[faster])
-        )
+        before, after = pair.ratio(a[first], a[slower]), pair.ratio(b[first], b[faster])
+        return stats.change_of_ratio(before, after) if before and after else None
 
 
 def measure_task(

@@ -6,7 +6,7 @@ Names of techniques mean these techniques of the backend and no others, as in a 
 by hand uses it. In bfloat16, or in fp32 without what is said of bfloat16:
 
 - `eager`: autocast around forward pass and loss.
-- `torch.compile`: `model.compile()`, and autocast.
+- `torch.compile`: `model.compile()`, and autocast. On a GPU also in its modes with CUDA graphs.
 - `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`,
   `accelerator.backward(loss)`.
 - `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`,
@@ -14,10 +14,11 @@ by hand uses it. In bfloat16, or in fp32 without what is said of bfloat16:
 
 Each has torch's fused optimizer, where torch has one of that class; channels_last for weights and
 images, where convolutions gain from it and the model's code is of libraries that take it; on the
-CPU, glibc's tunables, with which it keeps large blocks.
+CPU, glibc's tunables, with which it keeps large blocks; on a GPU, cuDNN's measured algorithms, and
+copies of batches that do not wait: those of a loop of one's own are made ahead, as ours are.
 
-Nothing of this backend is used: not its one-pass optimizers, not its compiler passes, not its way
-of loading. `accelerate` and `fabric` are optional: the extra `bench` installs them.
+Nothing else of this backend is used: not its optimizers, not its compiler passes, not its way of
+loading. `accelerate` and `fabric` are optional: the extra `bench` installs them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ from gallery_lib.config import Config, Loader, Memory
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels import mixed_product
+from gallery_lib.measure.bench_result import GRAPHS
 from gallery_lib.memory import memory_format, takes_any_layout
 from gallery_lib.system import hardware
 from gallery_lib.train.session import Plain, Prepared, Recipe, lay_out_batches
@@ -59,6 +62,7 @@ _ONLY_IN_BF16 = (EMULATED, LARGE_BATCH_NORMS, SMALL_CONVOLUTIONS, MIXED_PRODUCTS
 MODULES = {
     "eager-best": "torch",
     "torch.compile-best": "torch",
+    **dict.fromkeys(GRAPHS, "torch"),
     "accelerate-best": "accelerate",
     "fabric-best": "lightning_fabric",
 }
@@ -151,7 +155,9 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
 
 
 def missing(name: str) -> str | None:
-    """Return how to install what the peer `name` lacks here, or None when it is there."""
+    """Return what the peer `name` lacks here, and how to install it; None when it can run."""
+    if name in GRAPHS and hardware.device_type() != "cuda":
+        return "does not apply: a mode of torch.compile for GPUs"
     if importlib.util.find_spec(MODULES[name]) is not None:
         return None
     return f"not installed: {MODULES[name].replace('_', '-')} (`prepare.sh --test` installs it)"
@@ -182,7 +188,7 @@ class Peer(Recipe):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.keeps_loader = name in ("eager-best", "torch.compile-best")
+        self.keeps_loader = MODULES[name] == "torch"
 
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train; InputError in float16, which needs a loss scaler."""
@@ -201,16 +207,20 @@ class Peer(Recipe):
             layout = torch.contiguous_format
             done["layout"] = "contiguous: code of the model's own may need it"
         done["allocator"] = _allocator(device)
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+            done["cuDNN"] = "measures its algorithms"
         if self.name != "eager-best":
             cache.keep_headers()
         build = {
             "accelerate-best": _accelerate,
             "fabric-best": _fabric,
             "torch.compile-best": _torch_compile,
+            **{name: partial(_torch_compile, mode=name.removesuffix("-best")) for name in GRAPHS},
         }
         wrapped, loader, optimizer, more = build.get(self.name, _eager)(plain, done)
         # What is the data set's own, its epochs and the end of its batches, is around the loader.
-        unaided = Loader(prefetch=0, nice=0)
+        unaided = Loader(nice=0) if self.keeps_loader else Loader(prefetch=0, nice=0)
         batches = DeviceLoader(loader, device, layout, unaided, shard=False)
         dtype = None if more else plain.autocast_dtype
         return Prepared(wrapped, batches, optimizer, dtype, done, **more)
@@ -225,19 +235,22 @@ def _eager(plain: Plain, done: dict[str, str]) -> _Made:
     return plain.model, plain.loader, _optimizer(plain, done), {}
 
 
-def _torch_compile(plain: Plain, done: dict[str, str]) -> _Made:
-    plain.model.compile()
-    done["compiler"] = f"torch.compile {torch.__version__}"
+def _torch_compile(plain: Plain, done: dict[str, str], mode: str = "default") -> _Made:
+    plain.model.compile(mode=mode)
+    done["compiler"] = f"torch.compile {torch.__version__}, mode {mode}"
     return _eager(plain, done)
 
 
 def _accelerate(plain: Plain, done: dict[str, str]) -> _Made:
     import accelerate
-    from accelerate.utils import TorchDynamoPlugin
+    from accelerate.utils import DataLoaderConfiguration, TorchDynamoPlugin
 
     precision = "bf16" if plain.autocast_dtype else "no"
     plugin = TorchDynamoPlugin(backend="inductor")
-    accelerator = accelerate.Accelerator(mixed_precision=precision, dynamo_plugin=plugin)
+    loading = DataLoaderConfiguration(non_blocking=process_group.device().type == "cuda")
+    accelerator = accelerate.Accelerator(
+        mixed_precision=precision, dynamo_plugin=plugin, dataloader_config=loading
+    )
     wrapped, optimizer, batches = accelerator.prepare(
         plain.model, _optimizer(plain, done), plain.loader
     )

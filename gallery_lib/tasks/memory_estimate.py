@@ -7,18 +7,21 @@ backward, and the largest of them once more. The gradient of the largest comes w
 there (a language model's logits).
 
 A process that is being compared keeps a copy of its weights for a while. Rank 0 of a run that saves
-checkpoints keeps a copy of weights and optimizer states. GPUs are not asked about their memory:
-that would initialise CUDA in the wrong process.
+checkpoints keeps a copy of weights and optimizer states. On a GPU a run of half precision takes
+less than is estimated.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import psutil
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-from gallery_lib.tasks import SIZES, of, with_sizes
+from gallery_lib.system.processes import tell
+from gallery_lib.tasks import SIZES, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
 # Values per parameter that the optimizer keeps; others keep two moments.
@@ -80,3 +83,28 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
         f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free on this host. "
         "Choose smaller sizes, fewer processes, or a larger machine."
     )
+
+
+def halved(config: TrainConfig) -> TrainConfig | None:
+    """Return the run with half its batch, in whole items; None where that is less than one."""
+    item, size = get(config.model).samples_per_item, with_sizes(config).batch_size or 0
+    items = size // item // 2
+    return dataclasses.replace(config, batch_size=items * item) if items else None
+
+
+def fitting(config: TrainConfig) -> TrainConfig:
+    """Return the run with as large a batch, by halves, as two variants have GPU memory for.
+
+    A smaller batch than that of `config` is told in a line. Without a GPU nothing changes.
+    """
+    gpus, result = hardware.visible_gpus(), config
+    room = (1 - _RESERVE) * min((gpu.memory_bytes for gpu in gpus), default=0)
+    while gpus and 2 * needed_bytes(result, compared=True) > room and (half := halved(result)):
+        result = half
+    if result is not config:
+        needed, size = 2 * needed_bytes(config, compared=True), with_sizes(config).batch_size
+        tell(
+            f"{config.model}: batch_size={result.batch_size}, since two variants with {size} need "
+            f"about {needed / 2**30:.0f} GiB, and the GPU has {room / 2**30:.0f}."
+        )
+    return result

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_task
@@ -14,13 +15,16 @@ from gallery_lib.measure import bench, variants
 from gallery_lib.measure.bench import Plan, bench_plan, groups, waterfall_of
 from gallery_lib.measure.bench_result import (
     BEST,
+    GRAPHS,
     VARIANTS,
     Outcome,
     Row,
     best_of_others,
     read_bench,
 )
+from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.system import hardware
+from gallery_lib.system.hardware import Gpu
 from gallery_lib.train.resolved import resolve
 
 TINY, FAILING, WRONG_BASELINE = (
@@ -150,7 +154,7 @@ def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(
     level: str, baseline: str
 ) -> None:
     plan = bench_plan(TINY, BenchConfig(batch_size=8, amp_level=level))  # type: ignore[arg-type]
-    expected = set(VARIANTS) - ({"eager-O1"} if level == "O0" else set())
+    expected = set(VARIANTS) - set(GRAPHS) - ({"eager-O1"} if level == "O0" else set())
     assert set(plan.variants) | set(plan.absent) == set(plan.order) == expected
     assert plan.order[0] == plan.baseline == baseline
     plain = plan.variants[baseline].config
@@ -235,6 +239,50 @@ def test_a_gpu_is_fed_by_several_processes_unless_the_options_say_otherwise(
     monkeypatch.setattr(hardware, "cores", lambda: 96)
     most = resolve(plan.config, local_processes=1, run_dir="").workers
     assert most == (16 if (device, asked) == ("cuda", None) else workers)
+
+
+def test_on_a_gpu_torch_compile_is_measured_in_its_modes_with_graphs_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = bench_plan(TINY, BenchConfig(variants=",".join(GRAPHS), amp_level="O0"))
+    assert all("for GPUs" in asked.absent[name] for name in GRAPHS)
+    monkeypatch.setattr(hardware, "device_type", lambda: "cuda")
+    plan = bench_plan(TINY, BenchConfig(amp_level="O0"))
+    assert {(name, "ours") for name in GRAPHS} <= set(plan.pairs) and set(GRAPHS) <= set(BEST)
+
+
+def test_a_gpu_gets_the_batch_of_which_two_runs_fit_and_half_of_it_where_they_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def batches(gibibytes: int, **options: Any) -> list[int | None]:
+        card = Gpu("A", (9, 0), gibibytes * 2**30)
+        monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
+        monkeypatch.setattr(hardware, "visible_gpus", lambda: (card,))
+        return [
+            bench_plan("hf_Bert", BenchConfig(**options)).config.batch_size,
+            notebook.settings("hf_Bert", options).train.batch_size,
+        ]
+
+    assert batches(24) == [8, 8]
+    said = "hf_Bert: batch_size=8, since two variants with 32 need about 62 GiB, and the GPU has 23"
+    assert capsys.readouterr().err.count(f"{said}.\n") == 2
+    assert batches(24, profile="full") == [32, 32] and batches(24, batch_size=64) == [64, 64]
+    capsys.readouterr()
+    assert batches(80) == [32, 32] and "hf_Bert" not in capsys.readouterr().err
+    # The estimate is none of what a compiler or cuDNN takes.
+    tried: list[int | None] = []
+
+    def measure(plan: Plan, digest: str, folder: Path, **_: object) -> Outcome:
+        tried.append(plan.config.batch_size)
+        short = "rank 0: the memory of the GPU ran out" if len(tried) < 3 else None
+        rows = {"eager-O1": Row(None), "ours": Row(short)}
+        return Outcome(digest, "2026-01-01", 1.0, None, {}, rows, [])
+
+    monkeypatch.setattr(bench, "measure_task", measure)
+    for options in ({}, {"batch_size": 8}):
+        out = str(tmp_path / str(len(options)))
+        bench.run([TINY], BenchConfig(out=out, amp_level="O1", **options))
+    assert tried == [None, 4, 2, 8]  # first the task's own, which is 8
 
 
 def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:

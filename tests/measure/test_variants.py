@@ -9,7 +9,9 @@ from torch import nn
 
 from gallery_lib import optim
 from gallery_lib.config import TrainConfig
+from gallery_lib.data.loading import device_loader
 from gallery_lib.measure import variants
+from gallery_lib.measure.bench_result import GRAPHS
 from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.train.session import Plain, Prepared
@@ -83,6 +85,43 @@ def test_a_peer_has_torchs_fused_optimizer_and_channels_last_and_nothing_of_this
     assert made.techniques["layout"] == "channels_last"
     assert modes == ([] if peer == "eager-best" else ["default"])
     assert (peer == "eager-best") == ("compiler" not in made.techniques)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("peer", "mode", "ahead"),
+    [
+        ("eager-best", [], [2]),
+        ("torch.compile-best", ["default"], [2]),
+        ("reduce-overhead-best", ["reduce-overhead"], [2]),
+        ("max-autotune-best", ["max-autotune"], [2]),
+        ("accelerate-best", ["default"], []),
+        ("fabric-best", ["default"], []),
+    ],
+)
+def test_on_a_gpu_a_peer_has_what_ours_has_of_torch(
+    peer: str,
+    mode: list[str],
+    ahead: list[int],
+    modes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if missing := variants.missing(peer):
+        pytest.skip(missing)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    depths: list[int] = []
+
+    class Seen(device_loader.CopiedAhead):
+        def __init__(self, batches: Any, device: torch.device, depth: int) -> None:
+            depths.append(depth)
+            super().__init__(batches, device, depth)
+
+    monkeypatch.setattr(device_loader, "CopiedAhead", Seen)
+    made = prepared([peer])
+    assert torch.backends.cudnn.benchmark and "cuDNN" in made.techniques
+    assert [batch.device.type for batch in made.loader] == ["cuda", "cuda"]
+    assert (modes, depths) == (mode, ahead)
+    assert all(f"mode {name}" in made.techniques["compiler"] for name in mode if peer in GRAPHS)
 
 
 def test_where_torch_has_no_fused_form_a_peer_has_the_optimizer_as_it_comes() -> None:

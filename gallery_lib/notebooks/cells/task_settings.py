@@ -122,6 +122,7 @@ def completed(
 ) -> Settings:
     """Return the settings that follow from checked parameters, and show them with `more_rows`."""
     from gallery_lib import tasks
+    from gallery_lib.tasks import memory_estimate
     from gallery_lib.train import precision
 
     # It warns of a CUDA toolkit without a GPU whenever something is compiled.
@@ -145,6 +146,8 @@ def completed(
         seed=config.seed,
         **values,
     )
+    if config.profile == "auto" and config.batch_size is None:
+        train = memory_estimate.fitting(train)
     processes, waterfall = 1, False
     if isinstance(config, NotebookConfig):
         # Processes of one CPU share its cores: nothing is gained that is worth the reader's time.
