@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -271,8 +272,21 @@ def _too_long(scheduler: Any, loader: Any, divided: DeviceLoader) -> str | None:
 
 def _adopt_optimizers(state: _State) -> dict[str, str]:
     compute = state.config.compute
+    seeds: Iterable[int | None] = itertools.repeat(None)
     optimizers = state.optimizers if compute.optimizer else ()
-    notes = [accelerate_optimizer(one, scaled=compute.fp16) for one in optimizers]
+    if compute.moments == "bf16":
+        if not optimizers:
+            raise InputError(
+                "config.compute.moments=bf16 needs an optimizer among the arguments of accelerate()"
+                ", and config.compute.optimizer.",
+                parameter="compute.moments",
+            )
+        # One for all ranks: their moments have to be the same.
+        seeds = itertools.count(process_group.from_rank_0(torch.initial_seed()))
+    notes = [
+        accelerate_optimizer(one, scaled=compute.fp16, moments_seed=seed)
+        for one, seed in zip(optimizers, seeds, strict=False)
+    ]
     return {"optimizer": notes[-1]} if notes else {}
 
 

@@ -29,6 +29,8 @@ class TrainConfig:
     """Use own kernels in the accelerated backend. Switch them off to compare, or if one fails."""
     tune: bool = False
     """In the accelerated backend, choose layout and compiler by measurement, once."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Moments of AdamW in the accelerated backend on a CPU. bf16 is faster, with other rounding."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """O0 is fp32, O1 is autocast, with gradient scaling in fp16. auto is O1 where the device
     computes in bf16 or fp16, else O0."""
@@ -121,6 +123,8 @@ class Compute:
     """Use own CUDA kernels. Switch them off to compare, or where one fails."""
     optimizer: bool = True
     """Give the optimizer its fastest form, fused or sync-free. Updates differ by rounding."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Moments of Adam and AdamW, on a CPU. bf16, rounded by chance, is faster and less memory."""
     share_cores: bool = True
     """On a CPU, have waiting threads sleep, not spin, as long as other work wants their cores."""
 
@@ -464,8 +468,6 @@ class DataParallelNotebookConfig:
     """Samples per process and step."""
     epochs: int = 1
     """Passes over the images."""
-    log_steps: int = 1
-    """Steps between two lines of the log."""
     processes: int | None = None
     """Processes of the parallel runs. Default: one per device, at most 8."""
     rounds: int = option(8, minimum=4)
@@ -486,8 +488,6 @@ class CommunicationNotebookConfig:
     """Rate of each host's link, either way, in bits per second. Lower: wire formats gain more."""
     rounds: int = option(4, minimum=4)
     """Turns of each technique; the intervals come from these. More turns take longer."""
-    block_steps: int = 3
-    """Counted steps in one turn."""
     epochs: int = 8
     """Passes over the digits that each wire format learns."""
 

@@ -373,8 +373,9 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: Notice) -> Results 
     try:
         # A folder's name may be any bytes.
         shown.say(visible(f"$ {shown_command(job.config, job.launch)}"))
-        level, dtype = job.config.amp_level, job.config.amp_dtype
-        shown.say(f"precision: {precision.described(level, dtype, hardware.device_type())}")
+        level, dtype, moments = job.config.amp_level, job.config.amp_dtype, job.config.moments
+        words = precision.described(level, dtype, hardware.device_type(), moments)
+        shown.say(f"precision: {words}")
         view = job.view(shown)
         forwarded = ""
         while job.running():

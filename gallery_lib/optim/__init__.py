@@ -1,6 +1,7 @@
 """Optimizers: the one that a task uses, its schedule, and its accelerated implementation.
 
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
+- `bf16_moments`: Adam and AdamW of this form whose moments are in bf16.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip

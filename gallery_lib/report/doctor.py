@@ -60,8 +60,10 @@ def _measured_in(folder: Path) -> Results:
 
 
 def _run_text(results: Results) -> str:
+    moments = results.config.get("moments", "fp32")
+    level = results.config["amp_level"] + ("" if moments == "fp32" else f", {moments} moments")
     head = (
-        f"{results.task}, {results.config['amp_level']}, batch size "
+        f"{results.task}, {level}, batch size "
         f"{results.config['batch_size']}, {results.world_size} process(es)"
     )
     return "\n".join(

@@ -103,6 +103,8 @@ def headline(roofline: Roofline) -> str:
         if options.get(name)
     ]
     form = "compiler-opt" if options["compiler_opt"] else "eager"
+    if (moments := options.get("moments", "fp32")) != "fp32":
+        form += f" with moments in {moments}"
     return ", ".join([roofline.task.rsplit(":", 1)[-1], options["amp_level"], *sizes, form])
 
 

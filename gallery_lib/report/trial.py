@@ -142,7 +142,10 @@ def _to_paste(trial: Trial) -> str | None:
 
 def _seen(trial: Trial) -> str:
     names = ", ".join(f"{model['name']} ({model['weights']:,} weights)" for model in trial.models)
-    steppers = ", ".join(one["name"] for one in trial.optimizers)
+    half = " with moments in bf16"
+    steppers = ", ".join(
+        one["name"] + (half if one.get("moments") == "bf16" else "") for one in trial.optimizers
+    )
     step = "a step of an optimizer" if trial.cycle == 1 else f"{trial.cycle} steps of optimizers"
     return (
         f"Seen: {names}; {steppers}; a step is {step}. {hardware.describe(trial.environment)}. "

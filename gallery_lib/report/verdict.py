@@ -23,7 +23,14 @@ BASELINE = "PyTorch eager"  # name of the variant `baseline` in texts
 
 
 def precision(results: Results) -> str:
-    """Return the precision of a run: `fp32`, or `bf16 autocast`."""
+    """Return the precision of a run: `fp32`, or `bf16 autocast with moments in bf16`."""
+    moments = results.config.get("moments", "fp32")  # a file of an earlier version has none
+    if moments != "fp32":
+        return f"{_of_passes(results)} with moments in {moments}"
+    return _of_passes(results)
+
+
+def _of_passes(results: Results) -> str:
     if results.config["amp_level"] == "O0":
         return "fp32"
     amp_dtype = results.config.get("amp_dtype", "auto")

@@ -81,6 +81,16 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             parameter="resume",
         )
     default = task.optimizer
+    if config.moments != "fp32":
+        problem = ""
+        if not config.compiler_opt:
+            problem = "is the accelerated backend's: give compiler_opt, too"
+        elif hardware.device_type() != "cpu":
+            problem = "is for a CPU, and this run is on a GPU"
+        elif default.name not in ("Adam", "AdamW"):
+            problem = f"is for Adam and AdamW, and {task.name} has {default.name}"
+        if problem:
+            raise InputError(f"moments={config.moments} {problem}.", parameter="moments")
     completed = {
         "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
         "lr": default.lr if config.lr is None else config.lr,

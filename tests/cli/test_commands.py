@@ -114,7 +114,7 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "values"),
+    ("command", "values"),
     [
         ("shwo x", ["`shwo`", "`show`"]),
         ("show", ["FOLDER", "gallery show --help"]),
@@ -126,12 +126,16 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         ("run --resume", ["--resume", "--out"]),
         ("doctor --workers 2", ["--workers"]),
         ("roofline", ["TASK", "gallery roofline --help"]),
+        ("roofline resnet18 --moments bf16", ["moments=bf16", "compiler_opt"]),
+        ("train --model=resnet18 --moments=bf16", ["moments=bf16", "compiler_opt"]),
+        ("train --model=tts_angular --compiler-opt --moments=bf16", ["moments=bf16", "RAdam"]),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(
-    words: str, values: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(words.split())
+    words = command.split()
+    code = launch_single_task(words[1:]) if words[0] == "train" else main(words)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     check_refused_command(code, line, *values)

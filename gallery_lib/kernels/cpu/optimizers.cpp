@@ -1,5 +1,5 @@
 // Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors, in one pass over memory: torch.optim's formulas, in fp32 as
-// there. Tensors that a loop is not written for are refused before anything is written (tensor.h).
+// there. Adam's moments may be bf16. Tensors that a loop is not written for are refused before anything is written (tensor.h).
 #include <cmath>
 #include <cstdint>
 #include <new>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor.h"
+#include "vectors.h"
 
 struct Tensors {  // as in cpu_optimizers.py
     const int64_t* descriptors;  // of tensors row by row: weight, gradient, first state, second state (tensor.h)
@@ -18,12 +19,12 @@ struct Tensors {  // as in cpu_optimizers.py
 constexpr int64_t MOST_COLUMNS = 4, GRADIENT = 1;
 
 struct Row {
-    float *weight, *gradient, *first, *second;  // states, or null where there are fewer columns
+    float *weight, *gradient, *first, *second;  // states (they may be bf16), or null where there are fewer columns
     int64_t count;
 };
 
 // Fills `rows`, or says which tensor is refused and why.
-static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, std::vector<Row>& rows) {
+static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, Dtype states, std::vector<Row>& rows) {
     if (!tensors) return refusal(WRONG_ARGUMENTS);
     const Tensors t = *tensors;
     if (t.rows < 0 || t.columns < fewest || t.columns > most || t.rows > t.length) return refusal(WRONG_ARGUMENTS);
@@ -37,12 +38,13 @@ static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, s
         for (int64_t column = 0; column < t.columns; column++) {
             Tensor& tensor = of_row[column];
             if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, row, column);
-            Reason reason = checked(tensor, FLOAT32);
+            Reason reason = checked(tensor, column > GRADIENT ? states : FLOAT32);
             if (!reason && !same_sizes(of_row[0], tensor)) reason = WRONG_SHAPE;
             if (!reason && tensor.count && !same_strides(of_row[0], tensor)) reason = OTHER_LAYOUT;
             if (reason) return refusal(reason, row, column);
             data[column] = tensor.as<float>();
-            if (tensor.count) spans.push_back({tensor.data, tensor.data + tensor.count * sizeof(float), column != GRADIENT, row, column});
+            const char* end = tensor.data + tensor.count * element_bytes(tensor.dtype);
+            if (tensor.count) spans.push_back({tensor.data, end, column != GRADIENT, row, column});
         }
         rows.push_back({data[0], data[1], data[2], data[3], of_row[0].count});
     }
@@ -77,11 +79,11 @@ static void in_parallel(const std::vector<Row>& rows, int64_t most_threads, Step
 
 // Reads the rows, then has `run(rows)` step them; returns 0, or what was refused.
 template <class Run>
-static int64_t stepped(const Tensors* tensors, const void* options, int64_t fewest, int64_t most, Run run) {
+static int64_t stepped(const Tensors* tensors, const void* options, int64_t fewest, int64_t most, Run run, Dtype states = FLOAT32) {
     if (!options) return refusal(WRONG_ARGUMENTS);
     std::vector<Row> rows;
     try {
-        if (const int64_t refused = read_rows(tensors, fewest, most, rows)) return refused;
+        if (const int64_t refused = read_rows(tensors, fewest, most, states, rows)) return refused;
     } catch (const std::bad_alloc&) {
         return refusal(OUT_OF_MEMORY);
     }
@@ -201,6 +203,81 @@ extern "C" int64_t adam(const Tensors* tensors, const Adam* options) {
         });
         return int64_t(FINE);
     });
+}
+
+// Adam whose moments are bf16. A step computes as `adam` does and rounds what it keeps up or down, by chance, so that the mean is the
+// value: to the nearest, most changes of a second moment would be lost. The random numbers depend on nothing but seed, step, the
+// tensor's place and the element's place in memory.
+
+struct RoundedAdam {
+    Adam adam;
+    int64_t seed;
+    const int64_t *steps, *places;  // of each tensor
+};
+
+// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+static inline uint64_t mixed(uint64_t state) {
+    state += 0x9e3779b97f4a7c15u;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
+    return state ^ (state >> 31);
+}
+
+// 32 random bits for each of the sixteen elements from `first` on: a hash of its number modulo 2³² with few biases (Wellons,
+// "Prospecting for Hash Functions", 2018), and the key's halves before and within it.
+static inline Words random_bits(uint64_t key, int64_t first) {
+    const Words places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Words bits = places + (uint32_t(first) + uint32_t(key));
+    bits = (bits ^ (bits >> 16)) * 0x7feb352du;
+    bits = (bits ^ (bits >> 15) ^ uint32_t(key >> 32)) * 0x846ca68bu;
+    return bits ^ (bits >> 16);
+}
+
+// One of the two bfloat16 around each value; `random` is below 2¹⁶. Above the largest bfloat16, infinity is rounded to as ever.
+static inline Halves stochastic(Floats values, Words random) {
+    const Floats sizes = (Floats)((Words)values & 0x7fffffffu);
+    return rounded(values, sizes < 0x1.fep127f ? random : to_nearest(values));
+}
+
+static inline Floats roots(Floats values) {
+    float each[WIDTH];
+    store(each, values);
+    for (float& value : each) value = std::sqrt(value);
+    return load(each);
+}
+
+static inline void write(BFloat16* to, Halves values, All) { std::memcpy(to, &values, sizeof values); }
+static inline void write(BFloat16* to, Halves values, First part) { std::memcpy(to, &values, part.count * sizeof *to); }
+
+static void rounded_adam_part(const Adam o, uint64_t key, int64_t from, int64_t to, float rate, float root, const Row row) {
+    const float beta2 = float(o.beta2), rest1 = float(1.0 - o.beta1), rest2 = float(1.0 - o.beta2);
+    BFloat16 *averages = reinterpret_cast<BFloat16*>(row.first), *squares = reinterpret_cast<BFloat16*>(row.second);
+    in_vectors(from, to, [&](int64_t at, auto part) {
+        const Floats kept = load(row.weight + at, part) * o.keep;
+        Floats g = o.sign * load(row.gradient + at, part);
+        if (o.weight_decay != 0.0f) g += o.weight_decay * kept;
+        const Floats before = load(averages + at, part);
+        const Floats average = rest1 < 0.5f ? before + rest1 * (g - before) : g - (g - before) * (1.0f - rest1);
+        const Floats square = load(squares + at, part) * beta2 + rest2 * g * g;
+        store(row.weight + at, kept - rate * (average / (roots(square) * root + o.epsilon)), part);
+        const Words random = random_bits(key, at);
+        write(averages + at, stochastic(average, random & 0xffffu), part);
+        write(squares + at, stochastic(square, random >> 16), part);
+    });
+}
+
+extern "C" int64_t rounded_adam(const Tensors* tensors, const RoundedAdam* options) {
+    const auto run = [&](const std::vector<Row>& rows) {
+        const RoundedAdam o = *options;
+        const Adam& a = o.adam;
+        if (!a.rates || !a.roots || !o.steps || !o.places || a.numbers != tensors->rows) return refusal(WRONG_ARGUMENTS);
+        in_parallel(rows, tensors->threads, [&](size_t i, int64_t from, int64_t to) {
+            const uint64_t key = mixed(mixed(mixed(o.seed) + o.places[i]) + o.steps[i]);
+            rounded_adam_part(a, key, from, to, a.rates[i], a.roots[i], rows[i]);
+        });
+        return int64_t(FINE);
+    };
+    return stepped(tensors, options, 4, 4, run, BFLOAT16);
 }
 
 struct SGD {

@@ -228,7 +228,9 @@ def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Ten
     if layouts(weights) == layouts(column):
         return list(column)
     return [
-        tensor if same_layout(weight, tensor) else torch.empty_like(weight).copy_(tensor)
+        tensor
+        if same_layout(weight, tensor)
+        else torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
         for weight, tensor in zip(weights, column, strict=True)
     ]
 
