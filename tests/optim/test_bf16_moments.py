@@ -44,10 +44,10 @@ def random_bits(seed: int, place: int, step: int, elements: int) -> Any:
         return state ^ (state >> 31)
 
     key = mixed((mixed((mixed(seed) + place) & whole) + step) & whole)
-    bits = numpy.arange(elements, dtype=numpy.uint32) + numpy.uint32(key & 0xFFFFFFFF)
-    bits = (bits ^ (bits >> 16)) * numpy.uint32(0x7FEB352D)
-    bits = (bits ^ (bits >> 15) ^ numpy.uint32(key >> 32)) * numpy.uint32(0x846CA68B)
-    return bits ^ (bits >> 16)
+    bits = numpy.arange(elements, dtype=numpy.uint32) * numpy.uint32(0x9E3779B1)
+    bits += numpy.uint32(key & 0xFFFFFFFF)
+    bits = (bits ^ (bits >> 16) ^ numpy.uint32(key >> 32)) * numpy.uint32(0x7FEB352D)
+    return bits ^ (bits >> 15)
 
 
 def rounded(values: Tensor, draws: Any) -> Tensor:
@@ -57,7 +57,7 @@ def rounded(values: Tensor, draws: Any) -> Tensor:
     part = (values.double() - below.double()) / (above.double() - below.double())
     up = torch.from_numpy(draws.astype(numpy.int64)) + 65536 * part >= 65536
     drawn = torch.where(up, above, below)
-    return torch.where(values.abs() < LARGEST, drawn, values).bfloat16()
+    return torch.where(values.abs() < LARGEST, drawn, below).bfloat16()
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -254,7 +254,8 @@ def test_a_resumed_training_goes_on_bit_for_bit_whatever_its_own_seed_is(name: s
     others = []
     for order in ("load", "accelerate"):  # which comes first
         other, again = begun(name, 77 if order == "accelerate" else None)
-        torch._foreach_copy_(other, saved[0])
+        with torch.no_grad():
+            torch._foreach_copy_(other, saved[0])
         again.load_state_dict(copy.deepcopy(saved[1]))
         accelerate_optimizer(again, moments_seed=78)
         others.append((other, again))

@@ -2,12 +2,12 @@
 // there. Adam's moments may be bf16. Tensors that a loop is not written for are refused before anything is written (tensor.h).
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <thread>
 #include <vector>
 
 #include "tensor.h"
-#include "vectors.h"
 
 struct Tensors {  // as in cpu_optimizers.py
     const int64_t* descriptors;  // of tensors row by row: weight, gradient, first state, second state (tensor.h)
@@ -223,47 +223,40 @@ static inline uint64_t mixed(uint64_t state) {
     return state ^ (state >> 31);
 }
 
-// 32 random bits for each of the sixteen elements from `first` on: a hash of its number modulo 2³² with few biases (Wellons,
-// "Prospecting for Hash Functions", 2018), and the key's halves before and within it.
-static inline Words random_bits(uint64_t key, int64_t first) {
-    const Words places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Words bits = places + (uint32_t(first) + uint32_t(key));
-    bits = (bits ^ (bits >> 16)) * 0x7feb352du;
-    bits = (bits ^ (bits >> 15) ^ uint32_t(key >> 32)) * 0x846ca68bu;
-    return bits ^ (bits >> 16);
+static inline float widened(uint16_t bfloat16) {
+    const uint32_t bits = uint32_t(bfloat16) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
-// One of the two bfloat16 around each value; `random` is below 2¹⁶. Above the largest bfloat16, infinity is rounded to as ever.
-static inline Halves stochastic(Floats values, Words random) {
-    const Floats sizes = (Floats)((Words)values & 0x7fffffffu);
-    return rounded(values, sizes < 0x1.fep127f ? random : to_nearest(values));
+// One of the two bfloat16 around a value of this size; `random` is below 2¹⁶. Beyond the largest one, and where the value is infinite
+// or NaN, its upper half: arithmetic makes NaNs that have bits there.
+static inline uint16_t stochastic(float value, float size, uint32_t random) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return uint16_t((bits + (size < 0x1.fep127f ? random : 0u)) >> 16);
 }
 
-static inline Floats roots(Floats values) {
-    float each[WIDTH];
-    store(each, values);
-    for (float& value : each) value = std::sqrt(value);
-    return load(each);
-}
-
-static inline void write(BFloat16* to, Halves values, All) { std::memcpy(to, &values, sizeof values); }
-static inline void write(BFloat16* to, Halves values, First part) { std::memcpy(to, &values, part.count * sizeof *to); }
-
-static void rounded_adam_part(const Adam o, uint64_t key, int64_t from, int64_t to, float rate, float root, const Row row) {
+// The 32 random bits of an element are a hash of its number modulo 2³² and of both halves of the key.
+static void rounded_adam_part(
+    const Adam o, uint64_t key, int64_t from, int64_t count, float rate, float root, float* __restrict__ weight,
+    const float* __restrict__ gradient, uint16_t* __restrict__ average, uint16_t* __restrict__ square) {
+    constexpr uint32_t GOLDEN = 0x9e3779b1u;
     const float beta2 = float(o.beta2), rest1 = float(1.0 - o.beta1), rest2 = float(1.0 - o.beta2);
-    BFloat16 *averages = reinterpret_cast<BFloat16*>(row.first), *squares = reinterpret_cast<BFloat16*>(row.second);
-    in_vectors(from, to, [&](int64_t at, auto part) {
-        const Floats kept = load(row.weight + at, part) * o.keep;
-        Floats g = o.sign * load(row.gradient + at, part);
-        if (o.weight_decay != 0.0f) g += o.weight_decay * kept;
-        const Floats before = load(averages + at, part);
-        const Floats average = rest1 < 0.5f ? before + rest1 * (g - before) : g - (g - before) * (1.0f - rest1);
-        const Floats square = load(squares + at, part) * beta2 + rest2 * g * g;
-        store(row.weight + at, kept - rate * (average / (roots(square) * root + o.epsilon)), part);
-        const Words random = random_bits(key, at);
-        write(averages + at, stochastic(average, random & 0xffffu), part);
-        write(squares + at, stochastic(square, random >> 16), part);
-    });
+    const uint32_t within = uint32_t(key >> 32);
+    uint32_t number = uint32_t(from) * GOLDEN + uint32_t(key);
+    for (int64_t at = 0; at < count; at++, number += GOLDEN) {
+        const float kept = weight[at] * o.keep;
+        const float g = decayed(o.sign, gradient[at], o.weight_decay, kept);
+        const float first = lerped(widened(average[at]), g, rest1);
+        const float second = widened(square[at]) * beta2 + rest2 * g * g;
+        weight[at] = kept - rate * (first / (std::sqrt(second) * root + o.epsilon));
+        uint32_t random = (number ^ (number >> 16) ^ within) * 0x7feb352du;
+        random ^= random >> 15;
+        average[at] = stochastic(first, std::fabs(first), random & 0xffffu);
+        square[at] = stochastic(second, second, random >> 16);
+    }
 }
 
 extern "C" int64_t rounded_adam(const Tensors* tensors, const RoundedAdam* options) {
@@ -272,8 +265,11 @@ extern "C" int64_t rounded_adam(const Tensors* tensors, const RoundedAdam* optio
         const Adam& a = o.adam;
         if (!a.rates || !a.roots || !o.steps || !o.places || a.numbers != tensors->rows) return refusal(WRONG_ARGUMENTS);
         in_parallel(rows, tensors->threads, [&](size_t i, int64_t from, int64_t to) {
+            const Row& row = rows[i];
             const uint64_t key = mixed(mixed(mixed(o.seed) + o.places[i]) + o.steps[i]);
-            rounded_adam_part(a, key, from, to, a.rates[i], a.roots[i], rows[i]);
+            uint16_t *average = reinterpret_cast<uint16_t*>(row.first) + from, *square = reinterpret_cast<uint16_t*>(row.second) + from;
+            rounded_adam_part(
+                a, key, from, to - from, a.rates[i], a.roots[i], row.weight + from, row.gradient + from, average, square);
         });
         return int64_t(FINE);
     };

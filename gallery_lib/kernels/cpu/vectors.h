@@ -39,15 +39,12 @@ static inline Floats load(const BFloat16* from) {
     return (Floats)(widened(halves) << 16);
 }
 
-// To bfloat16: the upper half of the bits after `addend` was added to them; NaN stays NaN.
-static inline Halves rounded(Floats values, Words addend) {
+// To the nearest bfloat16, ties to even; NaN stays NaN.
+static inline Halves nearest(Floats values) {
     const Words bits = (Words)values, nan = (bits >> 16) | 0x40u;
-    return __builtin_convertvector(values != values ? nan : (bits + addend) >> 16, Halves);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return __builtin_convertvector(values != values ? nan : rounded, Halves);
 }
-
-// The addend with which values are rounded to the nearest, ties to even.
-static inline Words to_nearest(Floats values) { return 0x7fffu + (((Words)values >> 16) & 1u); }
-static inline Halves nearest(Floats values) { return rounded(values, to_nearest(values)); }
 
 static inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 static inline void store(BFloat16* to, Floats values) {
