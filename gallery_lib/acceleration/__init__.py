@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -271,23 +270,16 @@ def _too_long(scheduler: Any, loader: Any, divided: DeviceLoader) -> str | None:
 
 
 def _adopt_optimizers(state: _State) -> dict[str, str]:
-    compute = state.config.compute
-    seeds: Iterable[int | None] = itertools.repeat(None)
+    compute, seed = state.config.compute, None
     optimizers = state.optimizers if compute.optimizer else ()
     if compute.moments == "bf16":
         if not optimizers:
-            raise InputError(
-                "config.compute.moments=bf16 needs an optimizer among the arguments of accelerate()"
-                ", and config.compute.optimizer.",
-                parameter="compute.moments",
-            )
-        # One for all ranks: their moments have to be the same.
-        seeds = itertools.count(process_group.from_rank_0(torch.initial_seed()))
-    notes = [
-        accelerate_optimizer(one, scaled=compute.fp16, moments_seed=seed)
-        for one, seed in zip(optimizers, seeds, strict=False)
-    ]
-    return {"optimizer": notes[-1]} if notes else {}
+            needed = "an optimizer in the call of accelerate(), and config.compute.optimizer"
+            message = f"config.compute.moments=bf16 needs {needed}."
+            raise InputError(message, parameter="compute.moments")
+        seed = process_group.from_rank_0(torch.initial_seed())  # ranks have the same moments
+    each = [accelerate_optimizer(one, scaled=compute.fp16, moments_seed=seed) for one in optimizers]
+    return {"optimizer": each[-1]} if each else {}
 
 
 def _compile(state: _State) -> dict[str, str]:

@@ -30,7 +30,7 @@ class TrainConfig:
     tune: bool = False
     """In the accelerated backend, choose layout and compiler by measurement, once."""
     moments: Literal["fp32", "bf16"] = "fp32"
-    """Moments of AdamW in the accelerated backend on a CPU. bf16 is faster, with other rounding."""
+    """Moments of AdamW in the backend on a CPU. bf16 takes half the memory, and rounds more."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """O0 is fp32, O1 is autocast, with gradient scaling in fp16. auto is O1 where the device
     computes in bf16 or fp16, else O0."""
@@ -124,7 +124,7 @@ class Compute:
     optimizer: bool = True
     """Give the optimizer its fastest form, fused or sync-free. Updates differ by rounding."""
     moments: Literal["fp32", "bf16"] = "fp32"
-    """Moments of Adam and AdamW, on a CPU. bf16, rounded by chance, is faster and less memory."""
+    """Moments of Adam and AdamW, on a CPU. bf16 takes half the memory; it is rounded by chance."""
     share_cores: bool = True
     """On a CPU, have waiting threads sleep, not spin, as long as other work wants their cores."""
 

@@ -90,7 +90,7 @@ def adam_(
         factors = numbers(*[r * root for r, root in zip(rectified, roots, strict=True)])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
     pointers = ctypes.addressof(rates), ctypes.addressof(factors), len(rates)
-    options = (*betas, decay, eps, -1.0 if maximize else 1.0, keep, *pointers)
+    options: tuple[Any, ...] = (*betas, decay, eps, -1.0 if maximize else 1.0, keep, *pointers)
     if rule == "rounded_adam":
         counters = [(LONG * len(rates))(*map(int, column)) for column in (steps, places)]
         options += (seed, *map(ctypes.addressof, counters))

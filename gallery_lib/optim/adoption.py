@@ -37,10 +37,7 @@ def _forms(module: Any) -> dict[type, Any]:
 
 _ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu)
 _SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free)
-_BF16_MOMENTS: dict[type, type[bf16_moments.Bf16Moments]] = {
-    fused_cpu.Adam: bf16_moments.Adam,
-    fused_cpu.AdamW: bf16_moments.AdamW,
-}
+_BF16: dict[type, Any] = {fused_cpu.Adam: bf16_moments.Adam, fused_cpu.AdamW: bf16_moments.AdamW}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
 """Classes whose fused form takes all that the class takes. SGD's takes no sparse gradients.
 
@@ -103,11 +100,10 @@ def _use_bf16_moments(optimizer: torch.optim.Optimizer, seed: int) -> str:
     name, groups = type(optimizer).__name__, optimizer.param_groups
     if isinstance(optimizer, bf16_moments.Bf16Moments):
         return f"{name} has moments in bf16 already."
-    form, reason = type(optimizer), ""
-    if form not in _BF16_MOMENTS:
-        form, reason = _choose(optimizer, scaled=False)
+    chosen = (type(optimizer), "") if type(optimizer) in _BF16 else None
+    form, reason = chosen or _choose(optimizer, scaled=False)
     dtypes = {p.dtype for group in groups for p in group["params"]}
-    kind = _BF16_MOMENTS.get(form)
+    kind = _BF16.get(form) if form else None
     if kind is None and form is not None:
         reason = f"Adam and AdamW on the CPU alone have them, and {name} {reason}"
     elif dtypes != {torch.float32} or not all(map(fused_cpu.takes_options, groups)):
@@ -120,8 +116,7 @@ def _use_bf16_moments(optimizer: torch.optim.Optimizer, seed: int) -> str:
         )
     _adopt(optimizer, kind)
     said = cast(bf16_moments.Bf16Moments, optimizer).begin(seed)
-    text = f"{name} takes its steps in one pass over memory on the CPU, with moments in bf16"
-    return f"{text}; {said}." if said else f"{text}."
+    return f"{name} takes its steps in one pass over memory on the CPU, with moments in bf16{said}."
 
 
 def _choose(

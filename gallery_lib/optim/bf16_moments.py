@@ -4,14 +4,11 @@ Weights, gradients and arithmetic are fp32. What a step keeps of the moments is 
 by chance, so that the mean is the value (stochastic rounding). To the nearest, a second moment
 would stand still: with a beta2 of 0.999 most of its changes are less than half of bf16's step.
 
-The random numbers are a hash of seed, step, the parameter's place in the optimizer and the
-element's place in memory. So no thread and no processor changes them, and a resumed run has those
-of one that was not interrupted. The seed is an option of the groups, `moments_seed`, and so a part
-of the state dict.
-
-State dicts have torch's keys. torch's classes read them as fp32, without loss; moments in fp32 are
-rounded to the nearest when they are loaded, which a line says. Nothing is left to torch's own step,
-which takes no such moments: a group that the C++ does not take is refused.
+The chance is a hash of `moments_seed` (an option of the groups, so a part of the state dict), step,
+the parameter's place in the optimizer and the element's in memory: no thread or processor changes
+it, and a resumed run goes on with it. State dicts have torch's keys. torch's classes read them as
+fp32, without loss; moments in fp32 are rounded to the nearest when they are loaded, which a line
+says. torch's own step takes no such moments: what the C++ does not take is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +28,12 @@ from gallery_lib.system.processes import tell
 
 PARAMETER = "compute.moments"
 SEED = "moments_seed"
-_ROUNDED = "moments in fp32 were rounded to bf16, once"
+_ROUNDED = "; moments in fp32 were rounded to it, once"
 
 
 class Bf16Moments(fused_cpu.OnePass):
     """Base of the classes: what differs from one pass with states in fp32."""
 
-    _rule = staticmethod(cpu_optimizers.rounded_adam_)
     _state_dtype = torch.bfloat16
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +61,7 @@ class Bf16Moments(fused_cpu.OnePass):
         """Load a state of these classes or of torch's; say so where moments are rounded."""
         super().load_state_dict(state_dict)  # which makes the moments fp32
         if (said := self.begin(self.defaults[SEED])) and os.environ.get("RANK", "0") == "0":
-            tell(f"config.{PARAMETER}=bf16: {said}")
+            tell(f"config.{PARAMETER}=bf16{said}")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         function, arguments, state = super().__reduce_ex__(protocol)
@@ -83,13 +79,11 @@ class Bf16Moments(fused_cpu.OnePass):
             parameter=PARAMETER,
         )
 
-    def _numbers(
-        self, group: dict[str, Any], weights: list[Tensor], steps: list[float]
-    ) -> dict[str, Any]:
+    def _rule(self, weights: list[Tensor], *columns: Any, **options: Any) -> None:
         every = (p for one in self.param_groups for p in one["params"])
-        places = {id(p): place for place, p in enumerate(every)}
-        own = [places[id(p)] for p in weights]
-        return {"steps": steps, "seed": group[SEED], "places": own}
+        place = {id(p): number for number, p in enumerate(every)}
+        options |= {"seed": self.param_groups[0][SEED], "places": [place[id(p)] for p in weights]}
+        cpu_optimizers.rounded_adam_(weights, *columns, **options)
 
 
 class Adam(Bf16Moments, fused_cpu.Adam):

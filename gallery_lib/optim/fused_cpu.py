@@ -148,7 +148,7 @@ class OnePass(torchs_step.PickledAsTorchs):
         rows += [None] * (len(self._states) - len(names))  # no momentum
         options = {name: group[name] for name in self._options}
         try:
-            self._rule(*rows, **self._numbers(group, weights, steps), **options)
+            self._rule(*rows, **({"steps": steps} if "betas" in options else {}), **options)
         except cpp.Refused as refused:
             if refused.reason in (cpp.OVERLAP, cpp.UNALIGNED):
                 return False  # operators of torch take such tensors one after the other
@@ -161,12 +161,6 @@ class OnePass(torchs_step.PickledAsTorchs):
                     if state is not copy:  # from a checkpoint of a model in another layout, say
                         state.copy_(copy)
         return True
-
-    def _numbers(
-        self, group: dict[str, Any], weights: list[Tensor], steps: list[float]
-    ) -> dict[str, Any]:
-        """Return what the rule takes beside tensors and the group's options."""
-        return {"steps": steps} if "betas" in self._options else {}
 
     def _are_suitable(
         self, weights: list[Tensor], gradients: list[Any], names: tuple[str, ...]
@@ -183,7 +177,7 @@ class OnePass(torchs_step.PickledAsTorchs):
                     return False
                 column = [p if t is None else t for p, t in zip(weights, column, strict=True)]
             columns.append(column)
-        dtypes = [_FP32, _FP32, *[_FP32 | {self._state_dtype} for _ in names]]
+        dtypes = [_FP32, _FP32, *[{torch.float32, self._state_dtype}] * len(names)]
         if not all(map(_are_plain, columns, dtypes)) or len(set(map(id, weights))) < len(weights):
             return False
         shapes = _shapes(weights)

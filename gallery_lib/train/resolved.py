@@ -81,16 +81,13 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             parameter="resume",
         )
     default = task.optimizer
-    if config.moments != "fp32":
-        problem = ""
-        if not config.compiler_opt:
-            problem = "is the accelerated backend's: give compiler_opt, too"
-        elif hardware.device_type() != "cpu":
-            problem = "is for a CPU, and this run is on a GPU"
-        elif default.name not in ("Adam", "AdamW"):
-            problem = f"is for Adam and AdamW, and {task.name} has {default.name}"
-        if problem:
-            raise InputError(f"moments={config.moments} {problem}.", parameter="moments")
+    offered = config.compiler_opt and hardware.device_type() == "cpu"
+    if config.moments != "fp32" and not (offered and default.name in ("Adam", "AdamW")):
+        raise InputError(
+            f"moments={config.moments} needs Adam or AdamW, compiler_opt and a CPU; this run has "
+            f"{default.name}, compiler_opt={config.compiler_opt}, on {hardware.device_type()}.",
+            parameter="moments",
+        )
     completed = {
         "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
         "lr": default.lr if config.lr is None else config.lr,

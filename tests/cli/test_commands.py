@@ -114,7 +114,7 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("command", "values"),
+    ("words", "values"),
     [
         ("shwo x", ["`shwo`", "`show`"]),
         ("show", ["FOLDER", "gallery show --help"]),
@@ -126,16 +126,29 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         ("run --resume", ["--resume", "--out"]),
         ("doctor --workers 2", ["--workers"]),
         ("roofline", ["TASK", "gallery roofline --help"]),
-        ("roofline resnet18 --moments bf16", ["moments=bf16", "compiler_opt"]),
-        ("train --model=resnet18 --moments=bf16", ["moments=bf16", "compiler_opt"]),
-        ("train --model=tts_angular --compiler-opt --moments=bf16", ["moments=bf16", "RAdam"]),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(
-    command: str, values: list[str], capsys: pytest.CaptureFixture[str]
+    words: str, values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = command.split()
-    code = launch_single_task(words[1:]) if words[0] == "train" else main(words)
+    code = main(words.split())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     check_refused_command(code, line, *values)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("roofline resnet18", "compiler_opt"),
+        ("train --model=resnet18", "compiler_opt"),
+        ("train --model=tts_angular --compiler-opt", "RAdam"),
+    ],
+)
+def test_moments_in_bf16_where_there_are_none_end_with_2(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = [*words.split(), "--moments=bf16"]
+    code = launch_single_task(rest) if command == "train" else main([command, *rest])
+    *_, line = capsys.readouterr().err.splitlines()
+    check_refused_command(code, line, "moments=bf16", said)

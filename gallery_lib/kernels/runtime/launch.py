@@ -228,10 +228,8 @@ def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Ten
     if layouts(weights) == layouts(column):
         return list(column)
     return [
-        tensor
-        if same_layout(weight, tensor)
-        else torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
-        for weight, tensor in zip(weights, column, strict=True)
+        t if same_layout(w, t) else torch.empty_like(w, dtype=t.dtype).copy_(t)
+        for w, t in zip(weights, column, strict=True)
     ]
 
 
