@@ -28,14 +28,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from gallery_lib import memory
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import torch_backend
-from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
+from gallery_lib.compiler.backend import use_cache
 from gallery_lib.compiler.passes.graph_pass import Passes
 from gallery_lib.optim import adoption
 from gallery_lib.system import spinning
 from gallery_lib.system.processes import tell
 
-_changed: dict[str, tuple[Any, Any]] = {}
-"""Options of Inductor that were changed: what they were, and what they are."""
+_changed: dict[tuple[Any, str], tuple[Any, Any]] = {}
+"""Options of torch's compiler that were changed: what they were, and what they are."""
 _seen: WeakSet[Optimizer] = WeakSet()
 """Optimizers of torch.optim that have taken a step since `on`."""
 _hook: Any = None
@@ -48,6 +48,7 @@ def on() -> str:
     global _hook, _watches
     if _hook is not None:
         return "on already"
+    import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,10 +57,10 @@ def on() -> str:
         before = getattr(inductor, name)
         if isinstance(value, Passes):
             value = torch_backend.after(before, Passes(value.passes, device_type))
-        setattr(inductor, name, value)
-        _changed[name] = before, value
-    _changed["donated_buffer"] = torch._functorch.config.donated_buffer, False
-    allow_kept_graphs()
+        _change(inductor, name, value)
+    # Code for all shapes leaves those that were compiled first to their own code.
+    if hasattr(dynamo, "automatic_dynamic_exclusion_guard"):
+        _change(dynamo, "automatic_dynamic_exclusion_guard", True)
     use_cache()
     _hook = register_optimizer_step_post_hook(_adopt)
     _watches = device_type == "cpu" and not spinning.is_on()
@@ -71,21 +72,23 @@ def on() -> str:
     )
 
 
+def _change(module: Any, name: str, value: Any) -> None:
+    _changed[module, name] = getattr(module, name), value
+    setattr(module, name, value)
+
+
 def off() -> None:
     """Undo what `on` has done. Compiled code stays in models that have it; blocks stay kept."""
     global _hook
     if _hook is None:
         return
-    import torch._inductor.config as inductor
-
     _hook.remove()
     _hook = None
     if _watches:
         spinning.stop()
-    torch._functorch.config.donated_buffer = _changed.pop("donated_buffer")[0]
-    for name, (before, ours) in _changed.items():
-        if getattr(inductor, name) is ours:  # otherwise somebody has changed it since
-            setattr(inductor, name, before)
+    for (module, name), (before, ours) in _changed.items():
+        if getattr(module, name) is ours:  # otherwise somebody has changed it since
+            setattr(module, name, before)
     _changed.clear()
     for optimizer in list(_seen):
         adoption.release_optimizer(optimizer)

@@ -32,7 +32,7 @@ from gallery_lib import memory
 from gallery_lib.acceleration import arguments
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
-from gallery_lib.compiler import recompiles
+from gallery_lib.compiler import cuda_graphs, recompiles
 from gallery_lib.compiler.backend import announce_first_call, compile_model
 from gallery_lib.compiler.calls import Call, wrap_calls
 from gallery_lib.config import Config
@@ -377,13 +377,15 @@ def _call_alone(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def techniques(model: nn.Module) -> dict[str, str]:
-    """Return what accelerate() did to this model, by technique, and what was compiled again.
+    """Return what accelerate() did to this model, by technique, and what became of it.
 
     The result is empty for the baseline and for other models.
     """
     record = _records.get(model, {})
     if "compiler" in record and (again := recompiles.summary()):
         record["recompilations"] = again
+    if "CUDA graphs" in record.get("compiler", "") and cuda_graphs.failure:
+        record["CUDA graphs"] = f"none: {cuda_graphs.failure}"
     return record
 
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import types
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from gallery_lib.comm import process_group
-from gallery_lib.compiler import cache, recompiles
+from gallery_lib.compiler import cache, cuda_graphs, recompiles
+from gallery_lib.compiler.by_shape import ByShape
 from gallery_lib.compiler.calls import Call, compiled_call, set_compiled, wrap_calls
+from gallery_lib.compiler.kept_graphs import allow_kept_graphs
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import kept_code
@@ -49,7 +50,7 @@ def compile_model(
         channels_last = hardware.prefers_channels_last(device.type)
     description = _compile(model, options, device, bool(channels_last))
     if _captured(options, device):
-        clone_graph_outputs(model)
+        cuda_graphs.keep_tensors(model)
     compile_anew_when_frozen(model)
     leave_lazy_calls_eager(model)
     return description
@@ -84,10 +85,9 @@ def read_ahead() -> None:
 
 def _compile(model: nn.Module, options: Compiler, device: torch.device, channels_last: bool) -> str:
     if options.backend != INDUCTOR:
-        compile_calls(model, backend=options.backend)
+        compile_calls(model, options.static_shapes, backend=options.backend)
         return options.backend
     use_cache()
-    allow_kept_graphs()
     # Imported here, since the import takes a second of every start.
     from gallery_lib.compiler import passes
 
@@ -99,30 +99,23 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
     }
     description = INDUCTOR
     if _captured(options, device):
-        compile_options |= _CAPTURED
+        compile_options |= cuda_graphs.OPTIONS
         description += ", CUDA graphs where shapes are static"
     elif device.type == "cuda":
         compile_options["triton.cudagraphs"] = False
-    compile_calls(model, backend=INDUCTOR, options=compile_options)
+    compile_calls(model, options.static_shapes, backend=INDUCTOR, options=compile_options)
     return description
+
+
+def _captured(options: Compiler, device: torch.device) -> bool:
+    """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
+    return device.type == "cuda" and options.backend == INDUCTOR and options.cuda_graphs
 
 
 def use_cache() -> None:
     """Have Inductor keep its code in this package's cache, or in the folder that the user named."""
     os.environ.update(cache.cache_variables())
     cache.keep_headers()
-
-
-def allow_kept_graphs() -> None:
-    """Let backward passes of compiled models keep their graphs, in the whole process.
-
-    By default a compiled backward pass may write over what the forward pass has kept ("donated
-    buffers"). torch then refuses `retain_graph=True`, unless the backward pass is the first one
-    since the model was compiled and its code was not in the cache.
-    """
-    from torch._functorch import config as functorch_config
-
-    functorch_config.donated_buffer = False
 
 
 # --------------------------------------------------------------------------------------------------
@@ -136,17 +129,35 @@ def allow_kept_graphs() -> None:
 #   class share a function. All models whose `forward` is torch's share one. The ninth in a process
 #   is left as it is, and so are all after it.
 #
-# Here the function around the calls belongs to this module alone, and so does the count.
+# - Dynamo also remembers by function which sizes have changed. If the inputs of a second model of
+#   such a class differ from the first one's, its first call makes code for all sizes.
+#
+# Here the functions around the calls belong to this module alone, and so does what is counted.
+
+_STATIC_SHAPES = Compiler().static_shapes
+_numbers = itertools.count()
 
 
-def compile_calls(model: nn.Module, **options: Any) -> None:
-    """Compile the calls of `model` in place, with torch.compile's options."""
+def compile_calls(model: nn.Module, static_shapes: int = _STATIC_SHAPES, **options: Any) -> None:
+    """Compile the calls of `model` in place, with torch.compile's options.
+
+    At most `static_shapes` input shapes get code of their own.
+    """
+    from torch._dynamo import config as dynamo_config
+
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         # Also counts the functions that are called after a graph break; torch 2.11 cannot.
         options["isolate_recompiles"] = True
-    # A code object of its own, by which Dynamo counts.
-    function = types.FunctionType(_call.__code__.replace(), globals(), _call.__name__)
-    compiled = torch.compile(function, **options)
+    if not (dynamo_config.assume_static_by_default and dynamo_config.automatic_dynamic_shapes):
+        static_shapes = 0  # the user has decided it for all shapes
+
+    def make() -> Call:
+        # A code object, by which Dynamo counts, under a name, by which it remembers sizes.
+        code = _call.__code__.replace(co_name=f"call_{next(_numbers)}")
+        function = types.FunctionType(code, globals(), code.co_name)
+        return allow_kept_graphs(torch.compile(function, **options))
+
+    compiled = ByShape(model, make, static_shapes)
     set_compiled(model, functools.partial(_with_guards_on_hooks, compiled, model._call_impl))
 
 
@@ -215,53 +226,6 @@ def leave_lazy_calls_eager(model: nn.Module) -> None:
             return call(*args, **kwargs)
 
     wrap_calls(model, step)
-
-
-# --------------------------------------------------------------------------------------------------
-# CUDA graphs of a compiled model, with tensors that callers may keep as in eager mode.
-#
-# Inductor captures each compiled graph once and replays it, so the host queues one launch in the
-# place of hundreds. Shapes that change are left out. A replay writes its results, gradients
-# included, to the memory of the last replay.
-
-
-_CAPTURED: dict[str, object] = {
-    "triton.cudagraphs": True,
-    "triton.cudagraph_skip_dynamic_graphs": True,
-    # With it torch 2.11 leaves most of a static graph out of the captured parts.
-    "graph_partition": False,
-    # A cast of each weight to the dtype of autocast is a kernel of its own otherwise.
-    "combo_kernels": True,
-    "combo_kernels_pointwise_only": True,
-}
-
-
-def _captured(options: Compiler, device: torch.device) -> bool:
-    """Return whether a model that is compiled for `device` with `options` runs as CUDA graphs."""
-    return device.type == "cuda" and options.backend == INDUCTOR and options.cuda_graphs
-
-
-def clone_graph_outputs(model: nn.Module) -> None:
-    """Copy outputs and accumulated gradients of a captured `model` before a replay takes them."""
-    parameters = list(model.parameters())  # frozen ones may be trained later
-    copies: list[Callable[[], Tensor | None]] = [lambda: None] * len(parameters)
-
-    def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for number, p in enumerate(parameters):
-            if p.grad is not None and p.grad is not copies[number]():
-                p.grad = p.grad.clone()
-                copies[number] = weakref.ref(p.grad)
-        result = call(*args, **kwargs)
-        return _copied(result) if isinstance(result, Tensor) else pytree.tree_map(_copied, result)
-
-    wrap_calls(model, step)
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor that the model has computed on a GPU, and other values as is."""
-    if not isinstance(value, Tensor) or not value.is_cuda or isinstance(value, nn.Parameter):
-        return value
-    return value.clone()
 
 
 # --------------------------------------------------------------------------------------------------

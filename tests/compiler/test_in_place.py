@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
+from torch._dynamo.utils import counters
 
 from gallery_lib import accelerate
 from gallery_lib.acceleration import techniques
-from gallery_lib.compiler import backend, recompiles
+from gallery_lib.compiler import recompiles
 from gallery_lib.compiler.backend import announce_first_call, compile_calls, compile_model
 from gallery_lib.config import Compiler, Config
 
@@ -193,20 +193,31 @@ def check(ours: nn.Module, plain: nn.Module) -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_is_kept_after_steps_that_did_not_keep_theirs():
-    model = model_of(channels=8)
+@pytest.mark.parametrize("first", [plain_step, step_of_two_backward_passes])
+def test_a_graph_is_kept_whatever_the_first_step_did(first):
+    model = model_of(channels=8 if first is plain_step else 10)
     for _ in range(2):  # the second time compiled code comes from the cache
-        check(compiled(model), model)
+        ours = compiled(model)
+        first(ours, images())
+        graphs = counters["inductor"]["fxgraph_cache_miss"], counters["stats"]["unique_graphs"]
+        check(ours, model)
+        assert graphs == (
+            counters["inductor"]["fxgraph_cache_miss"],
+            counters["stats"]["unique_graphs"],
+        )
 
 
 @pytest.mark.slow
-def test_code_that_writes_over_what_is_to_be_kept_does_not_come_from_the_cache(monkeypatch):
-    model = model_of(channels=10)  # of which no other test compiles code
-    with monkeypatch.context() as before:
-        before.setattr(backend, "allow_kept_graphs", lambda: None)
-        before.setattr(functorch_config, "donated_buffer", True)
-        plain_step(compiled(model), images())
-    check(compiled(model), model)
+def test_other_backward_passes_write_over_what_was_saved():
+    model = compiled(model_of(channels=12))
+    result = model(images())
+    nodes, functions = [result.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        functions.append(getattr(type(node), "_forward_cls", None))
+        nodes += [before for before, _ in node.next_functions if before]
+    donated = [one.metadata.bw_donated_idxs for one in functions if hasattr(one, "metadata")]
+    assert len(donated) == 1 and donated[0]
 
 
 # --------------------------------------------------------------------------------------------------

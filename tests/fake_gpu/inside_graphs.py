@@ -6,6 +6,7 @@ are eager's, so values can be compared.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from functools import partial
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
-from gallery_lib.compiler import backend
+from gallery_lib.compiler import backend, cuda_graphs
 
 STEPS, BATCH = 6, 8
 
@@ -50,7 +51,7 @@ class Training:
     """A model with its optimizer, plain or accelerated, that trains on drawn batches."""
 
     def __init__(self, *, accelerated: bool, model: nn.Module | None = None) -> None:
-        self.model = (model or model_of(3)).cuda()
+        self.model, self.accelerated = (model or model_of(3)).cuda(), accelerated
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         if accelerated:
             self.model, self.optimizer = accelerate(self.model, self.optimizer, Config())
@@ -134,6 +135,69 @@ def evaluation_between_steps(training):
     return [output.cpu() for output in seen]
 
 
+def epochs_whose_last_batch_is_smaller(training):
+    losses = []
+    for first in range(0, 2 * STEPS, 2):
+        losses += [training.update(batch) for batch in training.batches[first : first + 2]]
+        losses.append(training.update(training.batches[-1]))
+    return [torch.stack(losses).cpu(), *training.weights()]
+
+
+def evaluation_before_training(training):
+    training.model.eval()
+    with torch.no_grad():
+        seen = [training.model(training.batches[-1]) for _ in range(3)]
+    training.model.train()
+    return [*(one.cpu() for one in seen), *steps(training)]
+
+
+def gradients_that_are_kept(training):
+    """Keep what `.grad` held, of weights and inputs, and views of it, over later steps."""
+    kept = []
+    for batch in training.batches[:STEPS]:
+        training.optimizer.zero_grad(set_to_none=True)
+        batch = batch.clone().requires_grad_()
+        training.loss(batch).backward()
+        kept += [p.grad for p in training.model.parameters()] + [batch.grad]
+        training.optimizer.step()
+    return [one.cpu() for one in kept]
+
+
+def gradients_of_two_losses(training):
+    """Project the gradients of losses on each other, as methods for several tasks do."""
+    parameters, kept = [*training.model.parameters()], []
+    for first in range(0, 2 * STEPS, 2):
+        pair = []
+        for batch in training.batches[first : first + 2]:
+            pair.append(torch.autograd.grad(training.loss(batch), parameters))
+        for p, one, other in zip(parameters, *pair, strict=True):
+            p.grad = one - other * (one * other).sum() / other.square().sum()
+        training.optimizer.step()
+        kept += [*pair[0], *pair[1]]
+    return [*(one.cpu() for one in kept), *training.weights()]
+
+
+def two_backward_passes_for_a_forward_pass(training):
+    kept = []
+    for batch in training.batches[:STEPS]:
+        output = training.model(batch)
+        for last, loss in enumerate((output.square().mean(), output.sin().mean())):
+            training.optimizer.zero_grad(set_to_none=True)
+            loss.backward(retain_graph=not last)
+            kept += [p.grad for p in training.model.parameters()]
+        training.optimizer.step()
+    return [one.cpu() for one in kept]
+
+
+def two_models_whose_gradients_add_up(training):
+    """Call a model while the gradients of another one wait for its optimizer."""
+    other = Training(accelerated=training.accelerated, model=model_of(7))
+    for batch in training.batches[:STEPS]:
+        training.loss(batch).backward()
+        other.loss(batch).backward()
+    return [p.grad.cpu() for each in (training, other) for p in each.model.parameters()]
+
+
 def model_with_a_frozen_layer():
     model = model_of(3)
     model[0].requires_grad_(False)
@@ -151,6 +215,12 @@ def model_with_a_frozen_layer():
         (outputs_that_are_kept, None),
         (two_forward_passes_for_a_backward_pass, None),
         (evaluation_between_steps, None),
+        (epochs_whose_last_batch_is_smaller, None),
+        (evaluation_before_training, None),
+        (gradients_that_are_kept, None),
+        (gradients_of_two_losses, None),
+        (two_backward_passes_for_a_forward_pass, None),
+        (two_models_whose_gradients_add_up, None),
     ],
 )
 def test_replays_give_what_eager_steps_give(work_of, model):
@@ -160,6 +230,59 @@ def test_replays_give_what_eager_steps_give(work_of, model):
         replays.append(work.counts()["call cudaGraphLaunch"])
     same(*results)
     assert replays[1] >= replays[0] + STEPS - 2 and replays[2] == replays[1]
+
+
+def _waits(x: torch.Tensor) -> torch.Tensor:
+    return x * float(x.abs().max() + 1)
+
+
+def _waits_not(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.abs().max() + 1)
+
+
+@torch.library.custom_op("gallery_test::scaled", mutates_args=())
+def scaled(x: torch.Tensor, waits: bool) -> torch.Tensor:
+    """Scale by one more than the largest value, which may be read on the host."""
+    return (_waits if waits else _waits_not)(x)
+
+
+scaled.register_fake(lambda x, waits: torch.empty_like(x))
+scaled.register_autograd(
+    lambda context, gradient: (scaled(gradient, context.waits), None),
+    setup_context=lambda context, inputs, output: setattr(context, "waits", WAITS_IN_BACKWARD),
+)
+WAITS_IN_BACKWARD = False
+
+
+class Scaled(nn.Module):
+    def __init__(self, waits: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.dropout, self.last = nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3)
+        self.waits = waits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = scaled(self.first(x).relu(), self.waits)
+        return self.last(self.dropout(hidden) if self.training else hidden)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_operator_that_waits_for_the_device_trains_uncaptured(where, monkeypatch, capsys):
+    monkeypatch.setattr(cuda_graphs, "failure", "")
+    monkeypatch.setattr(sys.modules[__name__], "WAITS_IN_BACKWARD", where == "backward")
+    results = []
+    for accelerated in (True, False):
+        training = Training(accelerated=accelerated, model=Scaled(where == "forward"))
+        training.model.dropout.p = 0.0
+        results.append(steps(training))
+    same(*results)
+    said = capsys.readouterr().err
+    assert said.count("cannot be captured") == said.count("config.compiler.cuda_graphs") == 1
+    memory = torch.cuda.memory_allocated()
+    drawn = [nn.functional.dropout(torch.ones(1000, device="cuda")) for _ in range(2)]
+    assert not torch.equal(*drawn)
+    del drawn, training, results
+    assert torch.cuda.memory_allocated() <= memory
 
 
 def test_no_gradients_are_kept_alive_after_they_are_dropped():

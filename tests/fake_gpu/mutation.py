@@ -35,7 +35,8 @@ LOADING = "data/loading/device_loader.py"
 GROUP = "comm/process_group.py"
 LAUNCH, CHANNEL = "kernels/runtime/launch.py", "comm/reducer.py"
 SCALER, SYNC_FREE = "optim/grad_scaler.py", "optim/sync_free.py"
-CAPTURED, CLOCK = "compiler/backend.py", "train/session.py"
+COMPILED, CAPTURED = "compiler/backend.py", "compiler/cuda_graphs.py"
+CLOCK = "train/session.py"
 FAULTS = [
     Fault("a dropped record_stream", LOADING,
           "        tensor.record_stream(torch.cuda.current_stream(tensor.device))\n",
@@ -135,13 +136,17 @@ FAULTS = [
           '"cross_entropy_gradient", logits, 1,', STEPS),
     Fault("outputs of a captured model are not copied", CAPTURED,
           "    return value.clone()\n", "    return value\n", GRAPHS),
-    Fault("gradients of a captured model are not copied", CAPTURED,
-          "                p.grad = p.grad.clone()\n", "", GRAPHS),
+    Fault("gradients of a captured model are not moved", CAPTURED,
+          "            each.move()\n", "            pass\n", GRAPHS),
+    Fault("gradients are moved for one model alone", CAPTURED,
+          "for each in list(_all_gradients):", "for each in (gradients,):", GRAPHS),
+    Fault("gradients are looked for at the next call", CAPTURED,
+          "queue_callback(look)", "queue_callback(lambda: None)", GRAPHS),
+    Fault("gradients that no weight keeps are forgotten", CAPTURED,
+          "            self._note(gradients)  # torch", "            pass  # torch", GRAPHS),
     Fault("frozen weights of a captured model are forgotten", CAPTURED,
           "list(model.parameters())  # frozen",
           "[p for p in model.parameters() if p.requires_grad]  # frozen", GRAPHS),
-    Fault("copies of gradients are kept alive", CAPTURED,
-          "weakref.ref(p.grad)", "(lambda kept=p.grad: kept)", GRAPHS),
     Fault("a stream for each pass", LOADING,
           "_stream_of_copies(torch.cuda.current_device())", "torch.cuda.Stream(device)", LOADER),
     Fault("states in another layout are taken", SYNC_FREE,
@@ -150,7 +155,16 @@ FAULTS = [
     Fault("the device's random state is not saved", "data/loading/random_states.py",
           '        states["cuda"] = torch.cuda.get_rng_state()\n', "        pass\n",
           ("inside_checkpoint.py",)),
-    Fault("the option for graphs is ignored", CAPTURED,
+    Fault("gradients are kept alive", CAPTURED,
+          "self._seen[id(one)] = weakref.ref(one)",
+          "self._seen[id(one)] = (lambda kept=one: kept)", GRAPHS),
+    Fault("a failed capture leaves its stream", CAPTURED,
+          "with torch.cuda.stream(torch.cuda.current_stream()):", "if True:", GRAPHS),
+    Fault("a failed capture leaves the generator in it", CAPTURED,
+          "generator.graphsafe_set_state(generator.clone_state())", "pass", GRAPHS),
+    Fault("every shape shares code", COMPILED,
+          "ByShape(model, make, static_shapes)", "ByShape(model, make, 0)", GRAPHS),
+    Fault("the option for graphs is ignored", COMPILED,
           " and options.cuda_graphs", "", GRAPHS),
 ]  # fmt: skip
 ORDERS = ("late", "early", "random:1")

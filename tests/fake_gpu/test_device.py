@@ -66,6 +66,14 @@ def test_two_ranks_that_see_one_device_each_average_their_gradients():
 
 
 @pytest.mark.slow
+@in_orders(6)
+def test_two_accelerated_ranks_train_by_captured_graphs(order):
+    """With a GradScaler, accumulation, smaller batches in between and an overflow on one rank."""
+    printed = code_on_ranks("tests/fake_gpu/inside_ranks.py", 2, ("captured",), order=order)
+    assert "fp16 True, 2 batches" in printed and "FAILED" not in printed
+
+
+@pytest.mark.slow
 def test_two_ranks_record_when_their_gradients_are_ready(tmp_path):
     file = tmp_path / "timeline.json"
     printed = code_on_ranks(

@@ -39,6 +39,7 @@ struct Capture {
     unsigned long long number;
     std::shared_ptr<Graph> graph = std::make_shared<Graph>();
     std::vector<struct Stream*> streams;
+    bool invalid = false;  // something was asked of its streams that no graph can have
 };
 
 struct Stream {

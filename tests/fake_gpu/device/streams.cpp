@@ -167,7 +167,10 @@ void forget_failures() { failed = cudaSuccess; }
 
 cudaError_t wait_of_the_host(const char* name, Stream* stream) {
     count(std::string("wait: ") + name);
-    if (stream && stream->capture) return cudaErrorStreamCaptureUnsupported;
+    if (stream && stream->capture) {
+        stream->capture->invalid = true;
+        return cudaErrorStreamCaptureUnsupported;
+    }
     if (waiting_is_forbidden) {
         forbidden_wait = name;
         return cudaErrorNotPermitted;
@@ -370,9 +373,9 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
     std::lock_guard<std::recursive_mutex> held(lock);
     std::shared_ptr<Capture> capture = stream_of(s)->capture;
     if (!capture) return cudaErrorIllegalState;
-    *graph = reinterpret_cast<cudaGraph_t>(new Graph(*capture->graph));
     for (Stream* each : capture->streams) each->capture.reset();
-    return cudaSuccess;
+    *graph = capture->invalid ? nullptr : reinterpret_cast<cudaGraph_t>(new Graph(*capture->graph));
+    return capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
     auto counted = with_counted_kernels(*reinterpret_cast<Graph*>(graph));
