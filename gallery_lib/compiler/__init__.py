@@ -3,8 +3,7 @@
 - `backend`: the compiler behind a small registry, Inductor by default, for a module's calls,
   whoever wrote its `forward`; what the user is told about compilation. `cache` keeps its code.
 - `by_shape`: code of their own for input shapes that come again.
-- `cuda_graphs`: tensors that a caller keeps, and what cannot be captured. `kept_graphs`: backward
-  passes with `retain_graph=True`.
+- `cuda_graphs`: tensors that a caller keeps, and what cannot be captured.
 - `calls`: the calls of a module, routed through functions.
 - `passes`: graph passes inside Inductor, one file each.
 

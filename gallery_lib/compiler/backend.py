@@ -13,6 +13,7 @@ import inspect
 import itertools
 import os
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
@@ -24,7 +25,6 @@ from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache, cuda_graphs, recompiles
 from gallery_lib.compiler.by_shape import ByShape
 from gallery_lib.compiler.calls import Call, compiled_call, set_compiled, wrap_calls
-from gallery_lib.compiler.kept_graphs import allow_kept_graphs
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import kept_code
@@ -155,7 +155,7 @@ def compile_calls(model: nn.Module, static_shapes: int = _STATIC_SHAPES, **optio
         # A code object, by which Dynamo counts, under a name, by which it remembers sizes.
         code = _call.__code__.replace(co_name=f"call_{next(_numbers)}")
         function = types.FunctionType(code, globals(), code.co_name)
-        return allow_kept_graphs(torch.compile(function, **options))
+        return torch.compile(function, **options)
 
     compiled = ByShape(model, make, static_shapes)
     set_compiled(model, functools.partial(_with_guards_on_hooks, compiled, model._call_impl))
@@ -173,12 +173,48 @@ def _with_guards_on_hooks(compiled: Call, call: Call, /, *args: Any, **kwargs: A
     ones.
     """
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo.utils import counters
 
     if dynamo_config.skip_nnmodule_hook_guards:  # newer releases have a setting for each thread
         dynamo_config.skip_nnmodule_hook_guards = False
+    graphs = counters["stats"]["unique_graphs"]
     result = compiled(call, *args, **kwargs)
     recompiles.look()
+    if counters["stats"]["unique_graphs"] != graphs:
+        allow_kept_graphs()
     return result
+
+
+# --------------------------------------------------------------------------------------------------
+# Backward passes that keep their graphs, `loss.backward(retain_graph=True)`.
+#
+# A compiled backward pass may write over what the forward pass has saved for it ("donated
+# buffers"), which saves memory. torch refuses to keep the graph of such a pass. Here it gets copies
+# of these tensors, and only a pass that keeps its graph pays for them.
+
+_allowed: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def allow_kept_graphs() -> None:
+    """Let backward passes of all that was compiled so far in this process keep their graphs."""
+    for kind in torch.autograd.Function.__subclasses__():
+        if hasattr(kind, "_backward_impl") and kind not in _allowed:
+            _allowed.add(kind)
+            kind._backward_impl = staticmethod(
+                functools.partial(_backward, kind, kind._backward_impl)
+            )
+
+
+def _backward(kind: Any, plain: Call, ctx: Any, all_args: list[Any]) -> Any:
+    from torch._functorch import config as functorch_config
+
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        return plain(ctx, all_args)
+    for place in kind.metadata.bw_donated_idxs or ():
+        all_args[place] = all_args[place].clone()
+    # As far as torch knows nothing is written over; code that is compiled now does not do it.
+    with functorch_config.patch(donated_buffer=False):
+        return plain(ctx, all_args)
 
 
 # --------------------------------------------------------------------------------------------------

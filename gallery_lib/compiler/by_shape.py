@@ -1,10 +1,8 @@
 """Code of their own for input shapes that come again: `ByShape(model, make, limit)`.
 
-Dynamo compiles the second shape of an input for all shapes, and puts that code in front. From then
-on every batch runs it, and none is captured as a CUDA graph: the last batch of an epoch, or an
-evaluation before training, would cost all later steps. Here a shape that comes again has code for
-itself, up to a limit. All other shapes share code that Dynamo makes as always. Training and
-evaluation, with and without gradients, are told apart.
+Dynamo compiles the second shape of an input for all shapes, and every later batch runs that code,
+which is not captured as a CUDA graph. So a smaller last batch, or an evaluation before training,
+costs all later steps. Here shapes that come again have code of their own, and others share code.
 """
 
 from __future__ import annotations
@@ -22,13 +20,11 @@ from gallery_lib.compiler.calls import Call
 from gallery_lib.system.processes import tell
 
 Shapes = tuple[Any, ...] | None
+"""Shapes of all tensors among the arguments; None where a caller has marked dimensions."""
 
-_OFTEN = 3
-"""Calls after which a shape among others gets code of its own, if one call in four had it."""
-_MARKS = frozenset(
-    f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "unbacked", "strict_unbacked")
-)
-"""Attributes of tensors whose dimensions a caller has marked as dynamic (torch 2.11 and 2.15)."""
+_KINDS = ("dynamic", "weak_dynamic", "unbacked", "strict_unbacked")
+_MARKS = frozenset(f"_dynamo_{kind}_indices" for kind in _KINDS)
+"""Attributes of tensors whose dimensions are marked as dynamic (torch 2.11 and 2.15)."""
 
 
 class ByShape:
@@ -45,21 +41,18 @@ class ByShape:
         shapes = _shapes(args, kwargs) if self._limit else None
         compiled = mode.own.get(shapes) or mode.choose(shapes, self._limit)
         if compiled is mode.others and mode.own and not self._said:
-            self._say()
+            self._said = True
+            if process_group.rank() == 0:
+                tell(
+                    f"{type(self._model).__name__}: inputs of another shape. Up to {self._limit} "
+                    "shapes that come again are compiled for themselves "
+                    "(config.compiler.static_shapes), all others together"
+                )
         return compiled(call, *args, **kwargs)
-
-    def _say(self) -> None:
-        self._said = True
-        if process_group.rank() == 0:
-            tell(
-                f"{type(self._model).__name__}: inputs of another shape; those that come again are "
-                f"compiled for themselves, up to {self._limit} (config.compiler.static_shapes), "
-                "all others together"
-            )
 
 
 class _Mode:
-    """Code for one mode of a model."""
+    """Code for training or evaluation, with or without gradients."""
 
     def __init__(self, make: Callable[[], Call]) -> None:
         self._make = make
@@ -69,23 +62,20 @@ class _Mode:
 
     def choose(self, shapes: Shapes, limit: int) -> Call:
         """Return the code for shapes that have none of their own, and count the call."""
-        if len(self.own) >= limit:
-            return self.others
         calls = self._calls
         calls[shapes] += 1
-        if shapes is None:
+        if shapes is None or len(self.own) >= limit:
             return self.others
         if len(calls) == 1 and calls[shapes] > 1:  # the code of others has seen no other shape
             self.own[shapes], self.others = self.others, self._make()
             calls.clear()
-        elif calls[shapes] >= _OFTEN and 4 * calls[shapes] >= calls.total():
+        elif calls[shapes] > 2 and 4 * calls[shapes] >= calls.total():  # every fourth call
             self.own[shapes] = self._make()
             del calls[shapes]
         return self.own.get(shapes, self.others)
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
-    """Return the shapes of all tensors; None where a caller has marked dimensions as dynamic."""
     tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_nested or not _MARKS.isdisjoint(one.__dict__) for one in tensors):
         return None

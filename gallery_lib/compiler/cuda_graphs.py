@@ -39,7 +39,7 @@ def keep_tensors(model: nn.Module) -> None:
     """Copy what callers of a captured `model` may keep, before a replay takes its memory."""
     gradients = _Gradients(model)
     _all_gradients.add(gradients)
-    run_uncaptured_on_failure()
+    _run_uncaptured_on_failure()
 
     def step(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for each in list(_all_gradients):  # models share the memory of their graphs
@@ -72,24 +72,32 @@ class _Gradients:
         self._moved: dict[int, weakref.ref[Tensor]] = {}
 
     def watch(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """Note the gradients of each backward pass through `outputs`."""
+        """Look at the gradients at the end of each backward pass through `outputs`."""
         leaves = [one for one in inputs if one.is_leaf and one.requires_grad]
         look = functools.partial(self._look, leaves)
 
-        def note(gradients: tuple[Any, ...], _: Any) -> None:
-            self._note(gradients)  # torch.autograd.grad gives these to its caller
-            # .grad is set when the pass has come to its end.
+        def after(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
             torch.autograd.Variable._execution_engine.queue_callback(look)  # type: ignore[attr-defined]
+            if self._accumulate():
+                return None
+            return tuple(one.clone() if isinstance(one, Tensor) else one for one in gradients)
 
         for node in {one.grad_fn for one in outputs} - {None}:
-            node.register_hook(note)  # type: ignore[union-attr]
+            node.register_hook(after)  # type: ignore[union-attr]
+
+    def _accumulate(self) -> bool:
+        """Return whether this backward pass adds to `.grad`, so that no caller gets its tensors."""
+        trained = next((p for p in self._parameters if p.requires_grad), None)
+        try:
+            return trained is not None and torch._C._will_engine_execute_node(
+                torch.autograd.graph.get_gradient_edge(trained).node
+            )
+        except RuntimeError:  # a gradient that torch.autograd.grad returns
+            return False
 
     def _look(self, leaves: Iterable[Tensor] = ()) -> None:
-        self._note(leaf.grad for leaf in (*self._parameters, *leaves))
-
-    def _note(self, gradients: Iterable[Tensor | None]) -> None:
-        moved = self._moved
-        for one in gradients:
+        for leaf in (*self._parameters, *leaves):
+            one, moved = leaf.grad, self._moved
             if one is not None and (id(one) not in moved or moved[id(one)]() is not one):
                 self._seen[id(one)] = weakref.ref(one)
 
@@ -109,24 +117,20 @@ _all_gradients: weakref.WeakSet[_Gradients] = weakref.WeakSet()
 
 
 # --------------------------------------------------------------------------------------------------
-# Run uncaptured what cannot be captured: an operator that waits for the device, for instance.
-#
-# torch captures a graph at its second call, and an error ends the training there. The failed
-# capture has run nothing on the device, so its inputs are as they were.
+# Run uncaptured what cannot be captured: an operator that waits for the device, for instance. A
+# capture that fails has run nothing on the device, so the inputs are as they were.
 
 
 failure = ""
-"""Why nothing is captured any more in this process; empty as long as captures succeed."""
+"""Why this process captures nothing any more."""
 
 
 @functools.cache
-def run_uncaptured_on_failure() -> None:
+def _run_uncaptured_on_failure() -> None:
     """Let torch run all graphs of this process uncaptured once a capture has failed."""
     from torch._inductor import cudagraph_trees as trees
 
-    class Manager(trees.CUDAGraphTreeManager):
-        """torch's manager of a device's graphs, which survives a capture that fails."""
-
+    class Manager(trees.CUDAGraphTreeManager):  # one for each device
         def run(self, new_inputs: list[Any], function_id: Any) -> Any:
             if not failure:
                 return super().run(new_inputs, function_id)
@@ -146,20 +150,19 @@ def run_uncaptured_on_failure() -> None:
             return self.ids_to_funcs[function_id].model([one() for one in again])
 
         def _reference(self, value: Any) -> Callable[[], Any]:
-            """Return a function that gives an input again.
+            """Return a function that gives an input again, and does not keep graphs' memory.
 
-            What lies in the memory of graphs stays there, since nothing else gets memory there: it
-            need not be kept alive, which would cost memory for as long as the graph lives.
+            Nothing else gets memory there. What is kept while a graph is captured takes memory for
+            as long as the graph lives.
             """
             node = self.current_node
             if not isinstance(value, Tensor) or not (
                 node and node._is_cuda_graph_recorded_tensor(value)
             ):
                 return lambda: value
-            storage = value.untyped_storage()
+            storage, like = value.untyped_storage(), value.new_empty(0)
             memory = storage.data_ptr(), value.device, storage.nbytes()
             place = value.storage_offset(), value.size(), value.stride()
-            like = torch.empty(0, dtype=value.dtype, device=value.device)
             return lambda: like.set_(torch._C._construct_storage_from_data_pointer(*memory), *place)
 
         def _give_up(self, error: BaseException) -> None:

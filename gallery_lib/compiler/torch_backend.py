@@ -18,8 +18,7 @@ from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from gallery_lib.compiler import passes
-from gallery_lib.compiler.backend import use_cache
-from gallery_lib.compiler.kept_graphs import allow_kept_graphs
+from gallery_lib.compiler.backend import allow_kept_graphs, use_cache
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
@@ -64,9 +63,9 @@ def gallery(
             patches[name] = after(theirs, ours)
     patches |= given
     use_cache()
-    return allow_kept_graphs(
-        cast(Callable[..., Any], compile_fx(graph, inputs, config_patches=patches))
-    )
+    compiled = cast(Callable[..., Any], compile_fx(graph, inputs, config_patches=patches))
+    allow_kept_graphs()
+    return compiled
 
 
 @functools.cache

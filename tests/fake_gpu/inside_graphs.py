@@ -247,11 +247,18 @@ def scaled(x: torch.Tensor, waits: bool) -> torch.Tensor:
 
 
 scaled.register_fake(lambda x, waits: torch.empty_like(x))
-scaled.register_autograd(
-    lambda context, gradient: (scaled(gradient, context.waits), None),
-    setup_context=lambda context, inputs, output: setattr(context, "waits", WAITS_IN_BACKWARD),
-)
 WAITS_IN_BACKWARD = False
+
+
+def _keep_arguments(ctx, inputs, output) -> None:
+    ctx.waits = WAITS_IN_BACKWARD
+
+
+def _backward(ctx, gradient):
+    return scaled(gradient, ctx.waits), None
+
+
+scaled.register_autograd(_backward, setup_context=_keep_arguments)
 
 
 class Scaled(nn.Module):

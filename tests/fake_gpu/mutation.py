@@ -143,7 +143,7 @@ FAULTS = [
     Fault("gradients are looked for at the next call", CAPTURED,
           "queue_callback(look)", "queue_callback(lambda: None)", GRAPHS),
     Fault("gradients that no weight keeps are forgotten", CAPTURED,
-          "            self._note(gradients)  # torch", "            pass  # torch", GRAPHS),
+          "return False\n\n    def _look", "return True\n\n    def _look", GRAPHS),
     Fault("frozen weights of a captured model are forgotten", CAPTURED,
           "list(model.parameters())  # frozen",
           "[p for p in model.parameters() if p.requires_grad]  # frozen", GRAPHS),
