@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -212,7 +212,7 @@ class Peer(Recipe):
             done["cuDNN"] = "measures its algorithms"
         if self.name != "eager-best":
             cache.keep_headers()
-        build = {
+        build: dict[str, Callable[..., Any]] = {
             "accelerate-best": _accelerate,
             "fabric-best": _fabric,
             "torch.compile-best": _torch_compile,

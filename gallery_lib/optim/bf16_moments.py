@@ -86,9 +86,9 @@ class Bf16Moments(fused_cpu.OnePass):
         cpu_optimizers.rounded_adam_(weights, *columns, **options)
 
 
-class Adam(Bf16Moments, fused_cpu.Adam):
+class Adam(Bf16Moments, fused_cpu.Adam):  # type: ignore[misc]
     """Adam (see `fused_cpu.Adam`) with moments in bf16."""
 
 
-class AdamW(Bf16Moments, fused_cpu.AdamW):
+class AdamW(Bf16Moments, fused_cpu.AdamW):  # type: ignore[misc]
     """AdamW (see `fused_cpu.AdamW`) with moments in bf16."""

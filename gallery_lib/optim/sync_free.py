@@ -34,7 +34,8 @@ def _hyperparameters(group: Mapping[str, Any], lr: float) -> Hyperparameters:
     return Hyperparameters(lr, beta1=beta1, beta2=beta2, **options)
 
 
-Group, Column = dict[str, Any], list[Tensor]
+Group = dict[str, Any]
+Column = list[Tensor]
 _DTYPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "device", "layout"))
 _DTYPES, _STRIDED = {torch.float32, torch.float64}, {torch.strided}
 
@@ -134,11 +135,11 @@ class SyncFree(torchs_step.PickledAsTorchs):
                 continue
             kinds = list(zip(map(_DEVICE, parameters), map(_DTYPE, parameters), strict=True))
             for kind in dict.fromkeys(kinds):
-                alike = [
+                alike, of_alike = (
                     [t for t, k in zip(column, kinds, strict=True) if k == kind]
                     for column in (parameters, gradients)
-                ]
-                self._step_alike(group, *alike, kind[0], scale, found_inf)
+                )
+                self._step_alike(group, alike, of_alike, kind[0], scale, found_inf)
         return loss
 
     def _leave_to_torch(

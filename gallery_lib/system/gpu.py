@@ -66,10 +66,11 @@ def look(bus: str) -> GpuState | None:
     """Return the GPU at this address of the PCI bus as it is now; None where NVML does not say."""
     with contextlib.suppress(LookupError):
         gpu, number = _device(bus), ctypes.c_uint
-        clocks = [_ask("nvmlDeviceGetClockInfo", number, gpu, of) for of in (1, 2)]
+        processors, memory = (_ask("nvmlDeviceGetClockInfo", number, gpu, of) for of in (1, 2))
         watts = _ask("nvmlDeviceGetPowerUsage", number, gpu) / 1000
         bits = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, gpu)
-        return GpuState(*clocks, watts, [what for bit, what in _SLOWED_BY.items() if bits & bit])
+        slowed_by = [what for bit, what in _SLOWED_BY.items() if bits & bit]
+        return GpuState(processors, memory, watts, slowed_by)
     return None
 
 

@@ -261,8 +261,8 @@ def packed(
     tensors are packed anew each step, since gradients get new addresses.
     """
     kind = tensor_list(len(columns), tensors)
-    addresses = [column and list(map(Tensor.data_ptr, column)) for column in columns]
-    sizes = list(map(Tensor.numel, columns[0] or ()))
+    addresses = [[tensor.data_ptr() for tensor in column or ()] for column in columns]
+    sizes = [tensor.numel() for tensor in columns[0] or ()]
     for begin in range(0, len(sizes), tensors):
         part = slice(begin, begin + tensors)
         packing, of_part = kind(), sizes[part]
