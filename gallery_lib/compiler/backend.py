@@ -23,7 +23,7 @@ from torch import nn
 
 from gallery_lib.comm import process_group
 from gallery_lib.compiler import cache, cuda_graphs, recompiles
-from gallery_lib.compiler.by_shape import ByShape
+from gallery_lib.compiler.by_shape import STATIC_SHAPES, ByShape
 from gallery_lib.compiler.calls import Call, compiled_call, set_compiled, wrap_calls
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError
@@ -85,7 +85,7 @@ def read_ahead() -> None:
 
 def _compile(model: nn.Module, options: Compiler, device: torch.device, channels_last: bool) -> str:
     if options.backend != INDUCTOR:
-        compile_calls(model, options.static_shapes, backend=options.backend)
+        compile_calls(model, backend=options.backend)
         return options.backend
     use_cache()
     # Imported here, since the import takes a second of every start.
@@ -103,7 +103,7 @@ def _compile(model: nn.Module, options: Compiler, device: torch.device, channels
         description += ", CUDA graphs where shapes are static"
     elif device.type == "cuda":
         compile_options["triton.cudagraphs"] = False
-    compile_calls(model, options.static_shapes, backend=INDUCTOR, options=compile_options)
+    compile_calls(model, backend=INDUCTOR, options=compile_options)
     return description
 
 
@@ -134,11 +134,10 @@ def use_cache() -> None:
 #
 # Here the functions around the calls belong to this module alone, and so does what is counted.
 
-_STATIC_SHAPES = Compiler().static_shapes
 _numbers = itertools.count()
 
 
-def compile_calls(model: nn.Module, static_shapes: int = _STATIC_SHAPES, **options: Any) -> None:
+def compile_calls(model: nn.Module, static_shapes: int = STATIC_SHAPES, **options: Any) -> None:
     """Compile the calls of `model` in place, with torch.compile's options.
 
     At most `static_shapes` input shapes get code of their own.

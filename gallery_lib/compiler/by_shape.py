@@ -7,6 +7,8 @@ costs all later steps. Here shapes that come again have code of their own, and o
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +22,9 @@ from gallery_lib.compiler.calls import Call
 from gallery_lib.system.processes import tell
 
 Shapes = tuple[Any, ...] | None
+
+STATIC_SHAPES = 4
+"""Most shapes with code of their own, of training and of evaluation: each takes a compilation."""
 """Shapes of all tensors among the arguments; None where a caller has marked dimensions."""
 
 _KINDS = ("dynamic", "weak_dynamic", "unbacked", "strict_unbacked")
@@ -33,7 +38,11 @@ class ByShape:
     def __init__(self, model: nn.Module, make: Callable[[], Call], limit: int) -> None:
         """Make the first code with `make`; at most `limit` shapes get code of their own."""
         self._model, self._limit, self._said = model, limit, False
-        self._modes: dict[tuple[bool, bool], _Mode] = defaultdict(lambda: _Mode(make))
+        # The first one now, so that an unknown backend is named here and not in a step.
+        codes = itertools.chain([make()], iter(make, None))
+        self._modes: dict[tuple[bool, bool], _Mode] = defaultdict(
+            lambda: _Mode(functools.partial(next, codes))
+        )
 
     def __call__(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """Run `call` with the code for these arguments."""
@@ -45,8 +54,7 @@ class ByShape:
             if process_group.rank() == 0:
                 tell(
                     f"{type(self._model).__name__}: inputs of another shape. Up to {self._limit} "
-                    "shapes that come again are compiled for themselves "
-                    "(config.compiler.static_shapes), all others together"
+                    "shapes that come again are compiled for themselves, all others together"
                 )
         return compiled(call, *args, **kwargs)
 

@@ -139,8 +139,6 @@ class Compiler:
     """Backend of torch.compile; inductor alone has what the other options switch."""
     cuda_graphs: bool = True
     """On CUDA, capture compiled graphs of static shapes and replay them. Needs more memory."""
-    static_shapes: int = option(4, minimum=0)
-    """Input shapes that are compiled for themselves if they come again; all others share code."""
     without: tuple[str, ...] = ()
     """Graph passes to leave out: names of `gallery_lib.compiler.passes`. With mixed_products a
     weight must not change between a forward pass and its backward pass."""

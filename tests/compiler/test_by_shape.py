@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from gallery_lib import Config, accelerate
 from gallery_lib.compiler.backend import compile_calls
 
 LIMIT = 4
@@ -80,7 +79,7 @@ def test_a_smaller_last_batch_leaves_the_others_their_graph(capsys):
     assert graphs.made == ["32", "20"]
     assert graphs.run == [str(size) for size in sizes]
     said = capsys.readouterr().err
-    assert said.count("inputs of another shape") == said.count("config.compiler.static_shapes") == 1
+    assert said.count("inputs of another shape. Up to 4 shapes") == 1
 
 
 def test_an_evaluation_before_training_and_between_leaves_training_its_graph():
@@ -107,7 +106,7 @@ def test_a_length_among_others_that_comes_often_gets_its_own_graph():
     assert graphs.made == ["2", "any", "9"] and graphs.run[-4:] == ["9", "9", "any", "9"]
 
 
-def test_no_more_shapes_than_the_option_says_get_their_own():
+def test_no_more_shapes_than_the_limit_get_their_own():
     (model, graphs), sizes = compiled(model_of(), static_shapes=2), [10, 10, 11, 11, 12, 12, 13]
     train(model, sizes + sizes)
     assert graphs.made == ["10", "11", "12", "any"]
@@ -160,12 +159,3 @@ def test_what_is_not_a_shape_is_guarded_as_always():
         torch.testing.assert_close(*results)
         assert results[0].dtype is results[1].dtype
     torch.testing.assert_close(plain.calls, model.calls)
-
-
-def test_accelerate_takes_the_option(capsys):
-    config = Config()
-    config.compiler.backend, config.compiler.static_shapes = "aot_eager", 0
-    model = accelerate(model_of(), config)
-    plain, sizes = model_of(), 2 * [32, 32, 20]
-    torch.testing.assert_close(train(model, sizes), train(plain, sizes))
-    assert "inputs of another shape" not in capsys.readouterr().err
