@@ -134,19 +134,13 @@ def batches_of(name: str, count: int) -> tuple[Any, Any, list[Any]]:
     return tasks.get(name), config, list(itertools.islice(on_cpu, count))
 
 
-def seconds_of_calls(call: Callable[[], object], calls: int, device: str) -> list[float]:
-    """Return the seconds of each of so many calls, one after the other, on `cpu` or `cuda`.
+def seconds_of_calls(call: Callable[[], object], calls: int) -> list[float]:
+    """Return the seconds of each of so many calls on CUDA, one after the other.
 
-    On CUDA events measure, so waiting for the host counts.
+    Events measure, so waiting for the host counts.
     """
     import torch
 
-    if device == "cpu":
-        times = [time.perf_counter()]
-        for _ in range(calls):
-            call()
-            times.append(time.perf_counter())
-        return [after - before for before, after in itertools.pairwise(times)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
     events[0].record()
     for event in events[1:]:
@@ -175,6 +169,24 @@ def write(path: Path | None, values: dict[str, Any], heading: str, table: Any) -
             "load_average_before": _LOAD_AVERAGE,
         }
         write_json(path, {**conditions, **values, "shown": {"heading": heading, "table": table}})
+
+
+class Rows:
+    """Rows of figures by name, printed and written as they come; `left` are those without any."""
+
+    def __init__(self, path: Path | None, heading: str, planned: Iterable[object]) -> None:
+        self.path, self.heading, self.planned = path, heading, list(map(str, planned))
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._began = time.monotonic()
+
+    def add(self, name: str, figures: dict[str, Any]) -> None:
+        """Add figures to a row; lists are written, and not printed."""
+        row = self.rows[name] = self.rows.get(name, {}) | figures
+        short = {key: value for key, value in row.items() if not isinstance(value, list)}
+        print(name, json.dumps(short, ensure_ascii=False), flush=True)
+        left = [name for name in self.planned if name not in self.rows]
+        values = {"seconds": time.monotonic() - self._began, "left": left, "rows": self.rows}
+        write(self.path, values, self.heading, [["row"], *([name] for name in self.rows)])
 
 
 def earlier(path: Path | None, key: str) -> Any:

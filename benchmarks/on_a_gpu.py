@@ -1,287 +1,172 @@
-"""Find out on a GPU what is worth knowing, in ten minutes, most important things first.
+"""Find out on a GPU what is worth knowing, in less than ten minutes, most valuable things first.
 
-    python3 benchmarks/on_a_gpu.py --out benchmarks/results/MACHINE/on-a-gpu.json
-    python3 benchmarks/on_a_gpu.py --second --out benchmarks/results/MACHINE/on-a-gpu-2.json
+    python3 benchmarks/on_a_gpu.py --out FOLDER --archive FILE       # writes FILE.tar too
+    python3 benchmarks/on_a_gpu.py --out FOLDER --second             # what was left
+    python3 benchmarks/on_a_gpu.py --out OTHER --parts steps --times 1.5
 
-The first command looks at clocks and versions, runs the tests marked `gpu`, and measures ResNet-50
-in six variants with batches on the device; then own kernels beside a copy of as many bytes. The
-second does the same for BERT, ViT and BART. The file is written after each part,
-and what there was no time for is named. It needs torch, torchvision, timm, transformers, cuda-core
-and pytest; neither Jupyter nor an installed package. Without a CUDA device the exit code is 2.
-
-Steps are measured with batches on the device: milliseconds on it (CUDA events around steps that
-follow one another without a wait), milliseconds that the host takes to queue one, kernels launched,
-peak memory, and the losses of the first steps, which start from the same weights for all variants.
+Each part has a limit in seconds, and processes that write NAME.json or NAME.xml as they go, and
+NAME.log. `summary.json` has what a part took and what it did not get to, `nvidia-smi.csv` use,
+clock, power, and why the clock is low, twice a second. So what was found is there when the machine
+is gone. The exit code is 1 where a part failed or was ended, and 2 without a CUDA device.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import itertools
-import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import figures_file
 import torch
 
-from gallery_lib import accelerate, tasks
-from gallery_lib.config import Config
-from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.errors import InputError
-from gallery_lib.stats import percentiles
-from gallery_lib.system.processes import OUTPUT, end_supervised, start_supervised
+from gallery_lib.system import paths
+from gallery_lib.system.files import write_json
+from gallery_lib.system.processes import end_supervised, start_supervised
 
-VARIANTS = (
-    "eager",
-    "channels_last + fused",
-    "inductor",
-    "inductor + graphs",
-    "ours",
-    "ours without graphs",
+SECONDS, SECOND = 570, 120
+"""What the first command takes at most, and the second."""
+PARTS = {
+    "machine": 20, "kernels": 25, "compile": 75, "steps": 75, "kernel-times": 40,
+    "transformers": 60, "fp16": 35, "end-to-end": 75, "graphs": 35, "tests": 50, "sanitizers": 45,
+}  # fmt: skip
+"""Part → its limit in seconds, the most valuable first."""
+_STEPS = "{python} benchmarks/gpu_steps.py {part} --out {out}/{name}.json {tiny} --seconds {left}"
+_KERNELS = "{python} benchmarks/kernels.py"
+_PYTEST = (
+    "{python} -m pytest -v --show-capture=no -p no:cacheprovider --junitxml={out}/{name}.xml"
+    " -o 'addopts=--strict-markers --import-mode=importlib' -m gpu tests"
 )
-_WARM_STEPS, _LOSSES = 4, 5
-FIRST_TASKS, SECOND_TASKS = ("resnet50",), ("hf_Bert", "timm_vision_transformer", "hf_Bart")
-BATCHES = {
-    "resnet50": (128, 32, 256),
-    "hf_Bert": (16, 64),
-    "timm_vision_transformer": (32, 128),
-    "hf_Bart": (16,),
+_CHECK = f"{_PYTEST}/kernels/test_on_a_device.py"
+_SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
+_NCU = (
+    "ncu --clock-control none --csv --launch-count 12"
+    " --metrics gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed,gpu__time_duration.sum"
+    " --kernel-name 'regex:^(adamw|cross_entropy_rows|batch_norm_moments)$'"
+)
+_TRAIN = (
+    "{python} launch_single_task.py --compiler-opt --no-evaluate --data_dir {images} {sizes}"
+    " --run_dir {out}/{name}"
+)
+COMMANDS = {
+    "nvidia-smi": ("machine", "nvidia-smi -q"),
+    "kernels": ("kernels", _CHECK),
+    **{part: (part, _STEPS) for part in ("machine", "compile", "steps", "transformers", "fp16")},
+    "kernel-times": ("kernel-times", f"{_KERNELS} --out {{out}}/{{name}}.json {{tiny}}"),
+    "many-workers": ("end-to-end", f"{_TRAIN} --workers {{many}} --max_steps {{long}}"),
+    "one-worker": ("end-to-end", f"{_TRAIN} --workers 1 --max_steps 25"),
+    "graphs": ("graphs", f"{_PYTEST}/fake_gpu/inside_graphs.py"),
+    "skips": ("graphs", f"{_PYTEST}/kernels/test_in_a_run.py -k updates"),
+    # Files are divided among four processes where pytest-xdist is there.
+    "tests": ("tests", f"{_PYTEST}/kernels {'-n 4 --dist loadfile' if find_spec('xdist') else ''}"),
+    "memcheck": ("sanitizers", f"{_SANITIZER} memcheck {_CHECK}"),
+    "racecheck": ("sanitizers", f"{_SANITIZER} racecheck {_CHECK}"),
+    "ncu": ("sanitizers", f"{_NCU} {_KERNELS} --once"),
 }
-LIMITS = {"tests": 120, "variant": 90, "kernels": 150}
-"""Most seconds of each part; a variant is a process of its own."""
-# With or without pytest-xdist.
-TESTS = ("-o", "addopts=--strict-markers --import-mode=importlib", "-m", "gpu", "tests/kernels")
+"""Log of a command → its part, and the command."""
+# For a mean rate the first batches do not count, and ten times as many as are in flight follow.
+_RESNET = {"sizes": "--model resnet50 --batch_size 256 --image_size 224", "many": 14, "long": 311}
+_SMALL = {"sizes": "--model resnet18 --batch_size 2 --image_size 32", "many": 1, "long": 25}
+_STATE = "timestamp,utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.active,memory.used"
 
 
-# --------------------------------------------------------------------------------------------------
-# Steps of one variant, in a process of its own
+def start(log: Path, command: list[str], **variables: str) -> subprocess.Popen[Any]:
+    """Start a command whose output goes to a file; none of its processes outlives this one."""
+    with log.open("a") as file:
+        output = {"stdout": file, "stderr": subprocess.STDOUT}
+        return start_supervised(command, variables, cwd=figures_file.HERE.parent, **output)
 
 
-class Variant:
-    """A model with its optimizer, ready to train on one device in one of VARIANTS."""
-
-    def __init__(self, name: str, task: tasks.Task) -> None:
-        ours, by_hand = name.startswith("ours"), name != "eager"
-        os.environ[COMPILER_VARIABLE] = str(int(ours))
-        os.environ[KERNELS_VARIABLE] = str(int(ours))
-        self.task = task
-        torch.manual_seed(0)
-        self.model: Any = task.build_model()
-        channels_last = by_hand and task.image_size is not None
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        if ours:
-            config = Config()
-            config.compute.bf16 = True
-            config.compiler.cuda_graphs = "without graphs" not in name
-            optimizer = self._optimizer(fused=False)
-            self.model, self.optimizer = accelerate(self.model, optimizer, config)
-        else:
-            self.model.to("cuda")
-            if channels_last:
-                self.model.to(memory_format=torch.channels_last)
-            if name.startswith("inductor"):
-                mode = "reduce-overhead" if "graphs" in name else "default"
-                self.model = torch.compile(self.model, mode=mode)
-            self.optimizer = self._optimizer(fused=by_hand)
-
-    def _optimizer(self, *, fused: bool) -> torch.optim.Optimizer:
-        form = {"fused": True} if fused and self.task.optimizer.name != "RAdam" else {}
-        return self.task.optimizer.build(
-            self.model.parameters(), lr=None, weight_decay=None, accelerated=False, **form
-        )
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """Queue one step; return its loss, which is on the device."""
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = self.task.loss(self.model, batch)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach().clone()
+def link_images() -> str:
+    """Return a folder whose 1000 classes, as the compiled model has, are links to the small ten."""
+    root, small = (paths.data_dir(f"imagenet-{name}") for name in ("linked", "small"))
+    for number, split in itertools.product(range(1000), ("train", "val")):
+        (root / split).mkdir(parents=True, exist_ok=True)
+        link = root / split / f"n{number:08d}"
+        if not link.is_symlink():
+            link.symlink_to(sorted((small / split).iterdir())[number % 10])
+    return shlex.quote(str(root))
 
 
-def batch_of(task: tasks.Task, samples: int, layout: torch.memory_format, tiny: bool) -> Any:
-    """Return a drawn batch on the device, the same for the same arguments."""
-    draw = torch.Generator().manual_seed(1)
-    if task.image_size is not None:
-        side = 32 if tiny else task.image_size
-        images = torch.randn(samples, 3, side, side, generator=draw)
-        labels = torch.randint(0, 1000, (samples,), generator=draw)
-        return images.to("cuda", memory_format=layout), labels.to("cuda")
-    length = 16 if tiny else task.sequence_length
-    ids = torch.randint(5, 2000, (samples, length), generator=draw).to("cuda")
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-
-
-def _launches(step: Callable[[], Any]) -> int | None:
-    """Return the kernels of one step; None where nothing counts them."""
-    emulated = ctypes.CDLL(None)
-    if hasattr(emulated, "fake_gpu_report"):
-        emulated.fake_gpu_reset()
-        step()
-        text = ctypes.create_string_buffer(emulated.fake_gpu_report(None, 0) + 4096)
-        emulated.fake_gpu_report(text, len(text))
-        lines = [line.split("\t") for line in text.value.decode().splitlines()]
-        return sum(int(line[2]) for line in lines if line[0] == "launch")
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        step()
-        torch.cuda.synchronize()
-    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
-    return len(kernels) or None
-
-
-def measured(variant: Variant, batch: Any, steps: int) -> dict[str, Any]:
-    """Return device and host milliseconds of a step, launches, memory and the first losses."""
-    torch.cuda.reset_peak_memory_stats()
-    losses = [variant.step(batch) for _ in range(_LOSSES)]
-    for _ in range(_WARM_STEPS):
-        variant.step(batch)
-    torch.cuda.synchronize()
-    host: list[float] = []
-
-    def step() -> None:
-        began = time.perf_counter()
-        variant.step(batch)
-        host.append(1000 * (time.perf_counter() - began))
-
-    device = figures_file.seconds_of_calls(step, steps, "cuda")
-    return {
-        "device_ms": percentiles([1000 * seconds for seconds in device]),
-        "host_ms": percentiles(host),
-        "launches": _launches(lambda: variant.step(batch)),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
-        "losses": torch.stack(losses).float().tolist(),
-    }
-
-
-def run_variant(options: argparse.Namespace) -> int:
-    """Measure a variant at each batch size, and print a line of JSON for each.
-
-    A size that fails has its error in its line.
-    """
-    task = tasks.get(options.tasks[0])
-    for size in options.batches:
-        line: dict[str, Any] = {"task": task.name, "variant": options.variants[0], "batch": size}
+def run_part(part: str, out: Path, seconds: float, tiny: bool) -> dict[str, Any]:
+    """Run the commands of a part, at most so long together; return what came of them."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"limit_seconds": seconds, "exit_codes": {}, "left": []}
+    values = {"part": part, "out": shlex.quote(str(out)), "python": shlex.quote(sys.executable)}
+    values |= {"tiny": "--tiny", **_SMALL} if tiny else {"tiny": "", **_RESNET}
+    values["images"] = link_images() if part == "end-to-end" else ""
+    for name, text in [(name, text) for name, (of, text) in COMMANDS.items() if of == part]:
+        left, log = seconds - (time.monotonic() - began), out / f"{name}.log"
+        command = shlex.split(text.format(name=name, left=left, **values))
+        if shutil.which(command[0]) is None:
+            result["left"].append(f"{name}: {command[0]} is not there")
+            continue
+        # With memory of its own for each tensor an access beside it is seen.
+        own = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if part == "sanitizers" else {}
+        process = start(log, command, **own)
         try:
-            torch._dynamo.reset()
-            variant = Variant(options.variants[0], task)
-            batch = batch_of(task, size, variant.layout, options.tiny)
-            line |= measured(variant, batch, 2 if options.tiny else 20)
-        # Whatever one size raises, the others are measured.
-        except Exception as error:
-            line["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        variant = batch = None
-        torch.cuda.empty_cache()
-        print(json.dumps(line), flush=True)
-    return 0
-
-
-# --------------------------------------------------------------------------------------------------
-# All parts
-
-
-def program(seconds: float, *command: str) -> dict[str, Any]:
-    """Return exit code and output of a Python program; the code is None at its limit.
-
-    None of its processes outlives it or this process: one would stay on the GPU.
-    """
-    place = {"cwd": figures_file.HERE.parent, "stderr": subprocess.STDOUT}
-    process = start_supervised([sys.executable, *command], {}, **place, **OUTPUT)
-    code: int | None = None
-    try:
-        output, _ = process.communicate(timeout=max(1, seconds))
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        end_supervised(process)
-        output = f"{process.communicate()[0]}\nended after {seconds:.0f} s"
-    finally:
-        end_supervised(process)
-    return {"exit_code": code, "lines": output.strip().splitlines()}
-
-
-def about_the_device() -> dict[str, Any]:
-    """Return what the device and its driver say of themselves."""
-    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
-    try:
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = f"nvidia-smi: {error}"
-    properties = torch.cuda.get_device_properties(0)
-    return {"name": properties.name, "memory": properties.total_memory, "nvidia_smi": said}
-
-
-def steps(seconds: float, task: str, variant: str, tiny: bool) -> list[dict[str, Any]]:
-    """Measure a variant of a task in a process of its own; return a row for each batch size."""
-    sizes = (2,) if tiny else BATCHES[task]
-    command = ["benchmarks/on_a_gpu.py", "--tasks", task, "--variants", variant]
-    command += ["--batches", *map(str, sizes), *(["--tiny"] if tiny else [])]
-    lines = program(seconds, *command)["lines"] or ["nothing was printed"]
-    found = [json.loads(line) for line in lines if line.startswith('{"task"')]
-    rows = {row["batch"]: row for row in found}
-    about = {"task": task, "variant": variant, "error": lines[-1][:300]}
-    return [rows.get(size, {**about, "batch": size}) for size in sizes]
-
-
-def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the table of all steps."""
-    table = [["task", "variant", "batch", "device", "host", "launches", "peak", "last loss"]]
-    for row in found:
-        about = [row["task"], row["variant"], str(row["batch"])]
-        figures = [row["error"][:60], "", "", "", ""] if "error" in row else _figures(row)
-        table.append([*about, *figures])
-    return table
-
-
-def _figures(row: dict[str, Any]) -> list[str]:
-    device, host = (f"{row[clock]['p50']:.2f} ms" for clock in ("device_ms", "host_ms"))
-    peak, loss = f"{row['peak_gib']:.1f} GiB", f"{row['losses'][-1]:.4f}"
-    return [device, host, str(row["launches"]), peak, loss]
+            result["exit_codes"][name] = process.wait(timeout=max(1.0, left))
+        except subprocess.TimeoutExpired:
+            result["exit_codes"][name] = None
+            result["left"].append(f"{name}: ended after {left:.0f} s")
+        finally:
+            end_supervised(process)
+        print(*log.read_text(errors="replace").splitlines()[-12:], sep="\n", flush=True)
+    result["left"] += figures_file.earlier(out / f"{part}.json", "left") or []
+    return {**result, "seconds": round(time.monotonic() - began, 1)}
 
 
 def run() -> int:
-    """Run all parts, print and write; return 1 if a test failed or a variant could not run."""
-    parser = figures_file.parser(__doc__)
-    parser.add_argument("--second", action="store_true", help="BERT, ViT and BART")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--tasks", nargs="+", choices=BATCHES, help="default: those of the command")
-    parser.add_argument("--seconds", type=float, default=570, help="budget (default: 570)")
-    parser.add_argument("--tiny", action="store_true", help="small inputs, to try the command")
-    parser.add_argument("--batches", nargs="+", type=int, help="only steps, of this first variant")
+    """Run the parts, print and write; return 1 if one of them failed or was ended."""
+    parser = figures_file.parser(__doc__, out=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder for files of each part")
+    parser.add_argument("--archive", type=Path, help="FILE.tar has the folder after each part")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="(default: all)")
+    parser.add_argument("--second", action="store_true", help="what --out says was left")
+    parser.add_argument("--times", type=float, default=1.0, help="multiply all limits by this")
+    parser.add_argument("--tiny", action="store_true", help="small inputs, to rehearse")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise InputError("this needs a CUDA device, and torch finds none here. Nothing was run.")
-    if options.batches:
-        return run_variant(options)
-    end, rows = time.monotonic() + options.seconds, list[dict[str, Any]]()
-    result: dict[str, Any] = {"device": about_the_device(), "not_run": [], "steps": rows}
-    if not options.second:
-        result["tests"] = program(LIMITS["tests"], "-m", "pytest", *TESTS)
-    tasks_asked = options.tasks or (SECOND_TASKS if options.second else FIRST_TASKS)
-    for task, variant in itertools.product(tasks_asked, options.variants):
-        left = end - time.monotonic()
-        if left < 20:
-            result["not_run"].append(f"{variant} of {task}")
-            continue
-        rows += steps(min(left, LIMITS["variant"]), task, variant, options.tiny)
-        figures_file.show(rows_of(rows[-1:]))
-        figures_file.write(options.out, result, "The first minutes on a GPU", rows_of(rows))
-    if not options.second and not options.tiny:
-        seconds = min(LIMITS["kernels"], end - time.monotonic())
-        result["kernels"] = program(seconds, "benchmarks/kernels.py")
-        figures_file.write(options.out, result, "The first minutes on a GPU", rows_of(rows))
-    figures_file.show(rows_of(rows))
-    for name in result["not_run"]:
-        print(f"no time was left for: {name}")
-    failed = result.get("tests", {}).get("exit_code", 0) != 0
-    return int(failed or any("error" in row for row in rows))
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    done = figures_file.earlier(out / "summary.json", "parts") or {}
+    unfinished = [part for part in PARTS if part not in done or done[part]["left"]]
+    parts = options.parts or (unfinished if options.second else list(PARTS))
+    end = time.monotonic() + options.times * (SECOND if options.second else SECONDS)
+    os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"
+    # Images for trainings and tests are made meanwhile.
+    beside = [start(out / "data.log", [sys.executable, "data_prep/mock_imagenet.py"])]
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv", "-lms", "500"]
+        beside.append(start(out / "nvidia-smi.csv", query))
+    try:
+        for part in parts:
+            seconds = min(end - time.monotonic(), options.times * PARTS[part])
+            print(f"\n{part}", flush=True)
+            try:
+                if seconds < 10:
+                    raise TimeoutError("no time was left")
+                if part == "end-to-end":
+                    beside[0].wait(timeout=seconds)
+                done[part] = run_part(part, out, seconds, options.tiny)
+            except Exception as error:  # the other parts are run
+                done[part] = {"exit_codes": {part: None}, "left": [f"{part}: {error}"]}
+            print(*done[part]["left"], sep="\n", flush=True)
+            write_json(out / "summary.json", {"parts": done})
+            if options.archive:
+                shutil.make_archive(str(options.archive), "tar", out)
+    finally:
+        for process in beside:
+            end_supervised(process)
+    return int(any(code != 0 for p in parts for code in done[p]["exit_codes"].values()))
 
 
 if __name__ == "__main__":

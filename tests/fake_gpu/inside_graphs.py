@@ -1,18 +1,19 @@
-"""Tests inside a process with the fake device: a captured model trains as an eager one does.
+"""Tests inside a process with the fake device or a GPU: a captured model trains as an eager one.
 
-The compiler is torch's `cudagraphs`: it captures and replays as Inductor does, and its operators
-are eager's, so values can be compared.
+On the fake device the compiler is torch's `cudagraphs`: it captures and replays as Inductor does,
+and its operators are eager's, so values can be compared. On a GPU (`-m gpu`) it is Inductor.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import sys
 import weakref
 from functools import partial
 
 import pytest
 import torch
-from fake_gpu import work
 from stand_in_compilers import capture_graphs, leave_eager
 from torch import nn
 
@@ -20,19 +21,26 @@ from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import backend, cuda_graphs
 
+pytestmark = pytest.mark.gpu
+EMULATED = hasattr(ctypes.CDLL(None), "fake_gpu_report")
 STEPS, BATCH = 6, 8
 
 
 @pytest.fixture(autouse=True)
-def captured_operator_by_operator(monkeypatch):
-    monkeypatch.setattr(backend, "_compile", capture_graphs)
-    yield
+def replays(monkeypatch):
+    """Yield a list that grows by one with each replay."""
+    seen, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda g: (seen.append(g), replay(g))[1])
+    if EMULATED:
+        monkeypatch.setattr(backend, "_compile", capture_graphs)
+    yield seen
     torch._dynamo.reset()
 
 
-def model_of(seed: int) -> nn.Module:
+def model_of(seed: int, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    layers = nn.Linear(6, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Dropout(dropout)
+    return nn.Sequential(*layers, nn.Linear(16, 3))
 
 
 class Joined(nn.Module):
@@ -56,7 +64,7 @@ class Training:
         if accelerated:
             self.model, self.optimizer = accelerate(self.model, self.optimizer, Config())
         draw = torch.Generator().manual_seed(5)
-        sizes = [BATCH] * (3 * STEPS) + [BATCH // 2]
+        sizes = [BATCH] * (3 * STEPS) + [BATCH // 2, BATCH]  # a tail, and the next epoch
         self.batches = [torch.randn(size, 6, generator=draw).cuda() for size in sizes]
 
     def loss(self, *batches: torch.Tensor) -> torch.Tensor:
@@ -81,7 +89,8 @@ class Training:
 
 
 def same(ours, theirs) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    off = {"rtol": 1e-5, "atol": 1e-6} if EMULATED else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(ours, theirs, **off)
 
 
 def steps(training):
@@ -223,13 +232,20 @@ def model_with_a_frozen_layer():
         (two_models_whose_gradients_add_up, None),
     ],
 )
-def test_replays_give_what_eager_steps_give(work_of, model):
-    results, replays = [], [work.counts()["call cudaGraphLaunch"]]
+def test_replays_give_what_eager_steps_give(work_of, model, replays):
+    results, counts = [], []
     for accelerated in (True, False):
         results.append(work_of(Training(accelerated=accelerated, model=model and model())))
-        replays.append(work.counts()["call cudaGraphLaunch"])
+        counts.append(len(replays))
     same(*results)
-    assert replays[1] >= replays[0] + STEPS - 2 and replays[2] == replays[1]
+    assert counts[0] >= STEPS - 2 and counts[1] == counts[0]
+
+
+@pytest.mark.skipif(EMULATED, reason="there a captured graph draws the same in each replay")
+def test_each_pass_draws_another_mask():
+    training = Training(accelerated=True, model=model_of(3, dropout=0.5))
+    outputs = [training.model(training.batches[0]).detach() for _ in range(STEPS)]
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(outputs))
 
 
 def _waits(x: torch.Tensor) -> torch.Tensor:

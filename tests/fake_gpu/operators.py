@@ -229,14 +229,28 @@ def _laid_out_like(arguments: Any, shapes: Any) -> Any:
     def laid_out(image: Tensor) -> Tensor:
         return image.contiguous(memory_format=torch.channels_last) if image.dim() == 4 else image
 
-    channels_last = any(
+    alike = _any_in_channels_last(arguments)
+    return tree_map_only(Tensor, laid_out, shapes) if alike else shapes
+
+
+def _any_in_channels_last(arguments: Any) -> bool:
+    return any(
         each.dim() == 4
         and each.is_contiguous(memory_format=torch.channels_last)
         and not each.is_contiguous()
         for each in arguments
         if isinstance(each, Tensor)
     )
-    return tree_map_only(Tensor, laid_out, shapes) if channels_last else shapes
+
+
+def _lay_out_traced_convolutions() -> None:
+    """Give convolutions the layout where a compiler traces them that they have where they run."""
+    own = torch._C._conv_determine_backend_memory_format
+
+    def memory_format(*arguments: Any) -> torch.memory_format:
+        return torch.channels_last if _any_in_channels_last(arguments) else own(*arguments)
+
+    torch._C._conv_determine_backend_memory_format = memory_format
 
 
 def _like(value: Any, device: torch.device | str) -> Any:
@@ -314,6 +328,7 @@ def install() -> None:
         getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
     # cuDNN asks the device for what is not there; without it torch takes its own operators.
     torch.backends.cudnn.enabled = False
+    _lay_out_traced_convolutions()
     torch.cuda._sleep = lambda cycles: work.enqueue("sleep", lambda: None)
     for full_name in sorted(torch._C._dispatch_get_all_op_names()):
         name, _, overload = full_name.removeprefix("aten::").partition(".")
@@ -359,6 +374,7 @@ def install_without_arithmetic() -> None:
     import torch._dynamo
 
     work.begin()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN asks the device for what is not there
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     for name in _OF_LIBRARIES:

@@ -104,14 +104,6 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def test_a_row_of_kernels_can_be_written_and_shown(benchmark_module: Module) -> None:
-    kernels, device = benchmark_module("kernels"), torch.device("cpu")
-    row = kernels.timed(kernels.CASES["pack int8"](device, True), device, rounds=3)
-    row = json.loads(json.dumps(row, allow_nan=False))
-    assert row["seconds"]["ours"]["p50"] > 0 and row["times_as_fast_as"]["copy"]["ratio"] > 0
-    assert kernels.rows_of({"pack int8": row})[1][0] == "pack int8"
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_kernels_and_eager_do_the_same_work(benchmark_module: Module) -> None:
@@ -157,7 +149,8 @@ def test_the_planted_tasks_differ_from_the_right_ones_in_the_fault_alone(
         (("loader.py", "--rounds=0"), "rounds"),
         (("two_checkouts.py", "--before=/no/such"), "--before must be a checkout"),
         (("kernels.py",), "CUDA device"),
-        (("on_a_gpu.py",), "CUDA device"),
+        (("on_a_gpu.py", "--out=TMP/found"), "CUDA device"),
+        (("gpu_steps.py", "steps"), "CUDA device"),
         (("network.py", "run", "missing.json"), "missing.json"),
         (("network.py", "record", "--model", "resnet51", "--out", "x.json"), "`resnet50`"),
     ],

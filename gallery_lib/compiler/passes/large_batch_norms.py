@@ -70,7 +70,8 @@ def _suits(given: dict[str, Any]) -> bool:
         images is not None
         and images.dim() == 4
         and all(isinstance(size, int) for size in images.shape)
-        and (images.device.type, images.dtype) == ("cpu", torch.bfloat16)
+        and images.device.type in PASS.devices
+        and images.dtype is torch.bfloat16
         and math.prod(images.shape) * images.itemsize >= SMALLEST_BYTES
         and given["training"] is True
         and isinstance(given["momentum"], float)
