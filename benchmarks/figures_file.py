@@ -181,8 +181,8 @@ class Rows:
 
     def add(self, name: str, figures: dict[str, Any]) -> None:
         """Add figures to a row; lists are written, and not printed."""
-        row = self.rows[name] = self.rows.get(name, {}) | figures
-        short = {key: value for key, value in row.items() if not isinstance(value, list)}
+        self.rows[name] = self.rows.get(name, {}) | figures
+        short = {key: value for key, value in figures.items() if not isinstance(value, list)}
         print(name, json.dumps(short, ensure_ascii=False), flush=True)
         left = [name for name in self.planned if name not in self.rows]
         values = {"seconds": time.monotonic() - self._began, "left": left, "rows": self.rows}

@@ -34,8 +34,8 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 SECONDS, SECOND = 570, 120
 """What the first command takes at most, and the second."""
 PARTS = {
-    "machine": 20, "kernels": 25, "compile": 75, "steps": 75, "kernel-times": 40,
-    "transformers": 60, "fp16": 35, "end-to-end": 75, "graphs": 35, "tests": 50, "sanitizers": 45,
+    "machine": 20, "kernels": 25, "compile": 75, "steps": 80, "kernel-times": 40,
+    "transformers": 65, "fp16": 35, "end-to-end": 75, "graphs": 45, "tests": 50, "sanitizers": 45,
 }  # fmt: skip
 """Part → its limit in seconds, the most valuable first."""
 _STEPS = "{python} benchmarks/gpu_steps.py {part} --out {out}/{name}.json {tiny} --seconds {left}"
@@ -80,8 +80,8 @@ _STATE = "timestamp,utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.ac
 def start(log: Path, command: list[str], **variables: str) -> subprocess.Popen[Any]:
     """Start a command whose output goes to a file; none of its processes outlives this one."""
     with log.open("a") as file:
-        output = {"stdout": file, "stderr": subprocess.STDOUT}
-        return start_supervised(command, variables, cwd=figures_file.HERE.parent, **output)
+        options = {"cwd": figures_file.HERE.parent, "stdout": file, "stderr": subprocess.STDOUT}
+        return start_supervised(command, {"PYTHONUNBUFFERED": "1", **variables}, **options)
 
 
 def link_images() -> str:
@@ -142,7 +142,6 @@ def run() -> int:
     parts = options.parts or (unfinished if options.second else list(PARTS))
     end = time.monotonic() + options.times * (SECOND if options.second else SECONDS)
     os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"
-    # Images for trainings and tests are made meanwhile.
     beside = [start(out / "data.log", [sys.executable, "data_prep/mock_imagenet.py"])]
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv", "-lms", "500"]
