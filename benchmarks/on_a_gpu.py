@@ -31,8 +31,7 @@ from gallery_lib.system import paths
 from gallery_lib.system.files import write_json
 from gallery_lib.system.processes import end_supervised, start_supervised
 
-SECONDS, SECOND = 570, 120
-"""What the first command takes at most, and the second."""
+SECONDS, SECOND = 570, 120  # of the first command at most, and of the second
 PARTS = {
     "machine": 20, "kernels": 25, "compile": 75, "steps": 80, "kernel-times": 40,
     "transformers": 65, "fp16": 35, "end-to-end": 75, "graphs": 45, "tests": 50, "sanitizers": 45,
@@ -86,7 +85,7 @@ def start(log: Path, command: list[str], **variables: str) -> subprocess.Popen[A
 
 def link_images() -> str:
     """Return a folder whose 1000 classes, as the compiled model has, are links to the small ten."""
-    root, small = (paths.data_dir(f"imagenet-{name}") for name in ("linked", "small"))
+    root, small = paths.cache_dir() / "imagenet-linked", paths.data_dir("imagenet-small")
     for number, split in itertools.product(range(1000), ("train", "val")):
         (root / split).mkdir(parents=True, exist_ok=True)
         link = root / split / f"n{number:08d}"
@@ -98,7 +97,8 @@ def link_images() -> str:
 def run_part(part: str, out: Path, seconds: float, tiny: bool) -> dict[str, Any]:
     """Run the commands of a part, at most so long together; return what came of them."""
     began = time.monotonic()
-    result: dict[str, Any] = {"limit_seconds": seconds, "exit_codes": {}, "left": []}
+    result: dict[str, Any] = {"began": time.strftime("%H:%M:%S"), "limit_seconds": seconds}
+    result |= {"exit_codes": {}, "left": []}
     values = {"part": part, "out": shlex.quote(str(out)), "python": shlex.quote(sys.executable)}
     values |= {"tiny": "--tiny", **_SMALL} if tiny else {"tiny": "", **_RESNET}
     values["images"] = link_images() if part == "end-to-end" else ""
