@@ -75,15 +75,11 @@ def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [s[n] for s in optimizer.state.values() for n in ("exp_avg", "exp_avg_sq")]
 
 
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+def in_memory_order(tensor: Tensor) -> Tensor:
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -94,8 +90,9 @@ def threads(request: pytest.FixtureRequest) -> Any:
     ids=str,
 )
 def test_a_step_is_that_in_fp32_with_moments_rounded_by_a_counter(
-    threads: None, name: str, options: dict[str, Any]
+    threads: int, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     shapes = [(1,), (15,), (16,), (0,), (17,), (70_001,), (4, 3, 5, 5), (33_000,)]
     weights = [nn.Parameter(normal(*shape, seed=n)) for n, shape in enumerate(shapes)]
     weights[6].data = weights[6].data.contiguous(memory_format=torch.channels_last)
@@ -118,18 +115,14 @@ def test_a_step_is_that_in_fp32_with_moments_rounded_by_a_counter(
         optimizer.step()
         cpu_optimizers.adam_(*columns, counts, **group)
         for n, weight in enumerate(taking):
-            place = next(i for i, one in enumerate(weights) if one is weight)
+            number = next(i for i, one in enumerate(weights) if one is weight)
             assert weight.equal(columns[0][n])
-            bits = random_bits(2**63 + 11, place, int(counts[n]), weight.numel())
-            for key, column, draws in (
-                ("exp_avg", columns[2], bits & 0xFFFF),
-                ("exp_avg_sq", columns[3], bits >> 16),
-            ):
-                flat = column[n].permute(0, 2, 3, 1) if column[n].dim() == 4 else column[n]
-                ours = optimizer.state[weight][key]
-                ours = ours.permute(0, 2, 3, 1) if ours.dim() == 4 else ours
-                expected = rounded(flat.reshape(-1), draws)
-                assert ours.reshape(-1).view(torch.int16).equal(expected.view(torch.int16))
+            bits = random_bits(2**63 + 11, number, int(counts[n]), weight.numel())
+            draws = bits & 0xFFFF, bits >> 16
+            for place, key in enumerate(("exp_avg", "exp_avg_sq")):
+                expected = rounded(in_memory_order(columns[2 + place][n]), draws[place])
+                ours = in_memory_order(optimizer.state[weight][key])
+                assert ours.view(torch.int16).equal(expected.view(torch.int16))
 
 
 def kept(gradient: float, before: tuple[float, float], steps: range, elements: int) -> list[Tensor]:
