@@ -134,11 +134,13 @@ def _run_uncaptured_on_failure() -> None:
         def run(self, new_inputs: list[Any], function_id: Any) -> Any:
             if not failure:
                 return super().run(new_inputs, function_id)
-            if self.graph is not None and (
-                self.current_node is None or self.current_node.all_outputs_are_dead()
-            ):
+            if self.current_node is None or self.current_node.all_outputs_are_dead():
                 self.shutdown()  # frees the memory of graphs
             return self.ids_to_funcs[function_id].model(new_inputs)
+
+        def shutdown(self) -> None:
+            if self.graph is not None:  # torch.compiler.reset() calls it, too
+                super().shutdown()
 
         def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
             again = [self._reference(one) for one in new_inputs]
