@@ -1,9 +1,7 @@
 """Declarations of every option of the gallery: a dataclass per subject.
 
-Each field says what it means, in which unit, and which values it takes. The check of values, the
-notebooks' parameters cells, command lines and the tables of the documentation (`options.py`) come
-from these declarations. No other module parses an option or sets its default. The room needs no
-torch.
+Each field says what it means, in which unit, and which values it takes. Checks, parameters cells,
+command lines and tables (`options.py`) come from here alone. The room needs no torch.
 """
 
 from __future__ import annotations
