@@ -17,6 +17,7 @@ from against_torch.launches import Server
 from against_torch.run import ROUNDED, SAME, run
 from small_models import image_model
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from gallery_lib.compiler import torch_backend
@@ -75,6 +76,24 @@ def test_passes_of_others_stay_in_front_and_come_back(plug: ModuleType) -> None:
         plug.off()
         assert inductor.post_grad_custom_post_pass is theirs
     assert inductor.pre_grad_custom_pass is None
+
+
+@pytest.mark.skipif(
+    not hasattr(dynamo, "automatic_dynamic_exclusion_guard"), reason="torch has no such guard"
+)
+def test_a_smaller_last_batch_leaves_the_others_their_graph(plug: ModuleType) -> None:
+    torch._dynamo.reset()
+    ran = []
+
+    def compiler(graph: Any, examples: list[Any]) -> Any:
+        shared = any(isinstance(one, torch.SymInt) for one in examples)
+        return lambda *arguments: ran.append(shared) or graph.forward(*arguments)
+
+    model = torch.compile(nn.Linear(4, 2), backend=compiler)
+    for size in 2 * (8, 8, 5):
+        model(torch.ones(size, 4))
+    assert ran == 2 * [False, False, True]
+    torch._dynamo.reset()
 
 
 def test_graphs_of_another_device_are_left_as_they_are() -> None:
