@@ -28,7 +28,6 @@ STEPS, BATCH = 6, 8
 
 @pytest.fixture(autouse=True)
 def replays(monkeypatch):
-    """Yield a list that grows by one with each replay."""
     seen, replay = [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda g: (seen.append(g), replay(g))[1])
     if EMULATED:

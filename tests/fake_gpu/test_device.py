@@ -146,7 +146,7 @@ def python() -> str:
     [
         "test_device.py::test_what_runs_inside[late]",
         "test_device.py::test_the_tests_for_a_gpu_pass[late]",
-        "test_commands.py::test_the_first_minutes_on_a_gpu_fit_and_each_variant_has_its_row",
+        "test_commands.py::test_the_first_minutes_on_a_gpu_fit_in_their_time[ResNet-50]",
     ],
 )
 def test_what_runs_on_a_gpu_runs_there(python: str, tests: str) -> None:
