@@ -79,11 +79,13 @@ class Bf16Moments(fused_cpu.OnePass):
             parameter=PARAMETER,
         )
 
-    def _rule(self, weights: list[Tensor], *columns: Any, **options: Any) -> None:
+    def _rounded(self, weights: list[Tensor], *columns: Any, **options: Any) -> None:
         every = (p for one in self.param_groups for p in one["params"])
         place = {id(p): number for number, p in enumerate(every)}
         options |= {"seed": self.param_groups[0][SEED], "places": [place[id(p)] for p in weights]}
         cpu_optimizers.rounded_adam_(weights, *columns, **options)
+
+    _rule: Any = _rounded
 
 
 class Adam(Bf16Moments, fused_cpu.Adam):  # type: ignore[misc]
