@@ -398,7 +398,6 @@ def test_a_task_learns_as_well_over_eight_seeds(tmp_path: Path) -> None:
             results = train(run, recipe=OnePassAlone(dtype))
             scores[dtype].append(results.metrics["top1"])
             losses[dtype].append(statistics.mean(x for _, x in results.loss["curve"][-32:]))
-    print(scores, losses)
     assert scores["fp32"] != scores["bf16"] or losses["fp32"] != losses["bf16"]
     assert 0.4 < statistics.mean(scores["fp32"]) < 0.98  # neither untaught nor saturated
     assert Scores(scores).verdict("bf16") != "worse", scores
