@@ -238,7 +238,9 @@ def compile_anew_when_frozen(model: nn.Module) -> None:
         nonlocal before
         now = [p.requires_grad for p in parameters]
         if before not in (None, now):
-            torch._dynamo.reset()
+            for module in model.modules():  # guards look again where a module's dict has changed
+                module._parameters[""] = None
+                del module._parameters[""]
         before = now
         return call(*args, **kwargs)
 

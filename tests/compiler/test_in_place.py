@@ -132,12 +132,14 @@ def test_a_copy_of_a_compiled_model_is_not_compiled():
 @pytest.mark.parametrize(
     "build", [Own, lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))]
 )
-def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build):
+def test_a_layer_that_is_frozen_and_unfrozen_is_compiled_twice_and_has_eagers_gradients(build):
     torch.manual_seed(0)
     plain = build()
     ours = copy.deepcopy(plain)
     compile_model(ours, Compiler(backend="aot_eager"), torch.device("cpu"))
-    for trained in (False, True, False, True):
+    counted = torch._dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    for trained in (False, True, False, True, False, True):
         for _ in range(2):
             x, gradients = torch.randn(3, 4), []
             for model in (plain, ours):
@@ -146,6 +148,7 @@ def test_a_layer_that_is_frozen_and_unfrozen_has_eagers_gradients(build):
                 model(x).square().mean().backward()
                 gradients.append([p.grad for p in model.parameters()])
             torch.testing.assert_close(*gradients)
+    assert counted["unique_graphs"] == before + 2
 
 
 # --------------------------------------------------------------------------------------------------
