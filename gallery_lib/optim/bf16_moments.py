@@ -1,9 +1,9 @@
 """Adam and AdamW that keep their moments in bf16, in half the memory.
 
-A step moves 20 bytes a parameter instead of 28, and computes more: whether that is faster is the
-machine's. Weights, gradients and arithmetic are fp32. What a step keeps of the moments is rounded up or down
-by chance, so that the mean is the value (stochastic rounding). To the nearest, a second moment
-would stand still: with a beta2 of 0.999 most of its changes are less than half of bf16's step.
+A step moves 20 bytes a parameter instead of 28 and computes more; which is faster is the machine's.
+Arithmetic is fp32. What is kept of the moments is rounded up or down by chance, so that the mean is
+the value (stochastic rounding). To the nearest, a second moment would stand still: with a beta2 of
+0.999 most of its changes are less than half of bf16's step.
 
 The chance is a hash of `moments_seed` (an option of the groups, so a part of the state dict), step,
 the parameter's place in the optimizer and the element's in memory: no thread or processor changes
