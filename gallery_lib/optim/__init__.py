@@ -22,6 +22,7 @@ from torch.optim import lr_scheduler
 
 from gallery_lib.optim import fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
+from gallery_lib.optim.bf16_moments import Bf16Moments
 from gallery_lib.optim.sync_free import SyncFree
 
 WITH_LENGTH = ("linear", "cosine")
@@ -92,6 +93,8 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
     if isinstance(optimizer, SyncFree):
         return "sync-free"
+    if isinstance(optimizer, Bf16Moments):
+        return "fused, with moments in bf16"
     return (
         "fused"
         if isinstance(optimizer, fused_cpu.OnePass) or optimizer.defaults.get("fused")
