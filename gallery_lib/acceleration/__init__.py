@@ -47,8 +47,6 @@ from gallery_lib.system import spinning
 from gallery_lib.system.processes import tell
 from gallery_lib.tune.choice import tune_at_first_step
 
-_MEASURED_SHAPES = 8
-"""Shapes of a model's inputs for which cuDNN measures its algorithms."""
 _records: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 """What accelerate() did to each model, by technique."""
 
@@ -199,31 +197,11 @@ def _use_kernels(state: _State) -> dict[str, str]:
 
 
 def _let_cudnn_measure(state: _State) -> dict[str, str]:
-    """Let cuDNN measure its algorithms, for the whole process, unless they are to be fixed ones.
-
-    It measures for each shape, so that ends where inputs have many of them.
-    """
-    cudnn, record = torch.backends.cudnn, state.record
+    """Let cuDNN measure its algorithms, for the whole process, unless they are to be fixed ones."""
+    cudnn = torch.backends.cudnn
     fixed = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
     if not state.config.compiler.enabled or state.device.type != "cuda" or fixed:
         return {}
-    shapes: set[tuple[torch.Size, ...]] = set()
-
-    def look(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(shapes) <= _MEASURED_SHAPES:
-            leaves = pytree.tree_leaves((args, kwargs))
-            shapes.add(tuple(leaf.shape for leaf in leaves if isinstance(leaf, Tensor)))
-            if len(shapes) > _MEASURED_SHAPES:
-                cudnn.benchmark = False
-                record["cuDNN"] = (
-                    f"measures nothing more: inputs have over {_MEASURED_SHAPES} shapes"
-                )
-                if process_group.rank() == 0:
-                    tell(f"{type(state.model).__name__}: cuDNN {record['cuDNN']}")
-        return call(*args, **kwargs)
-
-    if not cudnn.benchmark:  # what the user has switched on stays on
-        wrap_calls(state.model, look)
     cudnn.benchmark = True
     return {"cuDNN": "measures its algorithms (torch.backends.cudnn.benchmark)"}
 

@@ -106,8 +106,8 @@ def device() -> torch.device:
     elif index >= visible:
         name = LAUNCHERS[here.launcher or TORCHRUN][2]
         raise InputError(
-            f"{name}={index}: this process sees {visible} GPUs, and none is left for it. Start at "
-            f"most {visible} processes on this host, or give each process one GPU of its own.",
+            f"{name}={index}: this process sees {visible} GPUs. Start at most {visible} processes "
+            "on this host, or give each one GPU of its own.",
             parameter=name,
         )
     own_device = torch.device("cuda", index)

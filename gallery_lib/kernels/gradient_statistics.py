@@ -10,6 +10,7 @@ finite whenever fp32 can represent it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from gallery_lib.kernels.runtime.launch import (
     LONG,
     POINTER,
     Launch,
-    defines_of,
     filled,
     is_dense,
     packed,
@@ -44,8 +44,8 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
     Takes at least one tensor, all dense, floating-point and on one device.
     """
-    assert len({gradient.device for gradient in gradients}) == 1
-    assert all(gradient.is_floating_point() for gradient in gradients)
+    assert len(set(map(attrgetter("device"), gradients))) == 1
+    assert all(map(Tensor.is_floating_point, gradients))
     return torch.ops.gallery.gradient_statistics(list(gradients))
 
 
@@ -67,7 +67,8 @@ def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     squares = structure(tensors=tensor_list(1, tensors), partial=POINTER)
     address = partial.data_ptr()
     for dtype, packing, blocks in parts:
-        defines, arguments = defines_of(dtype, tensors), filled(squares, packing, address)
+        defines = (*ELEMENTS[dtype], ("TENSORS", str(tensors)))
+        arguments = filled(squares, packing, address)
         run(Launch(_SOURCE, "sum_squares", defines, blocks, arguments), first.device)
         address += 8 * blocks
     finish = filled(_Finish, partial, count, norm, found_inf)

@@ -11,6 +11,7 @@ The operator takes flat lists without None, and neither dataclasses nor dictiona
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from gallery_lib.kernels.runtime.launch import (
     DOUBLE,
+    ELEMENTS,
     INT,
     POINTER,
     Launch,
-    defines_of,
     each,
     filled,
     laid_out_as,
@@ -260,6 +261,58 @@ _ARGUMENTS = {
     "flags": INT,
 }
 """Arguments behind the list of tensors: weight, gradient, three states, step."""
+_OF_A_STEP = [name for name in _ARGUMENTS if name not in ("partial", "trust_ratio")]
+
+
+class PackedStep:
+    """Launches of a step over columns: weights, gradients, three of states, counts of steps.
+
+    It holds addresses alone, and may be taken again while these and all sizes are the same. Columns
+    of states and counts may be None.
+    """
+
+    def __init__(self, rule: str, columns: Sequence[Sequence[Tensor] | None]) -> None:
+        first = (columns[0] or ())[0]
+        tensors = tensors_of_a_launch(first.device)
+        kind = structure(tensors=tensor_list(len(columns), tensors), **_ARGUMENTS)
+        defines = (*ELEMENTS[first.dtype], ("TENSORS", str(tensors)))
+        launch: Any = functools.partial(Launch, defines=defines)
+        self._device, self._memory = first.device, list[Any]()
+        self._parts: list[tuple[Any, list[Launch], slice]] = []
+        for number, (packing, blocks) in enumerate(packed(columns, tensors)):
+            partial = ratio = None
+            launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", rule, blocks)]
+            if rule == "lamb":
+                partial = first.new_empty(2 * blocks, dtype=torch.float64)
+                ratio = first.new_empty(packing.count, dtype=torch.float32)
+                launches[1:] = [
+                    ("lamb.cu", "lamb_moments", blocks),
+                    ("lamb.cu", "lamb_trust_ratios", packing.count),
+                    ("lamb.cu", "lamb_update", blocks),
+                ]
+            arguments = filled(kind, packing, None, None, None, partial, ratio)
+            made = [launch(*name, blocks=n, arguments=arguments) for *name, n in launches]
+            part = slice(number * tensors, (number + 1) * tensors)
+            self._parts.append((arguments, made, part))
+            self._memory += partial, ratio
+
+    def take(self, h: Hyperparameters, scalars: Any, gradients: list[int] | None = None) -> None:
+        """Enqueue the launches with these options, and gradients at other addresses.
+
+        `scalars` are gradient scale, overflow flag and learning rate on the device, or None.
+        """
+        addresses = [None if scalar is None else scalar.data_ptr() for scalar in scalars]
+        logarithms = [math.log(beta) if beta > 0 else -math.inf for beta in (h.beta1, h.beta2)]
+        rates = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
+        flags = sum(1 << bit for bit, name in enumerate(SWITCHES) if getattr(h, name))
+        values = dict(zip(_OF_A_STEP, (*addresses, *rates, flags), strict=True))
+        for arguments, launches, part in self._parts:
+            if gradients is not None:
+                arguments.tensors.pointers[1][: arguments.tensors.count] = gradients[part]
+            for name, value in values.items():
+                setattr(arguments, name, value)
+            for launch in launches:
+                run(launch, self._device)
 
 
 def _kernel(
@@ -272,29 +325,9 @@ def _kernel(
     *rest: Any,
 ) -> None:
     *scalars, numbers, switches = rest
-    h, first = _hyperparameters(numbers, switches), weights[0]
     of_states = [*_columns(rule, states, present, len(weights)), None, None][:3]
     columns = [weights, laid_out_as(weights, gradients), *of_states, steps or None]
-    logarithms = [math.log(beta) if beta > 0 else -math.inf for beta in (h.beta1, h.beta2)]
-    rates = (h.lr, h.weight_decay, h.beta1, h.beta2, *logarithms, h.eps, h.momentum)
-    flags = sum(1 << bit for bit, switch in enumerate(switches) if switch)
-    tensors = tensors_of_a_launch(first.device)
-    kind = structure(tensors=tensor_list(len(columns), tensors), **_ARGUMENTS)
-    defines = defines_of(first.dtype, tensors)
-    for packing, blocks in packed(columns, tensors):
-        partial = ratio = None
-        launches = [("optimizers.cu", "advance", 1), ("optimizers.cu", rule, blocks)]
-        if rule == "lamb":
-            partial = first.new_empty(2 * blocks, dtype=torch.float64)
-            ratio = first.new_empty(packing.count, dtype=torch.float32)
-            launches[1:] = [
-                ("lamb.cu", "lamb_moments", blocks),
-                ("lamb.cu", "lamb_trust_ratios", packing.count),
-                ("lamb.cu", "lamb_update", blocks),
-            ]
-        arguments = filled(kind, packing, *scalars, partial, ratio, *rates, flags)
-        for source, kernel, number in launches:
-            run(Launch(source, kernel, defines, number, arguments), first.device)
+    PackedStep(rule, columns).take(_hyperparameters(numbers, switches), scalars)
 
 
 register(

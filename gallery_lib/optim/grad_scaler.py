@@ -19,6 +19,7 @@ schedule.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -83,11 +84,13 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         gradients = _gradients_of(optimizer)
-        devices = {gradient.device for gradient in gradients}
+        devices = set(map(attrgetter("device"), gradients))
         if not all(usage.used(device) for device in devices):
             return super()._check_inf_per_device(optimizer)
         flags_by_device = {
-            device: gradient_statistics([g for g in gradients if g.device == device])[1]
+            device: gradient_statistics(
+                gradients if len(devices) == 1 else [g for g in gradients if g.device == device]
+            )[1]
             for device in devices
         }
         flag = self._agreed(flags_by_device)

@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.optimizer_step import Hyperparameters, optimizer_step
-from gallery_lib.kernels.runtime.launch import is_dense, layouts, same_layout
+from gallery_lib.kernels.optimizer_step import Hyperparameters, PackedStep, optimizer_step
+from gallery_lib.kernels.runtime import operators, usage
+from gallery_lib.kernels.runtime.launch import is_dense, same_layout
 from gallery_lib.optim import torchs_step
 
 
@@ -34,35 +36,7 @@ def _hyperparameters(group: Mapping[str, Any], lr: float) -> Hyperparameters:
     return Hyperparameters(lr, beta1=beta1, beta2=beta2, **options)
 
 
-Group = dict[str, Any]
-Column = list[Tensor]
-_DTYPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "device", "layout"))
-_DTYPES, _STRIDED = {torch.float32, torch.float64}, {torch.strided}
-
-
-def _suit(parameters: Column, columns: list[Column]) -> bool:
-    """Return whether the kernels take these parameters with their gradients and states.
-
-    Whole columns are looked at, the gradients first: a step has hundreds of tensors.
-    """
-    dtypes, devices = list(map(_DTYPE, parameters)), list(map(_DEVICE, parameters))
-    if not _DTYPES.issuperset(dtypes):
-        return False
-    for column in columns:
-        if not _STRIDED.issuperset(map(_LAYOUT, column)):
-            return False
-        if list(map(_DTYPE, column)) != dtypes or list(map(_DEVICE, column)) != devices:
-            return False
-    addresses = [list(map(Tensor.data_ptr, column)) for column in (parameters, columns[0])]
-    if any(weight == gradient != 0 for weight, gradient in zip(*addresses, strict=True)):
-        return False
-    if not any(device.type == "cuda" for device in set(devices)):
-        return True
-    of_weights = layouts(parameters)
-    return all(map(is_dense, parameters)) and all(
-        layouts(column) == of_weights or all(map(same_layout, parameters, column))
-        for column in columns[1:]
-    )
+_DTYPE = attrgetter("dtype")
 
 
 class SyncFree(torchs_step.PickledAsTorchs):
@@ -83,76 +57,123 @@ class SyncFree(torchs_step.PickledAsTorchs):
         """Return the keys of a parameter's state, in the rule's order; None for one not kept."""
         return ("exp_avg", "exp_avg_sq")
 
-    def _takes(self, group: Group, parameters: Column, gradients: Column) -> bool:
-        """Return whether the kernels can take the group's step with these gradients."""
-        if not self.offers(group) or len(set(map(id, parameters))) < len(parameters):
-            return False
-        columns = [gradients]
-        for name in self._state_names(group):
-            if name is not None:
-                found = [(self.state.get(p) or {}).get(name) for p in parameters]
-                columns.append(
-                    [p if t is None else t for p, t in zip(parameters, found, strict=True)]
-                )
-        return _suit(parameters, columns)
+    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
+        """Return whether the kernels can take the group's step with the present gradients."""
+        names = [name for name in self._state_names(group) if name is not None]
+        return (
+            self.offers(group)
+            and len(set(map(id, parameters))) == len(parameters)
+            and all(self._suits(p, names) for p in parameters)
+        )
 
-    def _initialised(
-        self, parameters: list[Tensor], names: Sequence[str | None], device: torch.device
-    ) -> list[dict[str, Any]]:
-        """Return the states of parameters on `device`, with missing entries created.
+    def _suits(self, p: Tensor, names: Sequence[str]) -> bool:
+        grad, state = p.grad, self.state.get(p) or {}
+        assert grad is not None
+        tensors = [grad, *(state[name] for name in names if state.get(name) is not None)]
+        return (
+            p.dtype in (torch.float32, torch.float64)
+            and all(
+                t.layout is torch.strided and t.dtype is p.dtype and t.device == p.device
+                for t in tensors
+            )
+            and (not p.numel() or grad.data_ptr() != p.data_ptr())
+            and (not p.is_cuda or (is_dense(p) and all(same_layout(p, t) for t in tensors[1:])))
+        )
+
+    def _initialised(self, parameter: Tensor, names: Iterable[str | None]) -> dict[str, Any]:
+        """Return a parameter's state, with missing entries created.
 
         The step count lies on the parameter's device, also when it comes from a checkpoint.
         """
         if not self._counts_steps and not any(names):
-            return []  # as in torch, SGD without momentum keeps nothing
-        states = [self.state[p] for p in parameters]
-        for p, state in zip(parameters, states, strict=True):
-            if self._counts_steps:
-                step = state.get("step", 0.0)
-                here = isinstance(step, Tensor) and step.device == device
-                if not here or step.dtype is not torch.float32:
-                    state["step"] = torch.as_tensor(step, dtype=torch.float32).to(device)
-            for name in names:
-                if name is not None and state.get(name) is None:
-                    state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return states
+            return {}  # as in torch, SGD without momentum keeps nothing
+        state = self.state[parameter]
+        if self._counts_steps:
+            step = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
+            if state.get("step") is not step or step.device != parameter.device:
+                state["step"] = step.to(parameter.device)
+        for name in names:
+            if name is not None and state.get(name) is None:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
 
     @torch._disable_dynamo  # below a compiled caller, too: Dynamo loses states of several groups
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; return the closure's loss, or None without a closure."""
         loss = torchs_step.loss_of(closure)
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        kept: dict[int, Any] = vars(self).setdefault("_kept", {})
         work = []
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             parameters = [p for p in group["params"] if p.grad is not None]
-            gradients = [p.grad for p in parameters]
-            taken = self._takes(group, parameters, gradients)
-            work.append((group, parameters, gradients, taken))
-        for group, parameters, gradients, taken in work:
+            seen: Any = self._seen(group, parameters) if number in kept else None
+            if seen is None or seen[2] != kept[number][0]:
+                kept.pop(number, None)
+            taken = number in kept or self._takes(group, parameters)
+            work.append((number, group, parameters, seen, taken))
+        for number, group, parameters, seen, taken in work:
             if not taken:
-                self._leave_to_torch(group, parameters, scale, found_inf)
-                continue
-            kinds = list(zip(map(_DEVICE, parameters), map(_DTYPE, parameters), strict=True))
-            for kind in dict.fromkeys(kinds):
-                alike, of_alike = (
-                    [t for t, k in zip(column, kinds, strict=True) if k == kind]
-                    for column in (parameters, gradients)
-                )
-                self._step_alike(group, alike, of_alike, kind[0], scale, found_inf)
+                self._leave_to_torch(group, parameters)
+            elif number in kept:
+                self._step_again(group, seen, kept[number][1])
+            else:
+                for device, dtype in dict.fromkeys((p.device, p.dtype) for p in parameters):
+                    alike = [p for p in parameters if p.device == device and p.dtype == dtype]
+                    self._step_alike(group, alike, device)
+                self._keep(number, group, parameters)
         return loss
 
-    def _leave_to_torch(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
+    def _seen(self, group: dict[str, Any], parameters: list[Tensor]) -> Any:
+        """Return tensors in columns, the gradients' addresses, and what packed launches depend on.
+
+        None: a state is missing, or the kernels may not be launched directly.
+        """
+        direct = self.offers(group) and _get_current_dispatch_mode() is None and parameters
+        if not direct or not (parameters[0].is_cuda and usage.kernels_run(parameters[0].device)):
+            return None
+        states: list[Any] = [self.state.get(p) or {} for p in parameters]
+        names = [*filter(None, self._state_names(group)), *["step"] * self._counts_steps]
+        columns: list[list[Any]] = [parameters, [p.grad for p in parameters]]
+        columns += [[state.get(name) for state in states] for name in names]
+        try:
+            addresses: list[Any] = [list(map(Tensor.data_ptr, column)) for column in columns]
+            strides = [list(map(Tensor.stride, column)) for column in columns]
+        except (TypeError, RuntimeError):  # None, or a tensor that is not strided
+            return None
+        gradients, addresses[1] = addresses[1], list(map(Tensor.size, parameters))
+        shared = any(w == g != 0 for w, g in zip(addresses[0], gradients, strict=True))
+        if shared or any(map(Tensor.is_neg, columns[1])):
+            return None
+        dtypes = [list(map(_DTYPE, column)) for column in columns]
+        return columns, gradients, [addresses, strides, dtypes]
+
+    def _keep(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Keep the launches of a step that was taken, for the next one, where they can be used."""
+        seen, kinds = self._seen(group, parameters), {(p.device, p.dtype) for p in parameters}
+        if seen is None or len(kinds) > 1 or parameters[0].dtype is not torch.float32:
+            return
+        weights, gradients, *states = seen[0]
+        if not all(map(same_layout, weights, gradients)):
+            return
+        steps = states.pop() if self._counts_steps else None
+        given: list[Any] = [name and states.pop(0) for name in self._state_names(group)]
+        columns = [weights, gradients, *given, *[None] * (3 - len(given)), steps]
+        vars(self)["_kept"][number] = seen[2], PackedStep(self._rule, columns)
+
+    def _step_again(self, group: dict[str, Any], seen: Any, packed: PackedStep) -> None:
+        """Take a group's step by the launches of the one before."""
+        (weights, _, *changed), gradients, _ = seen
+        rate, scalars = self._scalars(group, weights[0].device)
+        packed.take(_hyperparameters(group, rate), scalars, gradients)
+        operators.count_kernel("optimizer_step_")
+        torch.autograd.graph.increment_version([t for c in (weights, *changed) for t in c])
+
+    def _leave_to_torch(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Have torch's class take a group's step.
 
         With scale and flag, the host waits for them, as torch's scaler does.
         """
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return
         for p in parameters if scale is not None else ():
@@ -164,33 +185,31 @@ class SyncFree(torchs_step.PickledAsTorchs):
         finally:
             self.grad_scale, self.found_inf = scale, found_inf
 
-    def _step_alike(
-        self,
-        group: dict[str, Any],
-        parameters: Column,
-        gradients: Column,
-        device: torch.device,
-        scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        def here(scalar: Tensor | None) -> Tensor | None:
-            if scalar is None:
-                return None
-            return scalar.to(device=device, dtype=torch.float32, non_blocking=True)
-
-        names, lr = self._state_names(group), group["lr"]
-        states = self._initialised(parameters, names, device)
+    def _scalars(self, group: dict[str, Any], device: torch.device) -> tuple[float, list[Any]]:
+        """Return the learning rate; scale, flag and a rate in a tensor, on the device."""
+        lr = group["lr"]
         on_device = isinstance(lr, Tensor) and lr.is_cuda  # reading it would wait
+        scalars = [getattr(self, name, None) for name in ("grad_scale", "found_inf")]
+        return 0.0 if on_device else float(lr), [
+            None if one is None else one.to(device, torch.float32, non_blocking=True)
+            for one in (*scalars, lr if on_device else None)
+        ]
+
+    def _step_alike(
+        self, group: dict[str, Any], parameters: list[Tensor], device: torch.device
+    ) -> None:
+        names, (rate, scalars) = self._state_names(group), self._scalars(group, device)
+        states = [self._initialised(parameter, names) for parameter in parameters]
         optimizer_step(
             self._rule,
             parameters,
-            list(map(Tensor.resolve_neg, gradients)),
+            [p.grad.resolve_neg() for p in parameters if p.grad is not None],
             [None if name is None else [state[name] for state in states] for name in names],
-            _hyperparameters(group, 0.0 if on_device else float(lr)),
+            _hyperparameters(group, rate),
             steps=[state["step"] for state in states] if self._counts_steps else (),
-            gradient_scale=here(scale),
-            found_inf=here(found_inf),
-            learning_rate=here(lr) if on_device else None,
+            gradient_scale=scalars[0],
+            found_inf=scalars[1],
+            learning_rate=scalars[2],
         )
 
 
@@ -240,8 +259,8 @@ class LAMB(SyncFree):
         options = {"eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, {"lr": lr, "betas": betas, **options})
 
-    def _takes(self, group: Group, parameters: Column, gradients: Column) -> bool:
-        if not super()._takes(group, parameters, gradients):  # no class of torch's could
+    def _takes(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
+        if not super()._takes(group, parameters):  # there is no class of torch's to leave it to
             raise InputError(
                 "LAMB steps distinct fp32 and fp64 parameters without gaps, whose gradients are "
                 "dense and in memory of their own.",

@@ -42,17 +42,11 @@ def threads_of(config: TrainConfig, local_processes: int) -> int:
     return config.threads or max(1, hardware.cores() // local_processes)
 
 
-_MOST_WORKERS = 16
-
-
 def workers_of(config: TrainConfig, local_processes: int) -> int:
-    """Return the loading processes of each training process.
-
-    One reads a few hundred images a second, and a GPU trains on thousands.
-    """
+    """Return the loading processes of each training process; a GPU needs many."""
     if config.workers is not None or hardware.device_type() != "cuda":
         return 1 if config.workers is None else config.workers
-    return max(1, min(hardware.cores() // local_processes - 1, _MOST_WORKERS))
+    return max(1, min(hardware.cores() // local_processes - 1, 16))
 
 
 def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> ResolvedConfig:

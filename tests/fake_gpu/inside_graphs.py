@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 import torch
-from stand_in_compilers import capture_graphs, leave_eager
+from stand_in_compilers import capture_graphs
 from torch import nn
 
 from gallery_lib import Config, accelerate
@@ -321,18 +321,6 @@ def test_weights_that_are_loaded_are_used_by_the_next_replay():
     training.model.load_state_dict(model_of(4).state_dict())
     expected = model_of(4)(training.batches[0].cpu())
     same(training.model(training.batches[0]).cpu(), expected)
-
-
-def test_cudnn_measures_its_algorithms_until_inputs_have_had_many_shapes(monkeypatch, capsys):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(backend, "_compile", leave_eager)
-    model = accelerate(model_of(1), Config()).eval()
-    for size in range(1, 10):
-        assert torch.backends.cudnn.benchmark
-        model(torch.ones(size, 6, device="cuda"))
-    assert not torch.backends.cudnn.benchmark
-    assert "over 8 shapes" in techniques(model)["cuDNN"]
-    assert "over 8 shapes" in capsys.readouterr().err
 
 
 def test_techniques_name_the_graphs_and_the_option_turns_them_off(monkeypatch):

@@ -14,6 +14,7 @@ from fake_gpu import work
 from torch import Tensor, nn
 
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
+from gallery_lib.kernels.optimizer_step import PackedStep
 from gallery_lib.kernels.runtime import launch, operators
 from gallery_lib.optim import sync_free
 
@@ -148,6 +149,20 @@ def test_a_step_takes_what_is_there_now(name, change):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     steps = (operators.counts() - before)["optimizer_step_", operators.KERNEL]
     assert steps >= (20 if change in (another_layout, everything) else STEPS)
+
+
+def test_launches_are_packed_once_as_long_as_nothing_but_gradients_moves(monkeypatch):
+    packed = []
+
+    def noted(*arguments):
+        packed.append(PackedStep(*arguments))
+        return packed[-1]
+
+    monkeypatch.setattr(sync_free, "PackedStep", noted)
+    training = Training("AdamW", "cuda")
+    for number in range(19):  # weights move in step 10
+        training.step(number, lambda *step: (other_options(*step), other_memory(*step)))
+    assert len(packed) == 2
 
 
 def launches_of(call: Callable[[], object]) -> dict[str, int]:

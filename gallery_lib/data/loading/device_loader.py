@@ -223,11 +223,7 @@ def _is_plain(batch: Any) -> bool:
 
 @functools.cache
 def _stream_of_copies(device_index: int) -> torch.cuda.Stream:
-    """Return the stream on which batches are copied to a device, by all passes of this process.
-
-    torch's allocator keeps freed memory for the stream that had it, so each further stream would
-    have device memory of its own.
-    """
+    """Return this process's stream for copies to a device; each stream keeps freed memory."""
     return torch.cuda.Stream(device_index)
 
 

@@ -37,10 +37,9 @@ ELEMENTS: dict[torch.dtype, Defines] = {
 """Defines of every source for elements of a dtype."""
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 FLOAT, DOUBLE = ctypes.c_float, ctypes.c_double
-CHUNK = 8192
-"""Elements of a tensor that one block works on."""
-FEW_TENSORS, MANY_TENSORS = 48, 512
-"""The most tensors of a launch that takes 4096 bytes of arguments, or 32,764."""
+CHUNK, FEW_TENSORS, MANY_TENSORS = 8192, 48, 512
+"""CHUNK: elements of a tensor that one block works on. TENSORS: the most of a launch that takes
+4096 bytes of arguments, or 32,764."""
 
 
 @functools.cache
@@ -170,11 +169,7 @@ def enqueue(
 
 @functools.cache
 def tensors_of_a_launch(device: torch.device) -> int:
-    """Return the most tensors of a launch on `device`.
-
-    Launches take 32,764 bytes of arguments from sm_70 on, by driver and NVRTC of CUDA 12.1 or
-    later, and 4096 elsewhere.
-    """
+    """Return the most tensors of a launch; since sm_70 and CUDA 12.1 arguments may be longer."""
     if device.type != "cuda":
         return FEW_TENSORS
     from cuda.bindings import driver
@@ -183,11 +178,6 @@ def tensors_of_a_launch(device: torch.device) -> int:
     of_nvrtc = tuple(map(int, versions()["nvrtc"].split(".")))
     many = architecture(device) >= 70 and of_driver >= 12010 and of_nvrtc >= (12, 1)
     return MANY_TENSORS if many else FEW_TENSORS
-
-
-def defines_of(dtype: torch.dtype, tensors: int) -> Defines:
-    """Return the defines of a source that takes lists of so many tensors of a dtype."""
-    return (*ELEMENTS[dtype], ("TENSORS", str(tensors)))
 
 
 @functools.cache
@@ -215,18 +205,11 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
     return one.numel() <= 1 or all(a == b for size, a, b in strides if size > 1)
 
 
-def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
-    """Return strides and sizes of all tensors, in lists that are fast to make and to compare."""
-    return list(map(Tensor.stride, tensors)), list(map(Tensor.size, tensors))
-
-
 def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Tensor]:
     """Return the column with every tensor in its weight's memory layout.
 
     A tensor with another layout is replaced by a copy.
     """
-    if layouts(weights) == layouts(column):
-        return list(column)
     return [
         t if same_layout(w, t) else torch.empty_like(w, dtype=t.dtype).copy_(t)
         for w, t in zip(weights, column, strict=True)
@@ -257,8 +240,7 @@ def packed(
 ) -> Iterator[tuple[ctypes.Structure, int]]:
     """Yield (structure, blocks) for each launch of at most `tensors` tensors.
 
-    `columns[0]` gives the sizes; None becomes null pointers. Values go in by slices: hundreds of
-    tensors are packed anew each step, since gradients get new addresses.
+    `columns[0]` gives the sizes; None becomes null pointers.
     """
     kind = tensor_list(len(columns), tensors)
     addresses = [[tensor.data_ptr() for tensor in column or ()] for column in columns]

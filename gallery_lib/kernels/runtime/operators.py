@@ -42,6 +42,11 @@ def counts() -> Counter[tuple[str, str]]:
     return _CALLS.copy()
 
 
+def count_kernel(name: str) -> None:
+    """Count a call of an operator's kernel that goes around the dispatcher."""
+    _CALLS[name, KERNEL] += 1
+
+
 def summary(since: Counter[tuple[str, str]]) -> str:
     """Return one line about the calls since `since` was taken.
 

@@ -21,7 +21,7 @@ from refusal import refused
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.kernels.runtime import kept_code, launch, nvrtc, usage
-from gallery_lib.kernels.runtime.launch import ELEMENTS, MANY_TENSORS, defines_of
+from gallery_lib.kernels.runtime.launch import ELEMENTS, MANY_TENSORS
 from gallery_lib.kernels.runtime.nvrtc import SOURCES, CompilationFailed, cache_key, compiled
 from gallery_lib.system import paths
 
@@ -57,7 +57,7 @@ def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
     sources = sorted(path.name for path in SOURCES.glob("*.cu"))
-    many = [defines_of(dtype, MANY_TENSORS) for dtype in ELEMENTS]
+    many = [(*element, ("TENSORS", str(MANY_TENSORS))) for element in ELEMENTS.values()]
     for source, defines in itertools.product(sources, [*ELEMENTS.values(), *many]):
         lists = "#define TENSORS" in "".join(nvrtc.source_with_includes(source).values())
         if defines in many and not lists:
