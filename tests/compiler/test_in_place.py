@@ -245,6 +245,20 @@ def _accelerated() -> Model:
 
 
 @pytest.mark.slow
+def test_an_lstm_runs_by_the_operators_of_eager_mode_and_is_not_unrolled():
+    model, x, called = nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 16, 2)), torch.randn(5, 3, 8), []
+    compiled = copy.deepcopy(model)
+    compile_model(compiled, Compiler(), torch.device("cpu"))
+    for one in (model, compiled):
+        one(x)[0].sum().backward()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            one(x)[0].sum().backward()
+        events = profile.key_averages()
+        called.append({e.key: e.count for e in events if "lstm" in e.key or "rnn" in e.key.lower()})
+    assert called[0] == called[1] and called[0]["aten::lstm"] == 1
+
+
+@pytest.mark.slow
 def test_shapes_that_change_are_named_once_with_the_guard_and_a_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
