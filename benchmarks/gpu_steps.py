@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib import accelerate, tasks
-from gallery_lib.compiler import backend
+from gallery_lib.compiler import backend, cuda_graphs
 from gallery_lib.compiler.cache import cache_variables
 from gallery_lib.compiler.passes import large_batch_norms
 from gallery_lib.config import Config, switches
@@ -98,7 +98,7 @@ class Training:
         self.optimizer = self.task.optimizer.build(self.model.parameters(), **named, **form)
         self.scaler = (GradScaler if ours else torch.amp.GradScaler)("cuda", enabled=fp16)
         if ours:
-            backend._CAPTURED["combo_kernels"] = plan.variant != NO_COMBO
+            cuda_graphs.OPTIONS["combo_kernels"] = plan.variant != NO_COMBO
             if plan.variant == OWN_NORMS:
                 large_batch_norms.SMALLEST_BYTES = 0
                 for name, value in (("devices", ("cuda",)), ("reason_not_applied", lambda: None)):
