@@ -1,13 +1,13 @@
 """Measure what one option of `accelerate()` changes of a training step, in turns.
 
     python3 benchmarks/one_option.py compiler.large_batch_norms --model resnet50 --image_size 224
-    python3 benchmarks/one_option.py compute.moments --model hf_Bert --amp_level O0
+    python3 benchmarks/one_option.py compiler.vector_dropout --model hf_Bert --sequence_length 128
 
-Two trainings of the same task in one process differ in the option alone, one with it (its second
-value), one without. Each has one batch; the loader is left out. They take blocks of steps in the
-order A B B A, and the first step of a block does not count. Beside seconds, the processor time of
-all threads is printed, which other programs disturb less; with OMP_WAIT_POLICY=PASSIVE in the
-environment, threads that wait do not count.
+Two trainings of the same task in one process differ in the option alone, one with it and one
+without. Each has one batch; the loader is left out. They take blocks of steps in the order A B B A,
+and the first step of a block does not count. Beside seconds, the processor time of all threads is
+printed, which other programs disturb less; with OMP_WAIT_POLICY=PASSIVE in the environment, threads
+that wait do not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from unittest import mock
 import figures_file
 
 from gallery_lib.config import Config, TrainConfig, switches
-from gallery_lib.config.options import options_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.stats import ratio_of_medians
 
@@ -39,14 +38,14 @@ def passes() -> list[str]:
 
 
 def switches_of_config() -> list[str]:
-    """Return the options of `Config` with two values, and graph passes, as `section.name`."""
+    """Return the options of `Config` that are on or off, and graph passes, as `section.name`."""
     config = Config()
     return [
         f"{section.name}.{name}"
         for section in dataclasses.fields(config)
         if dataclasses.is_dataclass(value := getattr(config, section.name))
-        for name, declared in options_of(type(value)).items()
-        if declared.type is bool or len(declared.choices) == 2
+        for name, default in dataclasses.asdict(value).items()
+        if isinstance(default, bool)
     ] + [f"compiler.{name}" for name in passes()]
 
 
@@ -80,8 +79,7 @@ def training_with(option: str, on: bool, config: TrainConfig) -> Any:
         if name in passes():
             result.compiler.without = () if on else (name,)
         else:
-            part = getattr(result, section)
-            setattr(part, name, (options_of(type(part))[name].choices or (False, True))[on])
+            setattr(getattr(result, section), name, on)
         return result
 
     with mock.patch.object(session, "backend_config", changed):
@@ -130,9 +128,11 @@ def main() -> int:
             own = dataclasses.replace(config, run_dir=f"{folder}/{form}")
             sessions[form] = training_with(option, form == "with", own)
         batch = next(iter(sessions[FORMS[0]].loader))
-        blocks = figures_file.in_turns(
-            FORMS, rounds, lambda form: block(sessions[form], batch, steps), warm_up=True
-        )
+
+        def turn(form: str) -> list[tuple[float, float]]:
+            return block(sessions[form], batch, steps)
+
+        blocks = figures_file.in_turns(FORMS, rounds, turn, warm_up=True)
     for form, session in sessions.items():
         print(f"{form}: {'; '.join(f'{k}: {v}' for k, v in sorted(session.techniques.items()))}")
     for place, what in enumerate(("seconds", "processor seconds")):

@@ -248,16 +248,10 @@ def _too_long(scheduler: Any, loader: Any, divided: DeviceLoader) -> str | None:
 
 
 def _adopt_optimizers(state: _State) -> dict[str, str]:
-    compute, seed = state.config.compute, None
+    compute = state.config.compute
     optimizers = state.optimizers if compute.optimizer else ()
-    if compute.moments == "bf16":
-        if not optimizers:
-            needed = "an optimizer in the call of accelerate(), and config.compute.optimizer"
-            message = f"config.compute.moments=bf16 needs {needed}."
-            raise InputError(message, parameter="compute.moments")
-        seed = process_group.from_rank_0(torch.initial_seed())  # ranks have the same moments
-    each = [accelerate_optimizer(one, scaled=compute.fp16, moments_seed=seed) for one in optimizers]
-    return {"optimizer": each[-1]} if each else {}
+    notes = [accelerate_optimizer(one, scaled=compute.fp16) for one in optimizers]
+    return {"optimizer": notes[-1]} if notes else {}
 
 
 def _compile(state: _State) -> dict[str, str]:

@@ -151,8 +151,7 @@ def compare(
             from gallery_lib.train import precision
         level, dtype = config.amp_level, config.amp_dtype
         both = precision.described(level, dtype, hardware.device_type())
-        own = f"; moments of compiler-opt: {config.moments}" if config.moments != "fp32" else ""
-        progress.say(f"precision of both: {both}{own}")
+        progress.say(f"precision of both: {both}")
         comparison = compare_backend(config, launch_config, compare_config, progress=progress)
     print(tables.comparison_text(comparison, details=False))
     print(f"all tables: gallery show {comparison.folder}")

@@ -42,9 +42,8 @@ class EarlySteps:
         if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
             raise InputError(
                 f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each "
-                "parameter by itself, as torch.optim's do (but for LBFGS, and with "
-                "config.compute.moments=bf16). Leave `optimizer` out, and its step comes after "
-                "the backward pass.",
+                "parameter by itself, as torch.optim's do (but for LBFGS). Leave `optimizer` out, "
+                "and its step comes after the backward pass.",
                 parameter="optimizer",
             )
         self._optimizer = optimizer

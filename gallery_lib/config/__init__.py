@@ -27,8 +27,6 @@ class TrainConfig:
     """Use own kernels in the accelerated backend. Switch them off to compare, or if one fails."""
     tune: bool = False
     """In the accelerated backend, choose layout and compiler by measurement, once."""
-    moments: Literal["fp32", "bf16"] = "fp32"
-    """Moments of AdamW in the backend on a CPU. bf16 takes half the memory, and rounds more."""
     amp_level: Literal["auto", "O0", "O1"] = "auto"
     """O0 is fp32, O1 is autocast, with gradient scaling in fp16. auto is O1 where the device
     computes in bf16 or fp16, else O0."""
@@ -121,8 +119,6 @@ class Compute:
     """Use own CUDA kernels. Switch them off to compare, or where one fails."""
     optimizer: bool = True
     """Give the optimizer its fastest form, fused or sync-free. Updates differ by rounding."""
-    moments: Literal["fp32", "bf16"] = "fp32"
-    """Moments of Adam and AdamW, on a CPU. bf16 takes half the memory; it is rounded by chance."""
     share_cores: bool = True
     """On a CPU, have waiting threads sleep, not spin, as long as other work wants their cores."""
 
@@ -466,6 +462,8 @@ class DataParallelNotebookConfig:
     """Samples per process and step."""
     epochs: int = 1
     """Passes over the images."""
+    log_steps: int = 1
+    """Steps between two lines of the log."""
     processes: int | None = None
     """Processes of the parallel runs. Default: one per device, at most 8."""
     rounds: int = option(8, minimum=4)
@@ -486,6 +484,8 @@ class CommunicationNotebookConfig:
     """Rate of each host's link, either way, in bits per second. Lower: wire formats gain more."""
     rounds: int = option(4, minimum=4)
     """Turns of each technique; the intervals come from these. More turns take longer."""
+    block_steps: int = 3
+    """Counted steps in one turn."""
     epochs: int = 8
     """Passes over the digits that each wire format learns."""
 

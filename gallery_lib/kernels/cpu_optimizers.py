@@ -4,7 +4,7 @@
 operator. Each operator reads and writes whole tensors, so the traffic is about three times as much.
 For the other rules torch has a fused form, which first copies each gradient that is in
 channels_last. Rules are torch.optim's; Adam's `amsgrad`, SGD's `dampening` and RMSprop's `centered`
-are left to torch. Adam's moments may be bf16, which torch has not.
+are left to torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from gallery_lib.kernels.runtime.launch import DOUBLE, FLOAT, LONG, POINTER, eac
 
 CPP = cpp.Functions("optimizers.cpp", rows=LONG, columns=LONG, threads=LONG)
 _moments = each(DOUBLE, "beta1 beta2") | each(FLOAT, "weight_decay epsilon sign keep")
-_adam = _moments | {"rates": POINTER, "roots": POINTER, "numbers": LONG}
 OPTIONS = {
-    "adam": structure(**_adam),
-    "rounded_adam": structure(**_adam, seed=LONG, steps=POINTER, places=POINTER),
+    "adam": structure(**_moments, rates=POINTER, roots=POINTER, numbers=LONG),
     "radam": structure(**_moments, rates=POINTER, rectifiers=POINTER, numbers=LONG),
     "rmsprop": structure(
         alpha=DOUBLE, **each(FLOAT, "learning_rate weight_decay epsilon momentum sign")
@@ -36,10 +34,8 @@ OPTIONS = {
 """Second structure of each rule's step."""
 available = CPP.available
 Column = Sequence[Tensor]
-"""A tensor of each row. A row is a weight with its gradient and states, dense, and of one layout.
-
-All are fp32, but for the states of `rounded_adam_`.
-"""
+"""A tensor of each row. A row is a weight with its gradient and states, all fp32, dense, and of one
+layout."""
 
 
 def _step(name: str, columns: Sequence[Column | None], names: Sequence[str], *options: Any) -> None:
@@ -72,36 +68,28 @@ def adam_(
     decoupled_weight_decay: bool,
     maximize: bool,
     rule: str = "adam",
-    seed: int = 0,
-    places: Sequence[int] = (),
 ) -> None:
     """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
 
-    `steps[i]` is the number of tensor i's step, from 1. `seed` and `places[i]`, a number of tensor
-    i's own, are for `rounded_adam_`. Other options are torch's.
+    `steps[i]` is the number of tensor i's step, from 1. Options are torch's.
     """
     numbers: Any = FLOAT * len(steps)
     rates = numbers(*[lr / (1.0 - betas[0] ** step) for step in steps])
     roots = [math.sqrt(1.0 - betas[1] ** step) for step in steps]
-    if rule != "radam":
+    if rule == "adam":
         factors = numbers(*[1.0 / root for root in roots])
     else:
         rectified = [_rectified(betas[1], step) for step in steps]
         factors = numbers(*[r * root for r, root in zip(rectified, roots, strict=True)])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    pointers = ctypes.addressof(rates), ctypes.addressof(factors), len(rates)
-    options: tuple[Any, ...] = (*betas, decay, eps, -1.0 if maximize else 1.0, keep, *pointers)
-    if rule == "rounded_adam":
-        counters = [(LONG * len(rates))(*map(int, column)) for column in (steps, places)]
-        options += (seed, *map(ctypes.addressof, counters))
+    places = ctypes.addressof(rates), ctypes.addressof(factors), len(rates)
+    options = (*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
     names = ("weights", "gradients", "averages", "squares")
     _step(rule, [weights, gradients, averages, squares], names, *options)
 
 
 radam_ = functools.partial(adam_, rule="radam")
 """Run one step of RAdam in place; arguments are those of `adam_`."""
-rounded_adam_ = functools.partial(adam_, rule="rounded_adam")
-"""Run one step of Adam in place on moments in bf16, which it rounds stochastically."""
 
 
 def _rectified(beta2: float, step: float) -> float:

@@ -373,9 +373,8 @@ def _wait_for_results(job: Job, shown: Progress, end_notice: Notice) -> Results 
     try:
         # A folder's name may be any bytes.
         shown.say(visible(f"$ {shown_command(job.config, job.launch)}"))
-        level, dtype, moments = job.config.amp_level, job.config.amp_dtype, job.config.moments
-        words = precision.described(level, dtype, hardware.device_type(), moments)
-        shown.say(f"precision: {words}")
+        level, dtype = job.config.amp_level, job.config.amp_dtype
+        shown.say(f"precision: {precision.described(level, dtype, hardware.device_type())}")
         view = job.view(shown)
         forwarded = ""
         while job.running():

@@ -1,7 +1,6 @@
 """Optimizers: the one that a task uses, its schedule, and its accelerated implementation.
 
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
-- `bf16_moments`: Adam and AdamW of this form whose moments are in bf16.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
@@ -22,7 +21,6 @@ from torch.optim import lr_scheduler
 
 from gallery_lib.optim import fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
-from gallery_lib.optim.bf16_moments import Bf16Moments
 from gallery_lib.optim.sync_free import SyncFree
 
 WITH_LENGTH = ("linear", "cosine")
@@ -93,8 +91,6 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
     if isinstance(optimizer, SyncFree):
         return "sync-free"
-    if isinstance(optimizer, Bf16Moments):
-        return "fused, with moments in bf16"
     return (
         "fused"
         if isinstance(optimizer, fused_cpu.OnePass) or optimizer.defaults.get("fused")

@@ -4,8 +4,7 @@ The object stays: its groups, states, defaults and hooks, and the schedulers tha
 CPU it takes steps in one pass. On CUDA, Adam and AdamW are told to be torch's fused form, and the
 others are sync-free where own kernels run; with a GradScaler, all are. One pass and the sync-free
 form are classes derived from the optimizer's own. They take torch's own step for whatever they are
-not written for. On the CPU, Adam and AdamW may also keep their moments in bf16 (`bf16_moments`);
-what cannot have them is refused.
+not written for.
 
 Some optimizers are left as they are, with the reason. These are classes that are not torch.optim's
 own, implementations that the user has chosen (`foreach`, `fused`, `capturable`, `differentiable`),
@@ -17,15 +16,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.errors import InputError
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import usage
-from gallery_lib.optim import bf16_moments, fused_cpu, sync_free
+from gallery_lib.optim import fused_cpu, sync_free
 from gallery_lib.optim.sync_free import SyncFree
 
 _NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
@@ -37,7 +35,6 @@ def _forms(module: Any) -> dict[type, Any]:
 
 _ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu)
 _SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free)
-_BF16: dict[type, Any] = {fused_cpu.Adam: bf16_moments.Adam, fused_cpu.AdamW: bf16_moments.AdamW}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
 """Classes whose fused form takes all that the class takes. SGD's takes no sparse gradients.
 
@@ -45,9 +42,7 @@ On the CPU it is wrong where a gradient's layout is not its weight's; on CUDA to
 """
 
 
-def accelerate_optimizer(
-    optimizer: torch.optim.Optimizer, *, scaled: bool = True, moments_seed: int | None = None
-) -> str:
+def accelerate_optimizer(optimizer: torch.optim.Optimizer, *, scaled: bool = True) -> str:
     """Change `optimizer` to its fastest implementation; return one line that says which.
 
     If it stays torch's, the line says why. Existing states are moved to their parameter's device.
@@ -57,11 +52,6 @@ def accelerate_optimizer(
         optimizer: one of torch.optim's classes, or another, which stays as it is.
         scaled: whether a GradScaler scales the loss (fp16). Without one no step waits for the
             device, and torch's fused form takes less of the host than the sync-free one.
-        moments_seed: seed of the rounding with which Adam and AdamW keep their moments in bf16 from
-            now on. None: moments are fp32.
-
-    Raises:
-        InputError: with `moments_seed`, for an optimizer that cannot have such moments.
 
     Example:
         >>> import torch
@@ -72,8 +62,6 @@ def accelerate_optimizer(
     """
     name = type(optimizer).__name__
     _bring_states(optimizer)
-    if moments_seed is not None:
-        return _use_bf16_moments(optimizer, moments_seed)
     if isinstance(optimizer, fused_cpu.OnePass | SyncFree):
         return f"{name} is accelerated already ({type(optimizer).__module__})."
     form, text = _choose(optimizer, scaled)
@@ -91,32 +79,7 @@ def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, fused_cpu.OnePass | SyncFree):
         kinds = [k for k in type(optimizer).__mro__ if k in _ONE_PASS or k in _SYNC_FREE]
         if kinds:
-            if isinstance(optimizer, bf16_moments.Bf16Moments):
-                optimizer.convert(torch.float32)
             _adopt(optimizer, kinds[0])
-
-
-def _use_bf16_moments(optimizer: torch.optim.Optimizer, seed: int) -> str:
-    name, groups = type(optimizer).__name__, optimizer.param_groups
-    if isinstance(optimizer, bf16_moments.Bf16Moments):
-        return f"{name} has moments in bf16 already."
-    chosen = (type(optimizer), "") if type(optimizer) in _BF16 else None
-    form, reason = chosen or _choose(optimizer, scaled=False)
-    dtypes = {p.dtype for group in groups for p in group["params"]}
-    kind = _BF16.get(form) if form else None
-    if kind is None and form is not None:
-        reason = f"Adam and AdamW on the CPU alone have them, and {name} {reason}"
-    elif dtypes != {torch.float32} or not all(map(fused_cpu.takes_options, groups)):
-        kind, reason = None, "it takes fp32 parameters alone, numbers as options, and no amsgrad"
-    if kind is None:
-        raise InputError(
-            f"config.{bf16_moments.PARAMETER}=bf16: {name} cannot keep its moments in bf16: "
-            f"{reason}. Leave the option out.",
-            parameter=bf16_moments.PARAMETER,
-        )
-    _adopt(optimizer, kind)
-    said = cast(bf16_moments.Bf16Moments, optimizer).begin(seed)
-    return f"{name} takes its steps in one pass over memory on the CPU, with moments in bf16{said}."
 
 
 def _choose(

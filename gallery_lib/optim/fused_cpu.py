@@ -51,11 +51,11 @@ def takes_options(group: dict[str, Any]) -> bool:
     return plain and all(0.0 <= beta < 1.0 for beta in betas)
 
 
-def _are_plain(tensors: Sequence[Tensor], dtypes: set[torch.dtype]) -> bool:
-    """Return whether all tensors hold such values in CPU memory that can be read directly."""
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all tensors hold fp32 values in CPU memory that can be read directly."""
     return (
         _PLAIN.issuperset(map(type, tensors))
-        and dtypes.issuperset(map(attrgetter("dtype"), tensors))
+        and _FP32.issuperset(map(attrgetter("dtype"), tensors))
         and _STRIDED.issuperset(map(attrgetter("layout"), tensors))
         and all(map(attrgetter("is_cpu"), tensors))
         and not any(map(Tensor.is_neg, tensors))
@@ -95,23 +95,18 @@ class OnePass(torchs_step.PickledAsTorchs):
     _counts_steps = True
     _begins_with_zeros = False
     """Whether a missing state means zeros. For other classes torch's own step raises KeyError."""
-    _state_dtype = torch.float32
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; return the closure's loss, or None without a closure."""
         loss = torchs_step.loss_of(closure)
         if not self._may_run():
-            self._leave(super().step, self.param_groups)
+            torchs_step.take(self, super().step, self.param_groups)
             return loss
         for group in self.param_groups:
             if not self._take_group(group):
-                self._leave(super().step, [group])
+                torchs_step.take(self, super().step, [group])
         return loss
-
-    def _leave(self, step: Any, groups: Sequence[dict[str, Any]]) -> None:
-        """Take torch's `step` of groups that are left to it."""
-        torchs_step.take(self, step, groups)
 
     def _may_run(self) -> bool:
         scaled = any(getattr(self, name, None) is not None for name in ("found_inf", "grad_scale"))
@@ -177,8 +172,7 @@ class OnePass(torchs_step.PickledAsTorchs):
                     return False
                 column = [p if t is None else t for p, t in zip(weights, column, strict=True)]
             columns.append(column)
-        dtypes = [_FP32, _FP32, *[{torch.float32, self._state_dtype}] * len(names)]
-        if not all(map(_are_plain, columns, dtypes)) or len(set(map(id, weights))) < len(weights):
+        if not all(map(_are_plain, columns)) or len(set(map(id, weights))) < len(weights):
             return False
         shapes = _shapes(weights)
         if any(_shapes(column) != shapes for column in columns[1:]):
@@ -195,7 +189,7 @@ class OnePass(torchs_step.PickledAsTorchs):
             state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32)
         for name in names:
             if state.get(name) is None:
-                state[name] = torch.zeros_like(p, dtype=self._state_dtype)
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
 _ADAM = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")

@@ -15,7 +15,6 @@ from gallery_lib.console.text import Rows, seconds, text_table
 from gallery_lib.kernels import mixed_product
 from gallery_lib.measure.comparison.pair import page_faults_part
 from gallery_lib.measure.comparison.result import read_comparison
-from gallery_lib.report.verdict import of_moments
 from gallery_lib.system import hardware
 from gallery_lib.train.results import Results, hidden_wait, read_results
 
@@ -62,7 +61,7 @@ def _measured_in(folder: Path) -> Results:
 
 def _run_text(results: Results) -> str:
     head = (
-        f"{results.task}, {results.config['amp_level']}{of_moments(results.config)}, batch size "
+        f"{results.task}, {results.config['amp_level']}, batch size "
         f"{results.config['batch_size']}, {results.world_size} process(es)"
     )
     return "\n".join(

@@ -14,7 +14,6 @@ from gallery_lib.measure.roofline_result import (
     summed,
 )
 from gallery_lib.measure.step_profile import FUSED
-from gallery_lib.report.verdict import of_moments
 
 REST = "rest"
 _SMALL = 0.01  # of a step: smaller groups are shown as one
@@ -103,7 +102,7 @@ def headline(roofline: Roofline) -> str:
         for name in ("batch_size", "image_size", "sequence_length")
         if options.get(name)
     ]
-    form = ("compiler-opt" if options["compiler_opt"] else "eager") + of_moments(options)
+    form = "compiler-opt" if options["compiler_opt"] else "eager"
     return ", ".join([roofline.task.rsplit(":", 1)[-1], options["amp_level"], *sizes, form])
 
 

@@ -6,7 +6,6 @@ import statistics
 from html import escape
 
 from gallery_lib.console.text import duration, seconds, text_table
-from gallery_lib.report.verdict import of_moments
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 from gallery_lib.trial import pace
@@ -143,7 +142,7 @@ def _to_paste(trial: Trial) -> str | None:
 
 def _seen(trial: Trial) -> str:
     names = ", ".join(f"{model['name']} ({model['weights']:,} weights)" for model in trial.models)
-    steppers = ", ".join(one["name"] + of_moments(one) for one in trial.optimizers)
+    steppers = ", ".join(one["name"] for one in trial.optimizers)
     step = "a step of an optimizer" if trial.cycle == 1 else f"{trial.cycle} steps of optimizers"
     return (
         f"Seen: {names}; {steppers}; a step is {step}. {hardware.describe(trial.environment)}. "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gallery_lib.console.text import number, seconds
 from gallery_lib.console.user_errors import short_name
@@ -23,19 +23,12 @@ BASELINE = "PyTorch eager"  # name of the variant `baseline` in texts
 
 
 def precision(results: Results) -> str:
-    """Return the precision of a run: `fp32`, or `bf16 autocast with moments in bf16`."""
-    moments = of_moments(results.config)
+    """Return the precision of a run: `fp32`, or `bf16 autocast`."""
     if results.config["amp_level"] == "O0":
-        return f"fp32{moments}"
+        return "fp32"
     amp_dtype = results.config.get("amp_dtype", "auto")
     dtype = "bf16" if amp_dtype == "auto" and results.environment["device"] == "cpu" else amp_dtype
-    return f"{'' if dtype == 'auto' else f'{dtype} '}autocast{moments}"
-
-
-def of_moments(options: Mapping[str, Any]) -> str:
-    """Return ` with moments in bf16` where a run's options say so; earlier files have none."""
-    moments = options.get("moments", "fp32")
-    return "" if moments == "fp32" else f" with moments in {moments}"
+    return "autocast" if dtype == "auto" else f"{dtype} autocast"
 
 
 def batch(results: Results) -> str:

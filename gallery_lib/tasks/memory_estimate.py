@@ -24,7 +24,7 @@ from gallery_lib.system.processes import tell
 from gallery_lib.tasks import SIZES, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
-# Values per parameter that the optimizer keeps; others keep two moments, which may be bf16.
+# Values per parameter that the optimizer keeps; others keep two moments.
 _STATES = {"SGD": 1, "Adagrad": 1}
 _RESERVE = 0.05  # of the memory, for everything else
 
@@ -45,7 +45,7 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
         scale = (config.image_size / task.image_size) ** 2
     elif task.sequence_length and config.sequence_length:
         scale = config.sequence_length / task.sequence_length
-    states = 1 if config.moments == "bf16" else _STATES.get(task.optimizer.name, 2)
+    states = _STATES.get(task.optimizer.name, 2)
     # 3: weights, gradients, one temporary
     values = 3.0 + states + (processes > 1) + compared
     if config.checkpoint_every is not None:  # see checkpoint/training.py

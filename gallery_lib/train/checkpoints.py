@@ -27,7 +27,7 @@ from gallery_lib.train.results import STEPS_FILE
 from gallery_lib.train.session import Session
 
 _OF_THE_TRAINING = (
-    *("model", "amp_level", "amp_dtype", "moments", "batch_size", "image_size", "sequence_length"),
+    *("model", "amp_level", "amp_dtype", "batch_size", "image_size", "sequence_length"),
     *("lr", "lr_schedule", "lr_warmup_steps", "lr_schedule_steps"),
     *("weight_decay", "max_grad_norm", "data_dir", "seed"),
 )
@@ -53,7 +53,7 @@ def choose(config: ResolvedConfig) -> Saved | None:
         )
     before, present = saved.content["config"], dataclasses.asdict(config)
     for name in _OF_THE_TRAINING:
-        if before.get(name, getattr(ResolvedConfig, name, None)) != present[name]:
+        if before.get(name) != present[name]:
             what = "another model" if name == "model" else "another training"
             raise InputError(
                 f"{saved.path} is of {what}, with {name}={before.get(name)}, and this run has "

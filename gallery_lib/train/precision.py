@@ -45,12 +45,11 @@ def autocast_dtype(amp_level: Level, amp_dtype: Dtype, device_type: str) -> torc
     return torch.float16 if is_fp16 else torch.bfloat16
 
 
-def described(amp_level: Level, amp_dtype: Dtype, device_type: str, moments: str = "fp32") -> str:
+def described(amp_level: Level, amp_dtype: Dtype, device_type: str) -> str:
     """Return the precision of a run in words, such as `bf16 autocast (auto)`."""
     dtype = autocast_dtype(amp_level, amp_dtype, device_type)
     words = {None: "fp32", torch.bfloat16: "bf16 autocast", torch.float16: "fp16 autocast"}[dtype]
-    words += " (auto)" if amp_level == "auto" else ""
-    return words if moments == "fp32" else f"{words}, with moments in {moments}"
+    return f"{words} (auto)" if amp_level == "auto" else words
 
 
 def autocast(

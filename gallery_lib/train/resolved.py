@@ -75,13 +75,6 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
             parameter="resume",
         )
     default = task.optimizer
-    offered = config.compiler_opt and hardware.device_type() == "cpu"
-    if config.moments != "fp32" and not (offered and default.name in ("Adam", "AdamW")):
-        raise InputError(
-            f"moments={config.moments} needs Adam or AdamW, compiler_opt and a CPU; this run has "
-            f"{default.name}, compiler_opt={config.compiler_opt}, on {hardware.device_type()}.",
-            parameter="moments",
-        )
     completed = {
         "amp_level": precision.chosen_level(config.amp_level, hardware.device_type()),
         "lr": default.lr if config.lr is None else config.lr,

@@ -86,7 +86,6 @@ def backend_config(config: TrainConfig) -> Config:
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
     result.tune = config.compiler_opt and config.tune
-    result.compute.moments = config.moments
     return result
 
 
@@ -219,7 +218,7 @@ def open_session(
         spinning.watch()  # whatever is trained: other work slows a baseline as well
     if config.compiler_opt and memory.has_tunables() and device_type == "cpu":
         # Prefault while one core imports, draws weights and traces.
-        memory.touch_ahead(_training_state_bytes(task, config.moments))
+        memory.touch_ahead(_training_state_bytes(task))
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
@@ -286,15 +285,14 @@ def _loader(config: ResolvedConfig, task: Task, splits: Splits) -> EarlyWorkers:
     )
 
 
-def _training_state_bytes(task: Task, moments: str) -> int:
+def _training_state_bytes(task: Task) -> int:
     """Return the bytes of weights, gradients and optimizer states in fp32.
 
     0 where the task does not say how many weights its model has.
     """
     one = nn.Parameter(torch.zeros(1))
     optimizer = task.optimizer.build([one], lr=None, weight_decay=None, accelerated=False)
-    bytes_of_one = one.element_size() + optim.first_step_bytes(optimizer)
-    return (task.parameters or 0) * (bytes_of_one - (4 if moments == "bf16" else 0))
+    return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
 
 
 def _total_steps(config: ResolvedConfig, steps_of_pass: int, samples: int) -> int:

@@ -76,7 +76,7 @@ _DRIFT = 0.03
 
 An allowance: it has not been measured.
 """
-_SAME = ("script", "cpu", "cores", "device", "isa", "torch", "processes", "threads", "moments")
+_SAME = ("script", "cpu", "cores", "device", "isa", "torch", "processes", "threads")
 
 
 def read(path: Path) -> Trial:
@@ -107,8 +107,7 @@ def difference(before: Trial, now: Trial) -> str | None:
 
 def _conditions(trial: Trial) -> dict[str, Any]:
     own = {"script": trial.script, "processes": trial.processes, "threads": trial.threads}
-    moments = {one.get("moments", "fp32") for one in trial.optimizers}
-    return {**trial.environment, **own, "moments": " and ".join(sorted(moments))}
+    return {**trial.environment, **own}
 
 
 def change(before: Trial, now: Trial) -> Ratio:

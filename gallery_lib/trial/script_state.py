@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.optim.bf16_moments import Bf16Moments
 from gallery_lib.trial import scratch
 from gallery_lib.trial.attach import SCRATCH_VARIABLE
 
@@ -117,7 +116,6 @@ def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     group = optimizer.param_groups[0]
     return {
         "name": type(optimizer).__name__,
-        "moments": "bf16" if isinstance(optimizer, Bf16Moments) else "fp32",
         "torchs": type(optimizer).__module__.startswith("torch.optim"),
         "fused": bool(group.get("fused")),
         "weights": sum(weight.numel() for weight in weights(optimizer)),

@@ -135,20 +135,3 @@ def test_bad_input_ends_with_2_and_one_message(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     check_refused_command(code, line, *values)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("roofline resnet18", "compiler_opt"),
-        ("train --model=resnet18", "compiler_opt"),
-        ("train --model=tts_angular --compiler-opt", "RAdam"),
-    ],
-)
-def test_moments_in_bf16_where_there_are_none_end_with_2(
-    words: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, *rest = [*words.split(), "--moments=bf16"]
-    code = launch_single_task(rest) if command == "train" else main([command, *rest])
-    *_, line = capsys.readouterr().err.splitlines()
-    check_refused_command(code, line, "moments=bf16", said)

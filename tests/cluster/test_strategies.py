@@ -57,7 +57,7 @@ def test_two_processes_on_each_of_two_hosts_average_hierarchically_as_well() -> 
 def test_the_notebook_measures_the_techniques_on_a_lab(
     checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
-    small = {"rate": "50mbit", "epochs": 1}
+    small = {"width": 128, "rate": "50mbit", "block_steps": 1, "epochs": 1}
     executed = execute(
         checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, kernel
     )

@@ -33,16 +33,11 @@ from gallery_lib.kernels.runtime import cpp
 BYTES, TWO = compression.packed_bytes(300), [2, 2]
 
 
-def adam(
-    *tensors: Tensor, steps: int = 2, states: torch.dtype = torch.float32, **rounding: Any
-) -> None:
+def adam(*tensors: Tensor, steps: int = 2) -> None:
     """Take a step of two rows, the first of which fits."""
-    dtypes = (torch.float32, torch.float32, states, states)
-    pairs = zip(tensors, dtypes, strict=True)
-    rows = [[torch.ones(6, dtype=dtype), tensor] for tensor, dtype in pairs]
+    rows = [[torch.ones(6), tensor] for tensor in tensors]
     values = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "maximize": False}
-    values |= {"decoupled_weight_decay": False, **rounding}
-    cpu_optimizers.adam_(*rows, [1.0] * steps, **values)  # type: ignore[arg-type]
+    cpu_optimizers.adam_(*rows, [1.0] * steps, decoupled_weight_decay=False, **values)  # type: ignore[arg-type]
 
 
 def statistics(x: Tensor, mean: Tensor, second: Tensor, *running: Tensor) -> None:
@@ -61,10 +56,6 @@ OF_LOSS = "logits 4,9 labels 4,i"
 POOLED = "image 1,4,6,6 pooled 1,4,3,3 offsets 1,4,3,3,b"
 CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "adam": (adam, "weights 6 gradients 6 averages 6 squares 6", "weights averages squares"),
-    "rounded_adam": (
-        partial(adam, states=torch.bfloat16, rule="rounded_adam", places=[0, 1]),
-        "weights 6 gradients 6 averages 6,h squares 6,h", "weights averages squares",
-    ),
     "statistics": (
         statistics, "x 2,4,3,3 mean 4 second 4 first 4 last 4", "mean second first last",
     ),
@@ -109,8 +100,8 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
         f"sum 300 packed 2,{BYTES},b", "sum",
     ),
 }  # fmt: skip
-"""Functions; tensors by name, with sizes and DTYPES; what of it is written."""
-DTYPES = {"i": torch.int64, "b": torch.uint8, "h": torch.bfloat16}
+"""Functions; tensors by name, with sizes, `i` for int64, `b` for bytes; what of it is written."""
+DTYPES = {"i": torch.int64, "b": torch.uint8}
 
 
 def forms(name: str) -> dict[str, list[str]]:

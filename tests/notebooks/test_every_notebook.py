@@ -14,7 +14,7 @@ from small_tasks import SMALL
 TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     "your_model": TURNS,
-    "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1},
+    "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
     **{name: {} for name in ("communication", "index", "performance_data")},
 }
 PARAMETERS = {

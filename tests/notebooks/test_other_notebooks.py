@@ -21,7 +21,7 @@ from gallery_lib.report.communication import REPLAY, Cell, cell_rows, model_rows
 from gallery_lib.system import hardware
 
 DEVICES = hardware.gpu_count() or hardware.cores()
-NO_STEP = {"images": 16, "batch_size": 32, "processes": 1}
+NOTHING_LOGGED = {"images": 16, "batch_size": 8, "log_steps": 5, "processes": 1}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ NO_STEP = {"images": 16, "batch_size": 32, "processes": 1}
         (communication, {"rounds": "many"}, ["'many'", "whole number"]),
         (communication, {"rate": "fast"}, ["'fast'", "100mbit"]),
         (communication, {"rate": 200}, ["rate=200", "text"]),
-        (data_parallel, NO_STEP, [16, "batch_size=32"]),
+        (data_parallel, NOTHING_LOGGED, [16, "log_steps=5"]),
         (data_parallel, {"processes": DEVICES + 1}, [DEVICES + 1, f"{DEVICES} device"]),
         (performance_data, {"tables": "x"}, ["`tables`", "`table`"]),
         (performance_data, {"table": 3}, ["table=3", "text"]),

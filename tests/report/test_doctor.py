@@ -59,8 +59,6 @@ def test_advice_names_the_phase_that_limits(measured: Results) -> None:
     ):
         run = changed(measured, phase_seconds=phases, **values)
         assert findings(run)[0].startswith(said)
-    named = changed(measured, config={**measured.config, "moments": "bf16"})
-    assert ", O0 with moments in bf16, batch size 8, " in doctor._run_text(named)
 
 
 def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPatch) -> None:

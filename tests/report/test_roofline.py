@@ -44,5 +44,3 @@ def test_a_kept_roofline_is_shown_again_and_names_the_next_factor_in_a_hundred_c
     ):
         assert said in report
     assert "busy" not in text(dataclasses.replace(roofline, load=None))
-    options = {**roofline.options, "moments": "bf16"}
-    assert " with moments in bf16" in text(dataclasses.replace(roofline, options=options))

@@ -44,24 +44,6 @@ def test_nothing_is_left_open_and_what_was_given_is_checked(tmp_path: Path) -> N
         resolve(TrainConfig("vgg16", batch_size=0), local_processes=1, run_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "said"),
-    [
-        ("resnet18", {}, "compiler_opt=False"),
-        ("tts_angular", {"compiler_opt": True}, "this run has RAdam"),
-        ("resnet18", {"compiler_opt": True, "device": "cuda"}, "on cuda"),
-    ],
-)
-def test_moments_in_bf16_are_for_the_backends_adamw_on_a_cpu_alone(
-    model: str, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = options.pop("device", "cpu")
-    monkeypatch.setattr(hardware, "device_type", lambda: device)
-    with refused("moments", "moments=bf16", said):
-        config = TrainConfig(model, moments="bf16", **options)
-        resolve(config, local_processes=1, run_dir="x")
-
-
 @pytest.mark.parametrize("has_units", [True, False])
 def test_auto_is_what_the_device_is_for_and_is_the_same_for_baseline_and_candidate(
     monkeypatch: pytest.MonkeyPatch, has_units: bool
@@ -76,8 +58,6 @@ def test_auto_is_what_the_device_is_for_and_is_the_same_for_baseline_and_candida
     assert level() == level(compiler_opt=True) == ("O1" if has_units else "O0")
     assert (level(amp_level="O0"), level(amp_level="O1")) == ("O0", "O1")
     assert precision.chosen_level("auto", "cuda") == "O1"
-    said = precision.described("O0", "auto", "cpu", "bf16")
-    assert said == "fp32, with moments in bf16"
     words = "bf16 autocast (auto)" if has_units else "fp32 (auto)"
     assert precision.described("auto", "auto", "cpu") == words
     with refused("amp_dtype", "fp16"):

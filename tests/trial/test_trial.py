@@ -149,10 +149,6 @@ def test_a_script_that_has_become_slower_is_told_from_a_machine_that_has() -> No
     verdict, sentence = report.against(before, of(0.020, 0.1, threads=1), "main.json")
     assert verdict == "cannot tell"
     assert "threads was 2 then, and is 1 now" in sentence
-    optimizers = [{**before.optimizers[0], "moments": "bf16"}]
-    rounded = of(0.010, 0.1, optimizers=optimizers)
-    assert "moments was fp32 then, and is bf16 now" in report.against(before, rounded, "a")[1]
-    assert "; AdamW with moments in bf16; a step is" in report.text(rounded)
 
 
 def test_a_trial_begins_without_the_compiler() -> None:

@@ -1,8 +1,7 @@
 // Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors, in one pass over memory: torch.optim's formulas, in fp32 as
-// there. Adam's moments may be bf16. Tensors that a loop is not written for are refused before anything is written (tensor.h).
+// there. Tensors that a loop is not written for are refused before anything is written (tensor.h).
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <thread>
 #include <vector>
@@ -19,12 +18,12 @@ struct Tensors {  // as in cpu_optimizers.py
 constexpr int64_t MOST_COLUMNS = 4, GRADIENT = 1;
 
 struct Row {
-    float *weight, *gradient, *first, *second;  // states (they may be bf16), or null where there are fewer columns
+    float *weight, *gradient, *first, *second;  // states, or null where there are fewer columns
     int64_t count;
 };
 
 // Fills `rows`, or says which tensor is refused and why.
-static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, Dtype states, std::vector<Row>& rows) {
+static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, std::vector<Row>& rows) {
     if (!tensors) return refusal(WRONG_ARGUMENTS);
     const Tensors t = *tensors;
     if (t.rows < 0 || t.columns < fewest || t.columns > most || t.rows > t.length) return refusal(WRONG_ARGUMENTS);
@@ -38,13 +37,12 @@ static int64_t read_rows(const Tensors* tensors, int64_t fewest, int64_t most, D
         for (int64_t column = 0; column < t.columns; column++) {
             Tensor& tensor = of_row[column];
             if (!reader.next(tensor)) return refusal(WRONG_ARGUMENTS, row, column);
-            Reason reason = checked(tensor, column > GRADIENT ? states : FLOAT32);
+            Reason reason = checked(tensor, FLOAT32);
             if (!reason && !same_sizes(of_row[0], tensor)) reason = WRONG_SHAPE;
             if (!reason && tensor.count && !same_strides(of_row[0], tensor)) reason = OTHER_LAYOUT;
             if (reason) return refusal(reason, row, column);
             data[column] = tensor.as<float>();
-            const char* end = tensor.data + tensor.count * element_bytes(tensor.dtype);
-            if (tensor.count) spans.push_back({tensor.data, end, column != GRADIENT, row, column});
+            if (tensor.count) spans.push_back({tensor.data, tensor.data + tensor.count * sizeof(float), column != GRADIENT, row, column});
         }
         rows.push_back({data[0], data[1], data[2], data[3], of_row[0].count});
     }
@@ -79,11 +77,11 @@ static void in_parallel(const std::vector<Row>& rows, int64_t most_threads, Step
 
 // Reads the rows, then has `run(rows)` step them; returns 0, or what was refused.
 template <class Run>
-static int64_t stepped(const Tensors* tensors, const void* options, int64_t fewest, int64_t most, Run run, Dtype states = FLOAT32) {
+static int64_t stepped(const Tensors* tensors, const void* options, int64_t fewest, int64_t most, Run run) {
     if (!options) return refusal(WRONG_ARGUMENTS);
     std::vector<Row> rows;
     try {
-        if (const int64_t refused = read_rows(tensors, fewest, most, states, rows)) return refused;
+        if (const int64_t refused = read_rows(tensors, fewest, most, rows)) return refused;
     } catch (const std::bad_alloc&) {
         return refusal(OUT_OF_MEMORY);
     }
@@ -203,77 +201,6 @@ extern "C" int64_t adam(const Tensors* tensors, const Adam* options) {
         });
         return int64_t(FINE);
     });
-}
-
-// Adam whose moments are bf16. A step computes as `adam` does and rounds what it keeps up or down, by chance, so that the mean is the
-// value: to the nearest, most changes of a second moment would be lost. The random numbers depend on nothing but seed, step, the
-// tensor's place and the element's place in memory.
-
-struct RoundedAdam {
-    Adam adam;
-    int64_t seed;
-    const int64_t *steps, *places;  // of each tensor
-};
-
-// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
-static inline uint64_t mixed(uint64_t state) {
-    state += 0x9e3779b97f4a7c15u;
-    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
-    state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
-    return state ^ (state >> 31);
-}
-
-static inline float widened(uint16_t bfloat16) {
-    const uint32_t bits = uint32_t(bfloat16) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-// One of the two bfloat16 around a value of this size; `random` is below 2¹⁶. Beyond the largest one, and where the value is infinite
-// or NaN, its upper half: arithmetic makes NaNs that have bits there.
-static inline uint16_t stochastic(float value, float size, uint32_t random) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return uint16_t((bits + (size < 0x1.fep127f ? random : 0u)) >> 16);
-}
-
-// The 32 random bits of an element are a hash of its number modulo 2³² and of both halves of the key.
-static void rounded_adam_part(
-    const Adam o, uint64_t key, int64_t from, int64_t count, float rate, float root, float* __restrict__ weight,
-    const float* __restrict__ gradient, uint16_t* __restrict__ average, uint16_t* __restrict__ square) {
-    constexpr uint32_t GOLDEN = 0x9e3779b1u;
-    const float beta2 = float(o.beta2), rest1 = float(1.0 - o.beta1), rest2 = float(1.0 - o.beta2);
-    const uint32_t within = uint32_t(key >> 32);
-    uint32_t number = uint32_t(from) * GOLDEN + uint32_t(key);
-    for (int64_t at = 0; at < count; at++, number += GOLDEN) {
-        const float kept = weight[at] * o.keep;
-        const float g = decayed(o.sign, gradient[at], o.weight_decay, kept);
-        const float first = lerped(widened(average[at]), g, rest1);
-        const float second = widened(square[at]) * beta2 + rest2 * g * g;
-        weight[at] = kept - rate * (first / (std::sqrt(second) * root + o.epsilon));
-        uint32_t random = (number ^ (number >> 16) ^ within) * 0x7feb352du;
-        random ^= random >> 15;
-        average[at] = stochastic(first, std::fabs(first), random & 0xffffu);
-        square[at] = stochastic(second, second, random >> 16);
-    }
-}
-
-extern "C" int64_t rounded_adam(const Tensors* tensors, const RoundedAdam* options) {
-    const auto run = [&](const std::vector<Row>& rows) {
-        const RoundedAdam o = *options;
-        const Adam& a = o.adam;
-        if (!a.rates || !a.roots || !o.steps || !o.places || a.numbers != tensors->rows) return refusal(WRONG_ARGUMENTS);
-        in_parallel(rows, tensors->threads, [&](size_t i, int64_t from, int64_t to) {
-            const Row& row = rows[i];
-            const uint64_t key = mixed(mixed(mixed(o.seed) + o.places[i]) + o.steps[i]);
-            uint16_t *average = reinterpret_cast<uint16_t*>(row.first) + from, *square = reinterpret_cast<uint16_t*>(row.second) + from;
-            rounded_adam_part(
-                a, key, from, to - from, a.rates[i], a.roots[i], row.weight + from, row.gradient + from, average, square);
-        });
-        return int64_t(FINE);
-    };
-    return stepped(tensors, options, 4, 4, run, BFLOAT16);
 }
 
 struct SGD {

@@ -211,8 +211,8 @@ def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Ten
     A tensor with another layout is replaced by a copy.
     """
     return [
-        t if same_layout(w, t) else torch.empty_like(w, dtype=t.dtype).copy_(t)
-        for w, t in zip(weights, column, strict=True)
+        tensor if same_layout(weight, tensor) else torch.empty_like(weight).copy_(tensor)
+        for weight, tensor in zip(weights, column, strict=True)
     ]
 
 

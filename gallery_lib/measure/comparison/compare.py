@@ -151,7 +151,7 @@ def compare_backend(
         ['baseline', 'compiler-opt']
     """
     variants = {
-        "baseline": dataclasses.replace(config, compiler_opt=False, moments="fp32"),
+        "baseline": dataclasses.replace(config, compiler_opt=False),
         "compiler-opt": dataclasses.replace(config, compiler_opt=True),
     }
     return compare(variants, launch, options_, progress=progress)

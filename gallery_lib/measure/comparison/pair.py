@@ -45,15 +45,14 @@ def parity(
 
     What counts are the first `steps` losses and the probed gradients, then the losses of all steps.
     Where one of these fails, second runs tell whether rounding explains it. Half precision is
-    compared with fp32, not the other way round; moments in bf16 with those in fp32.
+    compared with fp32, not the other way round.
     """
-    if _in_half(measured[one].results) > _in_half(measured[other].results):
+    if [measured[name].results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
         one, other = other, one
     baseline, candidate = measured[one], measured[other]
     exact = untimed.reference(baseline.probe)
     levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
     same_precision = levels[0] == levels[1]
-    level_of_losses = "O1" if _in_half(candidate.results)[1] else levels[1]
     losses = [
         [loss for _, loss in variant.results.loss["curve"]] for variant in (baseline, candidate)
     ]
@@ -61,7 +60,6 @@ def parity(
         (losses[0][:steps], losses[1][:steps], exact.losses),
         (baseline.probe, candidate.probe, exact.probe),
         levels[1],
-        level_of_losses=level_of_losses,
         same_precision=same_precision,
         diverged={
             "the baseline": baseline.results.diverged_at,
@@ -82,17 +80,12 @@ def parity(
     later = check_curves(
         losses[0],
         losses[1],
-        level_of_losses,
+        levels[1],
         lambda move: untimed.again(one, move).losses,
         lambda move: untimed.again(other, move).losses,
-        same_precision=_in_half(baseline.results) == _in_half(candidate.results),
+        same_precision=same_precision,
     )
     return Parity(later.passed, [*found.checks, later])
-
-
-def _in_half(results: Results) -> tuple[bool, bool]:
-    """Return whether passes are in half precision, and whether the optimizer's moments are."""
-    return results.config["amp_level"] == "O1", results.config.get("moments", "fp32") == "bf16"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -161,23 +161,21 @@ def judge(
     probes: tuple[Probe, Probe, Probe],
     amp_level: str,
     *,
-    level_of_losses: str | None = None,
     same_precision: bool = True,
     diverged: Mapping[str, dict[str, Any] | None] | None = None,
 ) -> Parity:
     """Run all checks and return their parity.
 
     Losses of the first steps and gradient probes are those of baseline, candidate and float64. The
-    level is the candidate's; its losses may have another one's tolerance, since an optimizer rounds
-    them alone. Without `same_precision` the baseline is in fp32. `diverged` says where each of the
-    two diverged, None where it did not.
+    level is the candidate's; without `same_precision` the baseline is in fp32. `diverged` says
+    where each of the two diverged, None where it did not.
     """
     baselines_level = amp_level if same_precision else "O0"
     checks = [
         check_finite(diverged or {}),
         check_baseline(losses[0], losses[2], probes[0], probes[2], baselines_level),
         check_start(*probes),
-        check_losses(*losses, level_of_losses or amp_level),
+        check_losses(*losses, amp_level),
         check_gradients(*probes, amp_level, same_precision=same_precision),
         check_gradient_scale(*probes, amp_level),
     ]

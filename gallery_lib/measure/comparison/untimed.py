@@ -50,7 +50,7 @@ from gallery_lib.train.results import read_results
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
     *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
-    *("moments", "log_interval", "terminate_on_nan", "rank_timeout"),
+    *("log_interval", "terminate_on_nan", "rank_timeout"),
     *("checkpoint_every", "keep", "resume"),
 )
 # Code that a reference depends on, as rooms and modules of the package.
@@ -111,7 +111,6 @@ def reference_config(config: TrainConfig, parity_steps: int) -> TrainConfig:
     return dataclasses.replace(
         config,
         compiler_opt=False,
-        moments="fp32",
         amp_level="O0",
         max_steps=max(parity_steps, PROBE_BATCHES),
         lr_schedule_steps=schedule_steps,

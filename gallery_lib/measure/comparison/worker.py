@@ -56,8 +56,6 @@ WORKER = __name__  # the module whose `main` launched processes run
 REFERENCE, SECOND = "reference in float64", "second run"
 # Relative size by which a second run moves weights: about the rounding of a sum of products.
 _ROUNDING = {"O0": 2**-21, "O1": 2**-10}
-# … with moments in bf16: their rounding moves a weight of 1/32 by 2⁻⁹ of a learning rate of 1e-3.
-_ROUNDING_OF_MOMENTS = {"fp32": 0.0, "bf16": 2**-14}
 # Interval of the caller's check, which would take time from the cores that are being measured.
 _CHECK_SECONDS = 0.5
 _ENDING_SECONDS = 0.05
@@ -321,8 +319,7 @@ class WithoutTurns(Probing):
     def model_built(self, model: nn.Module) -> None:
         """Prepare the model as for a variant, from moved weights or then in float64."""
         if self.role.name == SECOND:
-            of_moments = _ROUNDING_OF_MOMENTS[self.config.moments]
-            _move(model, max(_ROUNDING[self.config.amp_level], of_moments), self.role.move)
+            _move(model, _ROUNDING[self.config.amp_level], self.role.move)
         super().model_built(model)
         if self.role.name == REFERENCE:
             first_pass.widen(model)

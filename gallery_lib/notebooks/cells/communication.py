@@ -49,7 +49,7 @@ def measure_effects(settings: CommunicationNotebookConfig) -> Effects | NotMeasu
     from gallery_lib.measure.communication import strategies
     from gallery_lib.measure.communication.launch import run_on_lab
 
-    turns = StrategiesConfig(rounds=settings.rounds)
+    turns = StrategiesConfig(rounds=settings.rounds, block_steps=settings.block_steps)
     try:
         with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
             print(

@@ -41,10 +41,11 @@ def settings(parameters: dict[str, Any] | None = None) -> DataParallelNotebookCo
     config = checked(DataParallelNotebookConfig, parameters)
     processes = process_count(config.processes)
     steps = config.images // (config.batch_size * processes)
-    if not steps:
+    if steps < config.log_steps:
         raise InputError(
-            f"images={config.images} make no step of batch_size={config.batch_size} × {processes} "
-            "samples. Use more images or smaller steps.",
+            f"images={config.images} make {steps} steps an epoch of {config.batch_size} × "
+            f"{processes} samples, fewer than log_steps={config.log_steps}, so nothing "
+            "would be logged. Use more images or smaller steps.",
             parameter="images",
         )
     config = dataclasses.replace(config, processes=processes)
@@ -82,8 +83,8 @@ def run(name: str, settings: DataParallelNotebookConfig, processes: int | None =
     """
     from gallery_lib.launcher.job import run_script  # imports torch
 
-    names = ("images", "image_size", "batch_size", "epochs")
-    arguments = [*(f"--{name}={getattr(settings, name)}" for name in names), "--log_steps=1"]
+    names = ("images", "image_size", "batch_size", "epochs", "log_steps")
+    arguments = [f"--{name}={getattr(settings, name)}" for name in names]
     run_script(_script(name), arguments, processes=processes)
 
 

@@ -100,24 +100,6 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("candidate", ["TASK", "LATE_MOMENTUM"])
-def test_moments_in_bf16_are_named_and_held_against_fp32(tmp_path: Path, candidate: str) -> None:
-    ours = config(candidate, compiler_opt=True, moments="bf16")
-    outcome = compare(
-        {"baseline": config(), "candidate": ours},
-        LaunchConfig(),
-        CompareConfig(rounds=8, block_steps=3),
-        folder=tmp_path,
-        progress=False,
-    )
-    assert "itself in fp32 with moments in bf16" in comparison_text(outcome)
-    assert outcome.candidate.techniques["optimizer"] == "fused, with moments in bf16"
-    tolerances = {check.name: check.limit for check in outcome.parity.checks}
-    assert tolerances["gradients"] < 0.04  # those of fp32: the optimizer does not round gradients
-    assert outcome.parity.passed == (candidate == "TASK"), outcome.parity
-
-
-@pytest.mark.slow
 @pytest.mark.several_cores
 def test_schedule_and_given_weights_are_those_of_both_and_of_the_reference(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
