@@ -177,11 +177,12 @@ def _with_guards_on_hooks(compiled: Call, call: Call, /, *args: Any, **kwargs: A
     if dynamo_config.skip_nnmodule_hook_guards:  # newer releases have a setting for each thread
         dynamo_config.skip_nnmodule_hook_guards = False
     graphs = counters["stats"]["unique_graphs"]
-    result = compiled(call, *args, **kwargs)
-    recompiles.look()
-    if counters["stats"]["unique_graphs"] != graphs:
-        allow_kept_graphs()
-    return result
+    try:
+        return compiled(call, *args, **kwargs)
+    finally:  # a call that fails may have compiled
+        recompiles.look()
+        if counters["stats"]["unique_graphs"] != graphs:
+            allow_kept_graphs()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ _allowed: weakref.WeakSet[type] = weakref.WeakSet()
 def allow_kept_graphs() -> None:
     """Let backward passes of all that was compiled so far in this process keep their graphs."""
     for kind in torch.autograd.Function.__subclasses__():
-        if hasattr(kind, "_backward_impl") and kind not in _allowed:
+        if hasattr(kind, "_backward_impl") and hasattr(kind, "_aot_id") and kind not in _allowed:
             _allowed.add(kind)
             kind._backward_impl = staticmethod(
                 functools.partial(_backward, kind, kind._backward_impl)
@@ -206,11 +207,12 @@ def allow_kept_graphs() -> None:
 
 def _backward(kind: Any, plain: Call, ctx: Any, all_args: list[Any]) -> Any:
     from torch._functorch import config as functorch_config
+    from torch._inductor.utils import clone_preserve_strides
 
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         return plain(ctx, all_args)
     for place in kind.metadata.bw_donated_idxs or ():
-        all_args[place] = all_args[place].clone()
+        all_args[place] = clone_preserve_strides(all_args[place])  # which code relies on
     # As far as torch knows nothing is written over; code that is compiled now does not do it.
     with functorch_config.patch(donated_buffer=False):
         return plain(ctx, all_args)

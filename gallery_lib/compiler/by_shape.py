@@ -23,6 +23,7 @@ from gallery_lib.system.processes import tell
 
 Shapes = tuple[Any, ...] | None
 
+_MOST_COUNTED = 64
 STATIC_SHAPES = 4
 """Most shapes with code of their own, of training and of evaluation: each takes a compilation."""
 """Shapes of all tensors among the arguments; None where a caller has marked dimensions."""
@@ -71,15 +72,18 @@ class _Mode:
     def choose(self, shapes: Shapes, limit: int) -> Call:
         """Return the code for shapes that have none of their own, and count the call."""
         calls = self._calls
-        calls[shapes] += 1
         if shapes is None or len(self.own) >= limit:
             return self.others
+        calls[shapes] += 1
         if len(calls) == 1 and calls[shapes] > 1:  # the code of others has seen no other shape
             self.own[shapes], self.others = self.others, self._make()
             calls.clear()
         elif calls[shapes] > 2 and 4 * calls[shapes] >= calls.total():  # every fourth call
             self.own[shapes] = self._make()
-            del calls[shapes]
+            calls[shapes] = 0  # and still counts among those that the code of others has seen
+        elif len(calls) > _MOST_COUNTED:
+            calls.clear()
+            calls[None] = 1
         return self.own.get(shapes, self.others)
 
 

@@ -98,7 +98,11 @@ class _Gradients:
     def _look(self, leaves: Iterable[Tensor] = ()) -> None:
         for leaf in (*self._parameters, *leaves):
             one, moved = leaf.grad, self._moved
-            if one is not None and (id(one) not in moved or moved[id(one)]() is not one):
+            if (
+                one is not None
+                and not _is_part(one)
+                and (id(one) not in moved or moved[id(one)]() is not one)
+            ):
                 self._seen[id(one)] = weakref.ref(one)
 
     def move(self) -> None:
@@ -111,6 +115,11 @@ class _Gradients:
                     gradient.set_(gradient.clone())  # type: ignore[call-overload]
                     self._moved[key] = one
         self._seen.clear()
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Return whether a tensor is part of a larger buffer, as gradients in buckets are."""
+    return tensor._is_view() and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 _all_gradients: weakref.WeakSet[_Gradients] = weakref.WeakSet()

@@ -106,6 +106,12 @@ def test_a_length_among_others_that_comes_often_gets_its_own_graph():
     assert graphs.made == ["2", "any", "9"] and graphs.run[-4:] == ["9", "9", "any", "9"]
 
 
+def test_a_shape_that_began_among_others_gets_its_own_graph():
+    model, graphs = compiled(model_of())
+    train(model, [20, 32, 32, 32, 20, 20, 20, 20])
+    assert graphs.made == ["20", "any", "32", "20"] and graphs.run[-1] == "20"
+
+
 def test_no_more_shapes_than_the_limit_get_their_own():
     (model, graphs), sizes = compiled(model_of(), static_shapes=2), [10, 10, 11, 11, 12, 12, 13]
     train(model, sizes + sizes)
