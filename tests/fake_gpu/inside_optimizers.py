@@ -56,7 +56,8 @@ class Training:
     def step(self, number: int, change: Callable[[Training, int], None]) -> None:
         draw = torch.Generator().manual_seed(1000 + number)
         for p in self.weights:
-            p.grad = torch.randn(p.shape, generator=draw).to(self.device)
+            drawn = torch.randn(p.shape, generator=draw)
+            p.grad = torch.empty_like(p, requires_grad=False).copy_(drawn)  # laid out as its weight
         change(self, number)
         self.optimizer.step()
 

@@ -171,5 +171,5 @@ def test_every_operator_tells_the_compiler_its_results_without_running():
         if name.startswith("gallery::") and "." not in name
     ]
     known = torch._library.simple_registry.singleton
-    assert len(names) >= 10
+    assert len(names) >= 8
     assert [name for name in names if known.find(name).fake_impl.kernel is None] == []
