@@ -84,8 +84,9 @@ class Outcome:
 
     @property
     def short_of_gpu_memory(self) -> bool:
-        """Return whether the memory of the GPU ran out for a variant."""
-        reasons = (self.reason, *(row.reason for row in self.rows.values()))
+        """Return whether the memory of the GPU ran out for the baseline or for ours."""
+        needed = (self.rows.get(name) for name in (self.baseline, OURS))
+        reasons = (self.reason, *(row.reason for row in needed if row))
         return any("the memory of the GPU ran out" in str(reason) for reason in reasons)
 
     def ratio(self, slower: str, faster: str) -> Ratio | None:
@@ -116,8 +117,14 @@ class Bench:
 
 
 def best_of_others(outcome: Outcome) -> str | None:
-    """Return the best form that ours has the smallest lead over in turns, if any."""
+    """Return the best form that ours has the smallest lead over in turns, if any.
+
+    None as well where one has no ratio because of a GPU's clocks: the best is not known then.
+    """
     ratios = {name: ratio.ratio for name in BEST if (ratio := outcome.ratio(name, OURS))}
+    rows = {name: row for name, row in outcome.rows.items() if name in BEST}
+    if any(row.comparable and row.gpu and name not in ratios for name, row in rows.items()):
+        return None
     return min(ratios, key=ratios.__getitem__) if ratios else None
 
 

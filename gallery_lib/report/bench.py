@@ -28,6 +28,7 @@ from gallery_lib.report import style
 from gallery_lib.report.style import Chart, listed
 from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
+from gallery_lib.system.gpu import clocks_apart
 
 MEANINGS = {
     "layout": "convolutions read all channels of a pixel side by side (`channels_last`)",
@@ -128,8 +129,8 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
 def _over(outcome: Outcome, slower: str, faster: str) -> str:
     """Return the ratio of two variants, or that their GPU clocks forbid one, or ''."""
     rows = [outcome.rows.get(name, Row("not asked for")) for name in (slower, faster)]
-    judged = slower != faster and all(row.comparable and row.gpu for row in rows)
-    return str(outcome.ratio(slower, faster) or (OTHER_CLOCKS if judged else ""))
+    apart = all(row.comparable for row in rows) and clocks_apart(*(row.gpu for row in rows))
+    return str(outcome.ratio(slower, faster) or (OTHER_CLOCKS if apart else ""))
 
 
 def _reason(row: Row) -> str:

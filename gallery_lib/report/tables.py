@@ -75,7 +75,7 @@ _MEASURED: dict[str, Callable[[Results], str]] = {
     "… of which compiling": _compiling,
     "peak memory, host": lambda run: _gibibytes(run.peak_memory_bytes["host"]),
     "page faults a step, host": lambda run: f"{run.page_faults:,.0f}",
-    "peak memory, device, after warm-up": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
+    "peak memory, device": lambda run: _gibibytes(run.peak_memory_bytes["device"]),
     "reserved memory, device": lambda run: _gibibytes(run.peak_memory_bytes.get("device_reserved")),
     "GPU at work": lambda run: str(run.gpu or "does not say"),
     "loss, first → last": _losses,
@@ -88,9 +88,11 @@ def measured_rows(runs: Mapping[str, Results], chance: Mapping[str, float]) -> R
     waits = any(hidden_wait(r.step_seconds["p50"], r.sustained) for r in runs.values())
     shown = {"sustained, with waits for data": on_gpu or waits}
     shown |= dict.fromkeys(("reserved memory, device", "GPU at work"), on_gpu)
+    peaks = [run.peak_memory_bytes for run in runs.values()]
+    late = {"peak memory, device": all("device_reserved" in its for its in peaks)}
     rows = [["", *runs]]
     rows += [
-        [name, *map(cell, runs.values())]
+        [f"{name}, after warm-up" if late.get(name) else name, *map(cell, runs.values())]
         for name, cell in _MEASURED.items()
         if shown.get(name, True)
     ]
@@ -190,9 +192,13 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
     rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"]]
     if not shared:
         rows[0].append("scaling efficiency")
-    for name in one.variants:
-        rates = [c.variants[name].samples_per_second for c in (one, several)]
-        alone, together = (its.get("sustained", its["global"]) for its in rates)
+    rates = {
+        name: [c.variants[name].samples_per_second for c in (one, several)] for name in one.variants
+    }
+    every = [its for pair in rates.values() for its in pair]
+    kind = "sustained" if all("sustained" in its for its in every) else "global"
+    for name, pair in rates.items():
+        alone, together = (its[kind] for its in pair)
         rows.append([name, rate(alone), rate(together), f"{together / alone:.2f}×"])
         rows[-1] += [] if shared else [f"{together / alone / n:.0%}"]
     parts = [markdown_table(rows)]

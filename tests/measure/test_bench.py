@@ -24,6 +24,7 @@ from gallery_lib.measure.bench_result import (
 )
 from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.system import hardware
+from gallery_lib.system.gpu import GpuState
 from gallery_lib.system.hardware import Gpu
 from gallery_lib.train.resolved import resolve
 
@@ -275,7 +276,8 @@ def test_a_gpu_gets_the_batch_of_which_two_runs_fit_and_half_of_it_where_they_do
     def measure(plan: Plan, digest: str, folder: Path, **_: object) -> Outcome:
         tried.append(plan.config.batch_size)
         short = "rank 0: the memory of the GPU ran out" if len(tried) < 3 else None
-        rows = {"eager-O1": Row(None), "ours": Row(short)}
+        peer = Row("rank 0: the memory of the GPU ran out")  # a reason to show, not to go on
+        rows = {"eager-O1": Row(None), "fabric-best": peer, "ours": Row(short)}
         return Outcome(digest, "2026-01-01", 1.0, None, {}, rows, [])
 
     monkeypatch.setattr(bench, "measure_task", measure)
@@ -286,8 +288,8 @@ def test_a_gpu_gets_the_batch_of_which_two_runs_fit_and_half_of_it_where_they_do
 
 
 def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over() -> None:
-    def best(leads: dict[str, float]) -> str | None:
-        rows = {name: Row(None) for name in VARIANTS}
+    def best(leads: dict[str, float], gpu: dict[str, GpuState] | None = None) -> str | None:
+        rows = {name: Row(None, gpu=(gpu or {}).get(name)) for name in VARIANTS}
         ratios = [(name, "ours", r, r * 0.9, r * 1.1) for name, r in leads.items()]
         return best_of_others(Outcome("d", "2026-01-01", 1.0, None, {}, rows, ratios))
 
@@ -298,3 +300,6 @@ def test_the_best_of_the_others_is_the_one_that_ours_has_the_smallest_lead_over(
         ({"eager-O1": 1.5}, None),  # what lacks parity or did not run has no ratio
     ):
         assert best(leads) == expected
+    clocks = GpuState(1755, 2619, 600, [])
+    assert best({"fabric-best": 1.5}, {"fabric-best": clocks, "eager-O1": clocks}) == "fabric-best"
+    assert best({"fabric-best": 1.5}, {"eager-best": clocks}) is None  # it may be the better one

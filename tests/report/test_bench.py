@@ -90,6 +90,8 @@ def test_a_gpu_has_both_rates_and_clocks_that_forbid_a_ratio_are_named() -> None
     assert (eager[2], eager[5]) == ("16.0 (sustained 15.9)", "2.00 GiB")
     assert fabric[6:8] == [OTHER_CLOCKS, OTHER_CLOCKS] and ours[6:8] == ["2.00× (1.90 to 2.10)", ""]
     assert by_name(summary_rows(bench(a=found)))["a"][2] == OTHER_CLOCKS
+    alike = outcome({**rows, "fabric-best": on_gpu(1975)}, ("eager-O1", "ours", 2.0))
+    assert task_rows(alike, "bench")[2][6:8] == ["", ""]  # for another reason
 
 
 def with_best_forms() -> Bench:

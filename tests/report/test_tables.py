@@ -92,6 +92,10 @@ def test_other_clocks_of_the_gpu_are_named_in_place_of_a_speed_up() -> None:
     assert shown["GPU at work"] == [str(fast)] * 2
     assert shown["sustained, with waits for data"] == ["not measured"] * 2
     assert "GPU at work" not in tables.comparison_text(GAIN)
+    assert "peak memory, device" in shown  # of a run that does not say since when
+    late = changed(on_gpu, peak_memory_bytes={"host": 1, "device": 2**30, "device_reserved": 2**31})
+    shown = {row[0]: row[1:] for row in tables.measured_rows(late.variants, {})}
+    assert shown["peak memory, device, after warm-up"] == ["1.00 GiB"] * 2
 
 
 def test_precision_processes_tasks_other_variants_and_sizes_are_named() -> None:
@@ -210,3 +214,7 @@ def test_processes_have_an_efficiency_unless_they_share_cores() -> None:
     several = changed(on_gpu, world_size=2, samples_per_second={"global": 120.0})
     said = tables.scaling_markdown(on_gpu, several)
     assert "94%" in said and "scaling efficiency" in said
+    waits = changed(several, samples_per_second={"global": 120.0, "sustained": 60.0})
+    assert tables.scaling_markdown(on_gpu, waits) == said  # there is one kind of rate for all
+    alone = changed(on_gpu, samples_per_second={"global": 64.0, "sustained": 60.0})
+    assert "50%" in tables.scaling_markdown(alone, waits)
