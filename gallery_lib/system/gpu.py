@@ -93,18 +93,21 @@ def clocks_apart(*states: GpuState | None) -> bool:
 def other_processes(root: int | None) -> int | None:
     """Return how many processes use the visible GPUs beside `root` (None: this) and those below it.
 
-    Returns None where NVML does not say. In a container it may have other numbers for processes;
-    then none of the own ones is among them.
+    Of several GPUs those count that one of the own processes uses. Returns None where there is
+    none, or where NVML does not say. In a container it may have other numbers for processes.
     """
-    users: set[int] = set()
+    users: list[set[int]] = []  # by GPU
     with contextlib.suppress(LookupError, AttributeError, psutil.Error):
         for gpu in hardware.visible_gpus() if _nvml() else ():
             found = _PROCESSES()
             count = ctypes.c_uint(len(found))
             arguments = _device(gpu.bus), ctypes.byref(count), found
             if not _nvml().nvmlDeviceGetComputeRunningProcesses_v3(*arguments):
-                users |= {numbers[0] for numbers in found[: count.value]}
+                users.append({numbers[0] for numbers in found[: count.value]})
+        if not any(users):
+            return None
         process = psutil.Process(root)
         own = {one.pid for one in (process, *process.children(recursive=True))}
-        return len(users - own) if users & own else None
+        shared = [on_one for on_one in users if on_one & own]
+        return len(set().union(*shared) - own) if shared else None
     return None

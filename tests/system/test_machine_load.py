@@ -7,12 +7,15 @@ import os
 import sys
 from pathlib import Path
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_task
 
 from gallery_lib.launcher.job import launch
 from gallery_lib.report.tables import results_text
+from gallery_lib.system import gpu, hardware
 from gallery_lib.system.machine_load import OTHERS, Look, MachineLoad, Watch, load_between, look
 from gallery_lib.train.results import read_results
 
@@ -43,6 +46,35 @@ def test_threads_that_wait_for_each_other_alone_do_not_make_a_machine_busy(
     assert load.sentence().startswith(begins) and bool(load.sentence()) == bool(begins)
     assert len(load.reasons()) == reasons
     assert ("fewer --workers or --threads" in load.sentence()) == bool(begins)
+
+
+def test_processes_on_gpus_that_this_run_does_not_use_are_not_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two visible GPUs, and an NVML that tells who is on each."""
+
+    on: list[list[int]] = []
+
+    class Nvml:
+        def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: int, count: Any, found: Any) -> int:
+            for place, process in enumerate(on[gpu]):
+                found[place][0] = process
+            count._obj.value = len(on[gpu])
+            return 0
+
+    monkeypatch.setattr(gpu, "_nvml", Nvml)
+    monkeypatch.setattr(gpu, "_device", int)
+    cards = [SimpleNamespace(bus=0), SimpleNamespace(bus=1)]
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: cards)
+    own, a, b = os.getpid(), 2**22 + 1, 2**22 + 2
+    for on[:], others in (
+        ([[own, a], [b]], 1),
+        ([[own], [a, b]], 0),
+        ([[own, a], [own, a, b]], 2),
+        ([[a], [b]], None),
+        ([[], []], None),
+    ):
+        assert gpu.other_processes(None) == others
 
 
 @pytest.mark.skipif(
