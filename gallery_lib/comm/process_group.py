@@ -84,6 +84,17 @@ def world_size() -> int:
     return place().world_size
 
 
+def local_processes() -> int:
+    """Return how many of the run's processes share this one's cores. A collective call.
+
+    torchrun says how many there are on a host. A scheduler may have bound each to cores of its own.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    own_host, own_cores = own = (socket.gethostname(), os.sched_getaffinity(0))
+    return sum(host == own_host and not own_cores.isdisjoint(c) for host, c in all_ranks(own))
+
+
 def device() -> torch.device:
     """Return this process's device, a GPU where there is one, and make it the current one.
 

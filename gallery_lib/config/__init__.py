@@ -64,7 +64,8 @@ class TrainConfig:
     """Data folder. Default: the mock data that prepare.sh makes. Image classifiers get an output
     for each class of the folder; without a folder they have ImageNet's 1000."""
     workers: int | None = option(None, minimum=0)
-    """Data-loading processes per process. Default: 1; on a GPU cores / processes - 1, up to 16."""
+    """Data-loading processes per process. Default: 1; on a GPU cores / processes - 1, up to 16,
+    unless less than 1 GiB of shared memory is free."""
     threads: int | None = None
     """CPU threads per process. Default: cores / processes on this host."""
     rank_timeout: float = option(120.0, minimum=5)

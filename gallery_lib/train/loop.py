@@ -153,7 +153,7 @@ def _resolved(config: TrainConfig) -> ResolvedConfig:
     if not isinstance(config, ResolvedConfig):
         config = resolve(
             config,
-            local_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            local_processes=process_group.local_processes(),
             run_dir=config.run_dir
             or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
         )
@@ -177,6 +177,7 @@ def _run_steps(
     total_steps, done = config.max_steps, len(trained.curve)
     assert total_steps is not None
     warmup = min(config.warmup_steps, total_steps - 1)
+    settled = max(warmup, done + 1)  # a resumed run tries kernels and compiles again
     if done < warmup:
         phases.begin(WARM_UP)
     else:
@@ -190,6 +191,7 @@ def _run_steps(
         session.step(batch)
         if step + 1 == warmup:  # the last step that does not count begins the next phase
             phases.begin(TRAINING, count=warmup, total=total_steps)
+        if step + 1 == settled < total_steps:
             session.forget_peak_memory()
         clock.step_done()
         save, end = checkpoints.due(step + 1)

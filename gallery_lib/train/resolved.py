@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,9 +44,16 @@ def threads_of(config: TrainConfig, local_processes: int) -> int:
 
 
 def workers_of(config: TrainConfig, local_processes: int) -> int:
-    """Return the loading processes of each training process; a GPU needs many."""
-    if config.workers is not None or hardware.device_type() != "cuda":
-        return 1 if config.workers is None else config.workers
+    """Return the loading processes of each training process.
+
+    A GPU needs many. Their batches lie in shared memory, of which a container may have 64 MB.
+    """
+    if config.workers is not None:
+        return config.workers
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free >= 2**30
+    if hardware.device_type() != "cuda" or not roomy:
+        return 1
     return max(1, min(hardware.cores() // local_processes - 1, 16))
 
 

@@ -50,6 +50,23 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
         monkeypatch.setenv(name, value)
 
 
+def test_processes_of_a_scheduler_share_cores_unless_it_has_bound_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert process_group.local_processes() == 1
+
+    def beside(others: list[tuple[str, set[int]]]) -> int:
+        monkeypatch.setattr(process_group, "all_ranks", lambda own: [*others, own])
+        return process_group.local_processes()
+
+    here, cores = socket.gethostname(), os.sched_getaffinity(0)
+    assert beside([(here, cores), (here, cores), ("another", cores)]) == 3
+    assert beside([(here, {max(cores) + 1}), (here, {max(cores) + 2})]) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert beside([]) == 8
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

@@ -121,8 +121,9 @@ class Trying(Counted):
             torch.empty(2**26, device="cuda")
 
 
-def test_figures_are_the_devices_own_and_its_peak_of_memory_is_that_after_the_warm_up():
-    config = tiny_task.config(warmup_steps=2, max_steps=6, log_interval=3, evaluate=False)
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_figures_are_the_devices_own_and_its_peak_of_memory_is_that_after_the_warm_up(warmup):
+    config = tiny_task.config(warmup_steps=warmup, max_steps=6, log_interval=3, evaluate=False)
     observer = Trying()
     run = train(config, observer)
     launches = observer.of_a_step()["launches"]

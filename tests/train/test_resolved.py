@@ -1,7 +1,9 @@
 """The options of a run: completed once, carried by one file, and the precision they mean."""
 
 import dataclasses
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.system import hardware
 from gallery_lib.train import precision
-from gallery_lib.train.resolved import Run, resolve, this_run
+from gallery_lib.train.resolved import Run, resolve, this_run, workers_of
 
 
 def test_a_run_arrives_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +44,24 @@ def test_nothing_is_left_open_and_what_was_given_is_checked(tmp_path: Path) -> N
     assert resolve(TrainConfig("vgg16", lr=0.5), local_processes=1, run_dir="x").lr == 0.5
     with refused("batch_size", 0):
         resolve(TrainConfig("vgg16", batch_size=0), local_processes=1, run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "given", "workers"),
+    [
+        ("cuda", 2**30, None, 7),
+        ("cuda", 2**26, None, 1),
+        ("cuda", 2**26, 4, 4),
+        ("cpu", 0, None, 1),
+    ],
+)
+def test_many_processes_load_for_a_gpu_where_shared_memory_holds_their_batches(
+    device: str, free: int, given: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "device_type", lambda: device)
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert workers_of(TrainConfig("vgg16", workers=given), 2) == workers
 
 
 @pytest.mark.parametrize("has_units", [True, False])
