@@ -145,7 +145,7 @@ class SyncFree(torchs_step.PickledAsTorchs):
         if shared or any(map(Tensor.is_neg, columns[1])):
             return None
         dtypes = [list(map(_DTYPE, column)) for column in columns]
-        return columns, gradients, [addresses, strides, dtypes]
+        return columns, gradients, [names, addresses, strides, dtypes]
 
     def _keep(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Keep the launches of a step that was taken, for the next one, where they can be used."""

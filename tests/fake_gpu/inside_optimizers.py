@@ -56,8 +56,8 @@ class Training:
     def step(self, number: int, change: Callable[[Training, int], None]) -> None:
         draw = torch.Generator().manual_seed(1000 + number)
         for p in self.weights:
-            drawn = torch.randn(p.shape, generator=draw)
-            p.grad = torch.empty_like(p, requires_grad=False).copy_(drawn)  # laid out as its weight
+            # In the weight's layout, as autograd has it: of others no launch is kept.
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=draw))
         change(self, number)
         self.optimizer.step()
 
@@ -126,6 +126,13 @@ def replaced_states(training: Training, step: int) -> None:
                     state[name] = 2 * value
 
 
+def another_part(training: Training, step: int) -> None:
+    """Have RMSprop's momentum become the average of gradients, in the same memory."""
+    training.optimizer.param_groups[0].update(centered=step >= 20, momentum=0.9 * (step < 20))
+    for state in training.optimizer.state.values() if step == 20 else ():
+        state["grad_avg"] = state.pop("momentum_buffer").zero_()
+
+
 CHANGES = (
     new_gradients, gradients_that_stay, other_memory, another_layout, another_weight,
     another_group, other_options, no_gradient, a_loaded_state, replaced_states,
@@ -139,7 +146,11 @@ def everything(training: Training, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [*(("AdamW", change) for change in CHANGES), *((name, everything) for name in ARGUMENTS)],
+    [
+        *(("AdamW", change) for change in CHANGES),
+        *((name, everything) for name in ARGUMENTS),
+        ("RMSprop", another_part),
+    ],
 )
 def test_a_step_takes_what_is_there_now(name, change):
     trainings, before = [Training(name, device) for device in ("cuda", "cpu")], operators.counts()
