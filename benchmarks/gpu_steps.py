@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import figures_file
 import torch
 from torch import Tensor, nn
+from torch._inductor.select_algorithm import AlgorithmSelectorCache as Selector
 
 from gallery_lib import accelerate, tasks
 from gallery_lib.compiler import backend, cuda_graphs
@@ -134,6 +135,15 @@ class Training:
     def start(self, lock: Callable[[int], None]) -> dict[str, Any]:
         """Take the first steps; the device is this process's while it does not compile."""
         began, free = time.monotonic(), lambda: lock(fcntl.LOCK_UN)
+        timed = Selector.benchmark_in_current_process
+
+        def locked(*arguments: Any, **options: Any) -> Any:
+            lock(fcntl.LOCK_EX)  # while choices are timed in the middle of a compilation
+            timings = timed(*arguments, **options)
+            lock(fcntl.LOCK_UN)
+            return timings
+
+        Selector.benchmark_in_current_process = staticmethod(locked)
         lock(fcntl.LOCK_EX)
         with backend.observed(free, free, lambda: lock(fcntl.LOCK_EX)):
             losses = [str(float(self.step())) for _ in range(5)]  # JSON has no NaN
@@ -228,6 +238,7 @@ def serve(pipe: Connection, plan: Plan, lock_file: Path) -> None:
 def measure(plans: list[Plan], rows: figures_file.Rows, seconds: tuple[float, float]) -> None:
     """Start all variants, then let the ready ones take turns; `seconds` are those for both."""
     context, pipes = multiprocessing.get_context("spawn"), dict[Plan, Connection]()
+    processes: dict[Plan, Any] = {}
     threads = max(1, (os.cpu_count() or 1) // max(1, len(plans)))
     os.environ.update(cache_variables())
     for kind in ("CONV", "GEMM") if plans and plans[0].tiny else ():  # templates take minutes
@@ -237,13 +248,16 @@ def measure(plans: list[Plan], rows: figures_file.Rows, seconds: tuple[float, fl
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(own)
         pipes[plan], theirs = context.Pipe()
         arguments = (theirs, plan, rows.path.with_suffix(".lock"))
-        context.Process(target=serve, args=arguments, daemon=True).start()
+        processes[plan] = context.Process(target=serve, args=arguments, daemon=True)
+        processes[plan].start()
         theirs.close()
 
-    def answer(plan: Plan) -> dict[str, Any]:
+    def answer(plan: Plan, *turn: object) -> dict[str, Any]:
         try:
+            if turn:
+                pipes[plan].send(turn)
             found = pipes[plan].recv()
-        except EOFError:
+        except (EOFError, OSError):
             found = {"error": "its process has ended"}
         if "error" in found:
             del pipes[plan]
@@ -254,7 +268,9 @@ def measure(plans: list[Plan], rows: figures_file.Rows, seconds: tuple[float, fl
         for plan in [plan for plan, pipe in waiting.items() if pipe in ready]:
             del waiting[plan]
             rows.add(str(plan), answer(plan))
-    for plan in waiting:
+    for plan in waiting:  # others are to have the device for themselves
+        processes[plan].kill()
+        processes[plan].join()
         del pipes[plan]
         rows.add(str(plan), {"error": f"not ready after {seconds[0]:.0f} s"})
     times: dict[Plan, list[float]] = {plan: [] for plan in pipes if seconds[1]}
@@ -262,8 +278,7 @@ def measure(plans: list[Plan], rows: figures_file.Rows, seconds: tuple[float, fl
     for plan in [*times, *reversed(times)]:
         if plan not in pipes:
             continue
-        pipes[plan].send((of_turn, bool(times[plan])))
-        found = answer(plan)
+        found = answer(plan, of_turn, bool(times[plan]))
         if new := found.pop("device_ms", []):
             times[plan] += new
             found["samples_per_second"] = 1000 * plan.batch * len(times[plan]) / sum(times[plan])

@@ -1,6 +1,7 @@
 """Time the own CUDA kernels on a GPU, beside torch and a copy of as many bytes.
 
     python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
+    python3 benchmarks/kernels.py --only AdamW --host    # how long the host takes to queue a step
     ncu --kernel-name regex:adamw python3 benchmarks/kernels.py --only AdamW --once
 
 Each kernel takes turns with torch eager and a copy of as many random bytes as it has to move, which
@@ -15,6 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +37,7 @@ from gallery_lib.kernels.cross_entropy import cross_entropy
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim import sync_free
+from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.stats import percentiles
 
 Call = Callable[..., Any]
@@ -50,6 +53,7 @@ class Case:
     compiled: Call | None = None  # compiles at its first call
 
 
+compiled = partial(torch.compile, dynamic=False)  # cases of several sizes share their code
 Build = Callable[[torch.device, bool], Case]
 """Function of the device, and whether the size is to be small."""
 
@@ -65,7 +69,7 @@ def _there_and_back(
         result = function(*leaves)
         return (result.detach(), *torch.autograd.grad(result, leaves, of_result))
 
-    calls = [partial(both_ways, function) for function in (ours, eager, torch.compile(eager))]
+    calls = [partial(both_ways, function) for function in (ours, eager, compiled(eager))]
     return Case(calls[0], calls[1], bytes_moved, calls[2])
 
 
@@ -111,7 +115,7 @@ def images(device: torch.device, small: bool) -> Case:
         return (images.float() * scale + shift).bfloat16().permute(0, 3, 1, 2)
 
     ours = partial(prepare_images, images, **wanted)
-    return Case(ours, eager, 3 * images.numel(), torch.compile(eager))
+    return Case(ours, eager, 3 * images.numel(), compiled(eager))
 
 
 def _parameters(device: torch.device, small: bool) -> list[Tensor]:
@@ -128,27 +132,28 @@ def _parameters(device: torch.device, small: bool) -> list[Tensor]:
     return parameters
 
 
-def adamw(device: torch.device, small: bool) -> Case:
-    """Return the case of AdamW's step on scaled gradients; the baseline is torch's fused form."""
+def scaled_step(
+    name: str, options: dict[str, float], bytes_moved: int, device: torch.device, small: bool
+) -> Case:
+    """Return the case of a step with scaler; the baseline is torch's fused form with torch's."""
     mine, theirs = (_parameters(device, small) for _ in range(2))
-    optimizer = sync_free.AdamW(mine, lr=0.01)
-    torchs = torch.optim.AdamW(theirs, lr=0.01, fused=True, capturable=device.type == "cuda")
-    one, found_inf = torch.ones((), device=device), torch.zeros((), device=device)
-    optimizer.grad_scale = one
+    own = getattr(sync_free, name)(mine, lr=0.01, **options)
+    in_graphs = {"capturable": device.type == "cuda"} if name == "AdamW" else {}
+    torchs = getattr(torch.optim, name)(theirs, lr=0.01, fused=True, **options, **in_graphs)
 
-    def ours() -> list[Tensor]:
-        gradients = [parameter.grad for parameter in mine]
-        optimizer.found_inf = gradient_statistics.gradient_statistics(gradients)[1]
-        optimizer.step()
-        return mine
+    def step_of(optimizer: torch.optim.Optimizer, kind: type[torch.amp.GradScaler]) -> Call:
+        scaler = kind(device.type, init_scale=1.0, growth_interval=10**9)
+        scaler.scale(torch.ones((), device=device))
 
-    def eager() -> list[Tensor]:
-        gradients = [parameter.grad for parameter in theirs]
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, one)
-        torchs.step()
-        return theirs
+        def step() -> list[Tensor]:
+            scaler.step(optimizer)
+            scaler.update()
+            return optimizer.param_groups[0]["params"]
 
-    return Case(ours, eager, 32 * sum(parameter.numel() for parameter in mine))
+        return step
+
+    ours, eager = step_of(own, GradScaler), step_of(torchs, torch.amp.GradScaler)
+    return Case(ours, eager, bytes_moved * sum(parameter.numel() for parameter in mine))
 
 
 def statistics(device: torch.device, small: bool) -> Case:
@@ -166,7 +171,8 @@ def statistics(device: torch.device, small: bool) -> Case:
 
 
 CASES: dict[str, Build] = {
-    "AdamW": adamw,
+    "AdamW": partial(scaled_step, "AdamW", {}, 32),
+    "SGD": partial(scaled_step, "SGD", {"momentum": 0.9}, 24),
     "gradient statistics": statistics,
     "cross_entropy, 2048×50257": cross_entropy_loss,
     "batch_norm_relu, 64×112²": partial(batch_norm, 64, 112),
@@ -174,7 +180,7 @@ CASES: dict[str, Build] = {
     "batch_norm_relu, 2048×7²": partial(batch_norm, 2048, 7),
     "prepare_images, 256×224²": images,
 }
-"""AdamW and statistics have ResNet-50's parameters."""
+"""AdamW, SGD and statistics have ResNet-50's 161 parameters."""
 
 
 ROUNDS, CALLS, BYTES_IN_TURN, MOST_CASES = 10, 5, 1 << 29, 8
@@ -195,11 +201,11 @@ def replay_of(calls: Sequence[Call]) -> Call:
     return graph.replay
 
 
-def timed(build: Build, forms: Sequence[str], small: bool) -> dict[str, Any]:
+def timed(build: Build, forms: Sequence[str], small: bool, host: bool) -> dict[str, Any]:
     """Return the microseconds of a call of each form, `copy` among them, which take turns."""
     cases = [build(torch.device("cuda"), small)]
     bytes_moved = cases[0].bytes_moved
-    if not small:
+    if not (small or host):
         count = min(MOST_CASES, -(-BYTES_IN_TURN // bytes_moved))
         cases += [build(torch.device("cuda"), small) for _ in range(count - 1)]
     draw = partial(torch.randint, 0, 256, (bytes_moved // 2,), dtype=torch.uint8, device="cuda")
@@ -210,12 +216,15 @@ def timed(build: Build, forms: Sequence[str], small: bool) -> dict[str, Any]:
         copies = [partial(torch.empty_like(source).copy_, source) for source in sources]
         calls = copies or [getattr(case, form) for case in cases]
         try:
-            replays[form] = replay_of(calls)
+            replays[form] = calls[0] if host else replay_of(calls)
         except Exception as error:  # the other forms are measured
             row[form] = {"error": f"{type(error).__name__}: {error}"[:300]}
 
     def turn(form: str) -> list[float]:
-        seconds = figures_file.seconds_of_calls(replays[form], CALLS)
+        if host:  # each call finds an idle device
+            seconds = timeit.repeat(replays[form], torch.cuda.synchronize, repeat=CALLS, number=1)
+        else:
+            seconds = figures_file.seconds_of_calls(replays[form], CALLS)
         return [1e6 * one / len(cases) for one in seconds]
 
     blocks = figures_file.in_turns(replays, 2 if small else ROUNDS, turn, warm_up=True)
@@ -226,6 +235,7 @@ def run() -> int:
     """Time, print and write; return the exit code."""
     parser = figures_file.parser(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in their name")
+    parser.add_argument("--host", action="store_true", help="time the host that queues a call")
     parser.add_argument("--once", action="store_true", help="call ours once, for a profiler")
     parser.add_argument("--tiny", action="store_true", help="small inputs, to rehearse")
     arguments = parser.parse_args()
@@ -238,12 +248,13 @@ def run() -> int:
     names = [name for name in CASES if arguments.only in name]
     for name in names if arguments.once else ():
         CASES[name](device, small).ours()
-    rows = figures_file.Rows(arguments.out, "CUDA kernels, microseconds", names)
+    rows = figures_file.Rows(arguments.out, "Microseconds of CUDA kernels, or of the host", names)
     # Compilation takes seconds, so what needs none comes first.
-    turns = [] if arguments.once else [("ours", "eager", "copy"), ("compiled",)]
+    turns = [("ours", "eager")] if arguments.host else [("ours", "eager", "copy"), ("compiled",)]
+    turns = [] if arguments.once else turns
     for forms, name in itertools.product(turns, names):
         if getattr(CASES[name](device, True), forms[0]):
-            rows.add(name, timed(CASES[name], forms, small))
+            rows.add(name, timed(CASES[name], forms, small, arguments.host))
             torch.cuda.empty_cache()
     return 0
 

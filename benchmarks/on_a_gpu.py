@@ -34,7 +34,7 @@ from gallery_lib.system.processes import end_supervised, start_supervised
 SECONDS, SECOND = 570, 120  # of the first command at most, and of the second
 PARTS = {
     "machine": 20, "kernels": 25, "compile": 75, "steps": 80, "kernel-times": 40,
-    "transformers": 65, "fp16": 35, "end-to-end": 75, "graphs": 45, "tests": 50, "sanitizers": 45,
+    "transformers": 65, "fp16": 35, "end-to-end": 90, "graphs": 45, "tests": 50, "sanitizers": 45,
 }  # fmt: skip
 """Part → its limit in seconds, the most valuable first."""
 _STEPS = "{python} benchmarks/gpu_steps.py {part} --out {out}/{name}.json {tiny} --seconds {left}"
@@ -60,7 +60,7 @@ COMMANDS = {
     **{part: (part, _STEPS) for part in ("machine", "compile", "steps", "transformers", "fp16")},
     "kernel-times": ("kernel-times", f"{_KERNELS} --out {{out}}/{{name}}.json {{tiny}}"),
     "many-workers": ("end-to-end", f"{_TRAIN} --workers {{many}} --max_steps {{long}}"),
-    "one-worker": ("end-to-end", f"{_TRAIN} --workers 1 --max_steps 25"),
+    "one-worker": ("end-to-end", f"{_TRAIN} --workers 1 --max_steps 47"),
     "graphs": ("graphs", f"{_PYTEST}/fake_gpu/inside_graphs.py"),
     "skips": ("graphs", f"{_PYTEST}/kernels/test_in_a_run.py -k updates"),
     # Files are divided among four processes where pytest-xdist is there.
@@ -70,9 +70,9 @@ COMMANDS = {
     "ncu": ("sanitizers", f"{_NCU} {_KERNELS} --once"),
 }
 """Log of a command → its part, and the command."""
-# For a mean rate the first batches do not count, and ten times as many as are in flight follow.
-_RESNET = {"sizes": "--model resnet50 --batch_size 256 --image_size 224", "many": 14, "long": 311}
-_SMALL = {"sizes": "--model resnet18 --batch_size 2 --image_size 32", "many": 1, "long": 25}
+# Steps of a mean: 3 of warm-up, 11 × batches in flight, which are 2 of a worker and 2 copied ahead.
+_RESNET = {"sizes": "--model resnet50 --batch_size 256 --image_size 224", "many": 14, "long": 333}
+_SMALL = {"sizes": "--model resnet18 --batch_size 2 --image_size 32", "many": 1, "long": 47}
 _STATE = "timestamp,utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.active,memory.used"
 
 

@@ -175,7 +175,10 @@ def test_a_captured_graph_runs_again_with_new_inputs():
 
 
 def test_waiting_during_a_capture_is_refused():
-    with pytest.raises(RuntimeError, match="apturing|fake GPU"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(RuntimeError, match="during capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         torch.ones(1, device=DEVICE).item()
 
 

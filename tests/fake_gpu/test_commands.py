@@ -159,8 +159,9 @@ def test_the_first_minutes_on_a_gpu_fit_in_their_time(own_folders, monkeypatch, 
 @pytest.mark.slow
 def test_the_checks_in_the_first_minutes_on_a_gpu_pass(own_folders):
     rehearsed(own_folders.parent / "found", "kernels", "graphs", "end-to-end")
-    (run,) = own_folders.parent.rglob("many-workers/results.json")
-    assert json.loads(run.read_text())["samples_per_second"]["sustained"] > 0
+    for name in ("many-workers", "one-worker"):
+        results = json.loads((own_folders.parent / "found" / name / "results.json").read_text())
+        assert results["sustained"]["step_seconds"] > 0, results["sustained"]
 
 
 @pytest.mark.thorough

@@ -25,6 +25,10 @@ LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 1e-2, to
 """Norm of the error over that of the result, by the dtype of the result; int8 is packed."""
 
 
+def takes_a_list(source):
+    return "#define TENSORS" in "".join(nvrtc.source_with_includes(source).values())
+
+
 @pytest.fixture(scope="module")
 def all_compiled():
     """Compile all sources at the same time; let torch fill new memory with NaN."""
@@ -32,10 +36,14 @@ def all_compiled():
         pytest.skip("needs a CUDA device: kernels are launched on it")
     sources = sorted(path.name for path in nvrtc.SOURCES.glob("*.cu"))
     dtypes = [launch.ELEMENTS[dtype] for dtype in (torch.float32, torch.bfloat16)]
-    architecture = launch.architecture(torch.device("cuda", 0))
+    device = torch.device("cuda", 0)
+    many = ("TENSORS", str(launch.tensors_of_a_launch(device)))
+    variants = [
+        (source, (*defines, many) if takes_a_list(source) else defines, launch.architecture(device))
+        for source, defines in itertools.product(sources, dtypes)
+    ]
     with ThreadPoolExecutor() as pool:
-        variants = zip(*itertools.product(sources, dtypes, [architecture]), strict=True)
-        list(pool.map(launch.compiled, *variants))
+        list(pool.map(launch.compiled, *zip(*variants, strict=True)))
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -126,6 +126,7 @@ API const char* cudaGetErrorString(cudaError_t error) {
         case cudaErrorLaunchFailure: return "unspecified launch failure";
         case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
         case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+        case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
         case cudaErrorInvalidResourceHandle: return "invalid resource handle";
         default: return cudaGetErrorName(error);
     }
