@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import figures_file
 import torch
 from torch import Tensor, nn
-from torch._inductor.select_algorithm import AlgorithmSelectorCache as Selector
 
 from gallery_lib import accelerate, tasks
 from gallery_lib.compiler import backend, cuda_graphs
@@ -135,6 +134,8 @@ class Training:
     def start(self, lock: Callable[[int], None]) -> dict[str, Any]:
         """Take the first steps; the device is this process's while it does not compile."""
         began, free = time.monotonic(), lambda: lock(fcntl.LOCK_UN)
+        from torch._inductor.select_algorithm import AlgorithmSelectorCache as Selector
+
         timed = Selector.benchmark_in_current_process
 
         def locked(*arguments: Any, **options: Any) -> Any:

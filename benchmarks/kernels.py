@@ -1,7 +1,6 @@
 """Time the own CUDA kernels on a GPU, beside torch and a copy of as many bytes.
 
     python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
-    python3 benchmarks/kernels.py --only AdamW --host    # how long the host takes to queue a step
     ncu --kernel-name regex:adamw python3 benchmarks/kernels.py --only AdamW --once
 
 Each kernel takes turns with torch eager and a copy of as many random bytes as it has to move, which
@@ -251,8 +250,7 @@ def run() -> int:
     rows = figures_file.Rows(arguments.out, "Microseconds of CUDA kernels, or of the host", names)
     # Compilation takes seconds, so what needs none comes first.
     turns = [("ours", "eager")] if arguments.host else [("ours", "eager", "copy"), ("compiled",)]
-    turns = [] if arguments.once else turns
-    for forms, name in itertools.product(turns, names):
+    for forms, name in itertools.product([] if arguments.once else turns, names):
         if getattr(CASES[name](device, True), forms[0]):
             rows.add(name, timed(CASES[name], forms, small, arguments.host))
             torch.cuda.empty_cache()
