@@ -231,7 +231,7 @@ def test_rounding_to_16_bits_is_that_of_torch_and_widening_is_exact(run, dtype, 
     assert torch.equal(wide.nan_to_num(nan=12345.0), expected.float().nan_to_num(nan=12345.0))
 
 
-def test_every_kernel_is_broken_in_three_ways():
+def test_every_kernel_is_broken_in_three_ways_at_least():
     kernels = {
         name
         for path in SOURCES.glob("*.cu")
@@ -239,7 +239,7 @@ def test_every_kernel_is_broken_in_three_ways():
     }
     counts = Counter(each.what for each in mutation.MUTATIONS)
     assert kernels <= set(counts)
-    assert set(counts.values()) == {3}
+    assert min(counts.values()) == 3
 
 
 @pytest.mark.thorough
