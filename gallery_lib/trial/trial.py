@@ -265,7 +265,7 @@ class _Trial:
             name: dict(unusual(cycle for turns in rounds for cycle in turns[name]))
             for name in (PLAIN, ACCELERATED)
         }
-        load = self.watch.seen()
+        load = self.watch.seen() if rounds else MachineLoad(None)
         if rounds:
             kept = {name: counted([t[name] for t in rounds]) for name in runs}
             whole = [i for i in range(len(rounds)) if all(turns[i] for turns in kept.values())]
